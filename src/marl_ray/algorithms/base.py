@@ -42,7 +42,7 @@ class PolicyLoss(NamedTuple):
     """bool: the clip took the gradient away."""
 
 
-Estimator = Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor | None]]
+AdvantageEstimator = Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor | None]]
 """Advantages (B, T) in reward units, not normalised over the batch, and the critic's targets (B, T) if there is one."""
 
 
@@ -53,7 +53,7 @@ class Algorithm:
 
     name: str
     spec: Spec
-    advantages: Estimator
+    advantages: AdvantageEstimator
     policy_loss: Callable[[Evaluated, AlgorithmConfig], PolicyLoss]
     value_loss: Callable[[Valued, AlgorithmConfig], Tensor] = ppo_value_loss
     """(R, T) loss of the critic, and of each cost critic."""

@@ -12,7 +12,7 @@ Name = Annotated[str, StringConstraints(pattern=NAME)]
 """A name as Kubernetes takes it, short enough for what KubeRay appends."""
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$")]
 """An amount of memory, such as 8Gi."""
-Folder = Annotated[str, StringConstraints(pattern=r"^/[^:]+$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^:]+$")]
 Seconds = Annotated[int, Field(ge=1)]
 _CRON = r"(\*|\?|\d+|[A-Za-z]{3})(-(\d+|[A-Za-z]{3}))?(/\d+)?"
 CRON = re.compile(rf"{_CRON}(,{_CRON})*( {_CRON}(,{_CRON})*){{4}}")
@@ -88,9 +88,9 @@ class VolumeConfig(Config):
 
     claim: Name | None = None
     """A PersistentVolumeClaim that many nodes may write."""
-    host: Folder | None = None
+    host: AbsolutePath | None = None
     """Or a folder of every machine: a network file system that is mounted there, or a cluster of one machine."""
-    path: Folder
+    path: AbsolutePath
     """Path at which pods see it."""
 
     @model_validator(mode="after")

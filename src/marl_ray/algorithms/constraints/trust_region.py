@@ -22,7 +22,7 @@ from torch import Tensor
 
 from marl_ray.errors import MarlRayError
 
-Product = Callable[[Tensor], Tensor]
+MatrixProduct = Callable[[Tensor], Tensor]
 Parameters = dict[str, Tensor]
 Case = Literal["unconstrained", "constrained", "recovery"]
 
@@ -33,7 +33,9 @@ SLACK = 1e-9
 """Relative rounding allowed when a candidate is checked against the constraints."""
 
 
-def conjugate_gradient(product: Product, target: Tensor, iterations: int = 10, tolerance: float = 1e-10) -> Tensor:
+def conjugate_gradient(
+    product: MatrixProduct, target: Tensor, iterations: int = 10, tolerance: float = 1e-10
+) -> Tensor:
     """x with Hx = target, (D,), for a symmetric positive definite H (Hestenes and Stiefel 1952).
 
     Starts at 0 and stops after `iterations` products, or once |Hx - target|^2 <= tolerance |target|^2; relative, because
@@ -100,7 +102,7 @@ def fisher_product(
     parameters: Mapping[str, Tensor],
     weights: Tensor,
     sizes: Sequence[int] | None,
-) -> Product:
+) -> MatrixProduct:
     """v -> sum_n weights_n J_n' F_n J_n v, (D,): the Hessian of the weighted KL at `parameters`, times v.
 
     `function` maps parameters to normalised outputs (N, P) (`torch.func.functional_call` of the policy), J_n is its
@@ -217,7 +219,7 @@ def constrained_step(
     cost_gradients: Tensor,
     violations: Tensor,
     delta: float,
-    product: Product,
+    product: MatrixProduct,
     iterations: int = 10,
     tolerance: float = 1e-10,
 ) -> TrustRegionStep:

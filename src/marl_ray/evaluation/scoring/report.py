@@ -12,8 +12,7 @@ import numpy as np
 from marl_ray import __version__
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode
-from marl_ray.evaluation.pass_at_k import bootstrap
-from marl_ray.evaluation.statistics import BootstrapInterval
+from marl_ray.evaluation.statistics import BootstrapInterval, problem_bootstrap
 from marl_ray.rewards.pass_at_k import pass_at_k
 
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -80,7 +79,10 @@ def make_report(
 def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[int]) -> dict[str, dict[str, float]]:
     judged = [problem[name] for problem in problems.values() if name in problem["passed"]]
     numbers = (f"pass@{k}" for k in ks)
-    return {number: bootstrap([np.array([scores[number] for scores in judged])], [1.0])._asdict() for number in numbers}
+    return {
+        number: problem_bootstrap([np.array([scores[number] for scores in judged])], [1.0])._asdict()
+        for number in numbers
+    }
 
 
 def _problem(
@@ -165,5 +167,5 @@ def aggregate(
             raise MarlRayError(f"{folder / REPORT}: not JSON") from error
         except (KeyError, TypeError) as error:
             raise MarlRayError(f"{folder / REPORT}: has no {number} of mode {mode}") from error
-    total = bootstrap(groups, list(folders.values()))
+    total = problem_bootstrap(groups, list(folders.values()))
     return total, parts

@@ -18,14 +18,14 @@ from marl_ray.errors import MarlRayError
 MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
 PLACES = ("data", "samples")
 """Keys that hold paths: files may have moved when an evaluation is continued; their digests may not differ."""
-Key = tuple[str, str, int]
-"""Key of a result: kind (`sample` or `reference`), task id, number."""
+ResultKey = tuple[str, str, int]
+"""Kind (`sample` or `reference`), task id and number of a result."""
 
 
 class ResultsFile:
     """Appends results to the file, and knows which results it holds."""
 
-    def __init__(self, file: int, rows: dict[Key, dict[str, Any]]) -> None:
+    def __init__(self, file: int, rows: dict[ResultKey, dict[str, Any]]) -> None:
         self._file = file
         self.rows = rows
 
@@ -39,7 +39,7 @@ class ResultsFile:
         self.rows |= {key_of(row): row for row in new}
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
+def key_of(row: Mapping[str, Any]) -> ResultKey:
     """The key of a result."""
     return row["what"], row["task_id"], row["sample"]
 
@@ -87,7 +87,7 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
             )
 
 
-def _read(path: Path, file: int) -> dict[Key, dict[str, Any]]:
+def _read(path: Path, file: int) -> dict[ResultKey, dict[str, Any]]:
     data = path.read_bytes()
     complete = data.rfind(b"\n") + 1
     if complete < len(data):  # a kill cut the last line short

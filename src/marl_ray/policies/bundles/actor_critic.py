@@ -46,7 +46,7 @@ PASS = 1 << 16
 NUMBERS: set[type] = {bool, int, float}
 """The types that lists from outside may consist of."""
 
-Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+PolicyCall = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
 """A call of `ServedPolicy.act`: (policy's name, each row's request, arguments) -> result."""
 
 
@@ -187,7 +187,7 @@ class Bundle(Described):
         requests: Sequence[Mapping[str, np.ndarray]],
         noise: np.random.Generator | None = None,
         masks: Sequence[Mapping[str, np.ndarray]] = (),
-        act: Act | None = None,
+        act: PolicyCall | None = None,
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
         """Actions and log-probabilities for many requests (agent -> observation) with one forward pass per policy.
 

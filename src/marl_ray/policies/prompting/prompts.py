@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from marl_ray.errors import FieldError, MarlRayError, one_line
 
 Message = Mapping[str, Any]
+"""`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
 LEAST_LEFT = 0.5
 """Share of a text that must be left of it where it is cut."""
 LEFT_OUT = "…"

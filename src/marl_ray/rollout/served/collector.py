@@ -15,7 +15,7 @@ from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.episode import EpisodeTurn
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
-from marl_ray.rollout.text.transcripts import Sums
+from marl_ray.rollout.text.transcripts import MetricSums
 
 DATA_ORDER = (1 << 27) - 3
 """Number of the permutations that data are read in, where minibatch orders have their epoch."""
@@ -79,7 +79,7 @@ class ServedCollector(TextCollector):
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Return the next batch of every policy that learns; nothing is played."""
-        trajectories, sums, steps = {}, Sums(), 0
+        trajectories, sums, steps = {}, MetricSums(), 0
         self.group_sums = {}
         for name in self.data:
             own = self._next(name)

@@ -24,7 +24,7 @@ from marl_ray.rollout.text.curriculum import Curriculum
 from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
 from marl_ray.rollout.text.episode import EpisodeStart, EpisodeTurn, TextCopy, TextEpisode
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
-from marl_ray.rollout.text.transcripts import Sums, Transcript, metric_sums, transcript
+from marl_ray.rollout.text.transcripts import MetricSums, Transcript, metric_sums, transcript
 from marl_ray.trajectories import Trajectories
 
 THREADS = 32
@@ -46,7 +46,7 @@ class TextBatch(NamedTuple):
     """The last episode of each copy."""
     steps: int
     """Turns of all agents that were played for it; an episode that nobody could begin counts as one."""
-    sums: Sums
+    sums: MetricSums
     """Metrics of roles and environment; `transcripts.means` of all workers' sums are their means."""
     transcripts: list[Transcript]
     """Transcripts of those drawn episodes that this worker played."""

@@ -11,7 +11,7 @@ MAX_CHARACTERS = 4_000
 CUT = "cut"
 """Counts episodes that were cut before the environment reported them as solved or not; no metric by itself."""
 
-Sums = dict[str, tuple[float, int]]
+MetricSums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
 
 
@@ -42,11 +42,11 @@ def transcript(copy: TextCopy) -> Transcript:
     return Transcript(copy.number, episode.task, episode.ret, episode.solved, lines)
 
 
-def metric_sums(copies: Sequence[TextCopy]) -> Sums:
+def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
     """Per agent: tokens of a response, share of responses that ended by themselves and share that the environment refused,
     of its prompts the share that was shortened and the share that was too long even so, reward of an episode; and the
     environment's own metrics as `env/NAME`."""
-    sums: Sums = {}
+    sums: MetricSums = {}
 
     def add(name: str, value: float) -> None:
         total, count = sums.get(name, (0.0, 0))
@@ -76,7 +76,7 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
 
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
     """Means of all workers' sums. If the environment reports solved episodes, an episode that was cut is not solved."""
-    sums: Sums = {}
+    sums: MetricSums = {}
     for part in parts:
         for name, (total, count) in part.items():
             before, counted = sums.get(name, (0.0, 0))

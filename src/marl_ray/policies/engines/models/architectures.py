@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # 
 
 from marl_ray.errors import MarlRayError
 
-Engine = Literal["torch", "transformers", "vllm"]
+EngineName = Literal["torch", "transformers", "vllm"]
 
 _PAGED = """
 afmoe apertus arcee aria_text biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe exaone4
@@ -36,7 +36,7 @@ DECODED = PAGED | frozenset(_DECODED.split())
 """Model types with one key and one value per layer and token, of the same sizes in every layer."""
 SCORED = DECODED | frozenset(_SCORED.split())
 """Model types that `TokenPolicy.evaluate` scores: vLLM may sample from them, where it knows them."""
-SAMPLED: dict[Engine, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
+SAMPLED: dict[EngineName, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 """Keys of configs, as of embedding models made of decoders, and values with which a forward pass is not causal."""
@@ -44,7 +44,7 @@ _MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (T
 """The same for single architectures: Doge's routing mixes the tokens of a batch."""
 
 
-def check_architecture(config: Any, engine: Engine, context: int, where: str) -> None:
+def check_architecture(config: Any, engine: EngineName, context: int, where: str) -> None:
     """Raise MarlRayError where an engine cannot sample from a model of this config; types of others pass.
 
     `where` begins the error.

@@ -19,7 +19,7 @@ from marl_ray.trajectories import Trajectories
 accumulates = True
 
 
-class Inputs(NamedTuple):
+class EncodedInputs(NamedTuple):
     """Encoded inputs of a batch."""
 
     actor: Prepared
@@ -87,17 +87,19 @@ def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None
     return None
 
 
-def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
+def inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
     """Encode the inputs of actor and critics."""
     own = Prepared.from_rows(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
         # Both networks of a local critic read the same rows, whose encoding depends on no weights.
-        return Inputs(own, own)
+        return EncodedInputs(own, own)
     assert batch.states is not None
-    return Inputs(own, Prepared.from_rows(model.critics[0], batch.states.flatten(0, 1)))
+    return EncodedInputs(own, Prepared.from_rows(model.critics[0], batch.states.flatten(0, 1)))
 
 
-def evaluate(model: ActorCritic, inputs: Inputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+def evaluate(
+    model: ActorCritic, inputs: EncodedInputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut
+) -> Outputs:
     """Evaluate the cut (R rows, T' steps) of a batch by the model; all of it, whatever `mask` asks for."""
     rows = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
