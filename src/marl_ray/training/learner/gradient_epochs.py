@@ -33,7 +33,7 @@ def descend(
         for cut in epoch:
             size = next(rows)
             if not size[0]:
-                continue  # nothing to learn from: a step would only follow the optimiser's momentum
+                continue  # no decision is trained on: a step would only follow the optimiser's momentum
             state, metrics = _step(policy, state, prepared, cut, size, steps == 0)
             sums += metrics
             steps += 1
@@ -86,7 +86,8 @@ def _step(
         (loss * world()[1]).backward()
         metrics += part_metrics
         if policy.algorithm.every_step:
-            # The change of the cost by this policy's own steps; `costs` has the changes by policies before it already.
+            # How much this policy's own steps change the cost; `costs` already contains the changes by the policies
+            # before it.
             change = (one.ratio.detach() - 1)[..., None] * one.cost_advantages * one.mask[..., None]
             moved += change.sum((0, 1)) / max(size[0], 1)
     trained = [policy.actor] if spec.constraint != "trust_region" else []
@@ -110,7 +111,8 @@ def _penalty_gates(
     size: Sequence[float],
     first: bool,
 ) -> Tensor:
-    """Weights of the cost surrogates, (K,): the hinge is around the mean of the whole minibatch, so it comes first."""
+    """Compute the weights of the cost surrogates, (K,). The penalty's hinge is around the mean of the whole minibatch,
+    so these passes come before those with gradients."""
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:

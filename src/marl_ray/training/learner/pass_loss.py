@@ -66,7 +66,7 @@ def pass_loss(
     size: Sequence[float],
     gates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this pass's part of the minibatch's loss, and of METRICS (7,).
+    """Compute this pass's part of the minibatch's loss, a scalar with gradients, and of METRICS (7,).
 
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
@@ -91,7 +91,7 @@ def pass_loss(
     result = algorithm.policy_loss(evaluated, hyper)
     for key in ("loss", "clipped"):
         given = getattr(getattr(result, key, None), "shape", None)
-        if given != one.mask.shape:  # another shape would be spread over the decisions
+        if given != one.mask.shape:  # torch would broadcast another shape over the decisions
             raise MarlRayError(
                 f"algorithm {algorithm.name}: policy_loss's {key} has shape {given and tuple(given)}, expected "
                 f"{tuple(one.mask.shape)}"

@@ -21,10 +21,10 @@ from marl_ray.trajectories import Trajectories
 
 
 class Learner:
-    """Trains one policy; holds a plain copy of it for the rollout, refreshed after every update.
+    """Trains one policy, and holds a plain copy of it for the rollout, which it refreshes after every update.
 
-    An update goes one way: prepare the batch, take a trust-region step or none, take the gradient steps. Each part is a
-    function that returns what changes besides the weights; `update` alone assigns it.
+    An update prepares the batch, takes a trust-region step if the algorithm has one, and takes the gradient steps. Each
+    of these parts is a function that returns what changes besides the weights; `update` alone assigns it.
     """
 
     policy: TrainedPolicy
@@ -43,7 +43,8 @@ class Learner:
         ]
 
     def set_progress(self, share: float, batches: int) -> None:
-        """Set learning rates and trust region for a run of which `share` (0 to 1) and `batches` are done."""
+        """Set the learning rates and the trust region for the next batch. `share` (0 to 1) of the run's steps and
+        `batches` batches are done."""
         hyper = self.policy.hyper
         scale = max(0.0, 1.0 - share) if hyper.lr_decay else 1.0
         scale *= min(1.0, (batches + 1) / max(hyper.lr_warmup, 1))
@@ -62,8 +63,8 @@ class Learner:
     ) -> dict[str, float]:
         """Train on one batch for all epochs; every worker calls it with its own part. Metrics are means over all parts.
 
-        `factor` (copies, T) is how much more likely the policies updated before this one have made the joint action.
-        Raises Diverged naming `where` and the tensor if a number is not finite.
+        `factor` (copies, T) is the ratio by which the policies that were updated before this one have changed the
+        probability of the joint action. Raises Diverged naming `where` and the tensor if a number is not finite.
         """
         policy = self.policy
         hyper, spec = policy.hyper, policy.algorithm.spec
@@ -87,16 +88,17 @@ class Learner:
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """(copies, T) change of the log-probability of this actor-critic's recorded actions by the update, on CPU."""
+        """(copies, T) how much the update has changed the log-probabilities of this actor-critic's recorded actions, on
+        CPU."""
         return family_actor_critic.log_ratio(self.policy.rollout_model, batch)
 
     def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
         """Estimate what an episode costs after this update.
 
-        `after` and `before` (copies, T) are the factors of all updates up to this one, with and without it.
-        Sequential constrained updates share one budget: what one policy's step uses of it, the next must not use again.
-        A factor is of all agents that act together, and a cost is the team's, so a step of a copy counts once: with the
-        mean of the cost advantages of the deciding agents.
+        `after` and `before` (copies, T) are the ratios by which the updates so far, with and without this one, have
+        changed the probability of the joint action. Sequential constrained updates share one budget: the part that one
+        policy's step uses is not free for the next. The joint action is that of all agents, and the cost is the team's.
+        So each step of a copy counts once, with the mean of the cost advantages of the agents that decide there.
         """
         policy = self.policy
         if not policy.budgets or costs.means is None:

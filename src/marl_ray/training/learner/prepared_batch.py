@@ -11,7 +11,7 @@ from marl_ray.trajectories import Trajectories
 
 
 class Diverged(MarlRayError):
-    """A number that is not finite: training again from the same checkpoint would meet it again."""
+    """The error of a number that is not finite. Training again from the same checkpoint would meet the number again."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CostStats:
     episodes: int
     """Number of episodes that ended in this batch, on all workers; 0 if `means` are those of earlier ones."""
     decisions: float = 1.0
-    """Decisions of the learner's policy in one of these episodes, all its agents together, on average."""
+    """Mean number of decisions of the learner's policy in one of these episodes, all its agents together."""
 
 
 class OldOutputs(NamedTuple):
@@ -31,9 +31,9 @@ class OldOutputs(NamedTuple):
 
     log_probs: Tensor
     values: Tensor
-    """(B, T), the critic's raw outputs, which are normalised. The value clip has its centre there."""
+    """(B, T), the critic's raw outputs, in units of its normaliser. They are the centre of the value clip."""
     cost_values: Tensor
-    """(B, T, K), likewise for the cost critics."""
+    """(B, T, K), the cost critics' raw outputs, likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class PreparedBatch:
     inputs: Any
     """The encoded inputs that the family's `evaluate` takes."""
     order: Tensor | None
-    """(copies,) numbers: copies with like ones cost less in one pass; None where all passes cost the same."""
+    """(copies,) numbers: a pass over copies with similar numbers costs less; None where all passes cost the same."""
     advantages: Tensor
     cost_advantages: Tensor
     """(B, T, K)."""
@@ -69,7 +69,7 @@ class PreparedBatch:
     violations: Tensor
     """(K,) constraint violations per decision, in the units of the cost advantages."""
     sizes: Tensor
-    """(minibatches of all epochs, 2) decisions and sequences of each over all workers."""
+    """(minibatches of all epochs, 2) the numbers of decisions and sequences of each minibatch, over all workers."""
     sequences: int
     """Rows with a trained decision, over all workers."""
 

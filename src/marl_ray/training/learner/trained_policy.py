@@ -20,7 +20,8 @@ from marl_ray.training.learner.families.family import Copies, PolicyFamily
 from marl_ray.training.learner.optimizers import optimizer_of
 
 ENGINE_CAP = 2.0
-"""`importance_cap` where another engine samples in fewer digits than the learner computes with (verl's and TRL's bound)."""
+"""The `importance_cap` of a run whose engine samples with fewer digits than the learner computes with (the bound of
+verl and TRL)."""
 LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
 """The fields of a multiplier that an update changes; the other fields are settings."""
 
@@ -53,7 +54,8 @@ class LearnerSettings:
     served: bool = False
     """Other policies wrote the batches. Ratios are then to the probabilities that these policies recorded."""
     other_engine: bool = False
-    """An engine with code of its own for the model samples, so its log-probabilities are compared with the learner's."""
+    """The engine that samples computes the model by its own code, so its log-probabilities are compared with the
+    learner's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,14 +140,14 @@ class TrainedPolicy:
 
     @property
     def importance_cap(self) -> float | None:
-        """Bound of the weights of truncated importance sampling; None for none."""
+        """The bound of the weights of truncated importance sampling; None if decisions are not weighted."""
         if self.hyper.importance_cap is None and self.settings.other_engine and not self.samples_alike:
             return ENGINE_CAP
         return self.hyper.importance_cap
 
     @property
     def pass_copies(self) -> int | None:
-        """Copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses."""
+        """Most copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses; None for all."""
         size = self.settings.micro_batch
         return max(1, size // 2) if self.algorithm.spec.pairs and size is not None else size
 
@@ -160,7 +162,8 @@ def _needs_reference(algorithm: Algorithm, hyper: AlgorithmConfig) -> bool:
 
 @dataclass(frozen=True)
 class UpdateState:
-    """Everything besides weights and optimiser that one update hands to the next; equal on all workers."""
+    """Everything besides the weights and the optimiser that an update changes and the next update reads; equal on all
+    workers."""
 
     value_norm: ValueNorm
     cost_norms: tuple[ValueNorm, ...]
@@ -202,7 +205,7 @@ class UpdateState:
         }
 
     def restored(self, plain: Mapping[str, Any]) -> "UpdateState":
-        """The state that `plain()` has written; this state says of which type each multiplier is."""
+        """Make the state from what `plain()` returned; the types of the multipliers are those of this state."""
         pairs = zip(self.multipliers, plain["multipliers"], strict=True)
         return UpdateState(
             ValueNorm(**plain["value_norm"]),

@@ -23,7 +23,7 @@ from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.tracking.mlflow_run import uri_of
 
-if TYPE_CHECKING:  # importing them takes seconds, and actor-critics do not need them
+if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
     from marl_ray.policies.engines.base import Engine
     from marl_ray.policies.language.token_policy import TokenPolicy
     from marl_ray.rollout.text.responses import TokenPlayer
@@ -62,7 +62,7 @@ class Team:
 
 
 def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
-    """Policy -> the agents it plays, in the environment's order.
+    """Map each policy to the agents that it plays, in the environment's order.
 
     Raises MarlRayError if an agent has no policy, a policy no agent, agents of one policy differ in their spaces, or the
     environment is for the other family of policies.
@@ -89,7 +89,8 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> "Mapping[str, PolicyModel]":
-    """ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` where given."""
+    """Make the team's ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle`
+    where given."""
     if config.language:
         from marl_ray.training.team.language import build_policies
 
@@ -127,7 +128,7 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
 
 
 def build_team(config: RunConfig, env: ParallelEnv, mesh: DeviceMesh, mixed_precision: bool) -> Team:
-    """Models and learners on this worker; every worker takes part."""
+    """Make the models and learners of this worker; every worker takes part."""
     agents = team_agents(config, env)
     models = build_models(config, env, agents)
     learners = {
@@ -170,7 +171,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
 def export_bundle(
     folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]
 ) -> None:
-    """Write the team's bundle so that `folder` itself is the bundle."""
+    """Write the team's bundle; `folder` itself becomes the bundle."""
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},

@@ -25,7 +25,7 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
 SAMPLE = 16
-"""Episodes that an environment is asked to demonstrate beforehand."""
+"""Number of episodes that the check lets an environment demonstrate."""
 
 
 def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> None:
@@ -66,7 +66,7 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
 
 
 def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
-    """A model that can be built, with its adapters, and its tokenizer."""
+    """Build the model, with its adapters, and its tokenizer."""
     if model.preset is not None:
         tokenizer = byte_tokenizer(model.context)
         lm: Any = tiny_model(model.preset, tokenizer, model.context)
@@ -76,7 +76,7 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
                 settings = AutoConfig.from_pretrained(folder)
                 with torch.device("meta"):
                     lm = AutoModelForCausalLM.from_config(settings)
-            except Exception as error:  # what transformers raises differs from model to model
+            except Exception as error:  # transformers raises different errors for different models
                 raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
             tokenizer = load_tokenizer(folder)
             check_vocabulary(tokenizer, lm, str(model.path))
@@ -99,5 +99,5 @@ def _check_weights(folder: str, path: str) -> None:
 def _generation_config(folder: str, otherwise: Any) -> Any:
     try:
         return GenerationConfig.from_pretrained(folder)
-    except OSError:  # what the model's own config says holds where there is no such file
+    except OSError:  # without such a file the model's own config counts
         return otherwise

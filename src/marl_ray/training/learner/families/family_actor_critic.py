@@ -73,7 +73,7 @@ def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> None:
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
     """Return the batch as it is: every worker has at least one copy."""
-    return batch  # a worker has one copy at least
+    return batch  # no worker is without copies
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
 def evaluate(
     model: ActorCritic, inputs: EncodedInputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut
 ) -> Outputs:
-    """Evaluate the cut (R rows, T' steps) of a batch by the model; all of it, whatever `mask` asks for."""
+    """Evaluate the cut (R rows, T' steps) of a batch by the model. All decisions are evaluated, also outside of `mask`."""
     rows = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
@@ -117,7 +117,7 @@ def evaluate(
 
 
 def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
-    """Critic outputs (copies * T, heads * K) or (rows * T, K) as (R, T', K)."""
+    """Reshape critic outputs (copies * T, heads * K) or (rows * T, K) to (R, T', K)."""
     rows, steps = size
     return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
 

@@ -1,4 +1,4 @@
-"""Prepare a batch: outputs of the old weights, advantages, one exchange over the workers, and what follows from its sums."""
+"""Prepare a batch: evaluate it by the old weights, estimate advantages, add up over the workers, and normalise."""
 
 from collections.abc import Sequence
 from dataclasses import replace
