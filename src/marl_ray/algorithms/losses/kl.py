@@ -49,8 +49,8 @@ def adaptive_coefficient(coefficient: float, kl: float, target: float, horizon: 
 
         c <- c (1 + clip(kl / target - 1, -0.2, 0.2) n / horizon)
 
-    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2. `kl` and `target` in the same unit (nats per token or sequence),
-    `horizon` in sequences. Raises MarlRayError unless target and horizon are positive.
+    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2. `kl` and `target` have the same unit (nats per token or
+    sequence); `horizon` is in sequences. Raises MarlRayError unless target and horizon are positive.
     """
     if target <= 0 or horizon <= 0:
         raise MarlRayError(f"kl_target, kl_horizon: expected positive numbers, got {target} and {horizon}")
