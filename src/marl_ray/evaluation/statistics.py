@@ -34,7 +34,7 @@ def iqm(scores: np.ndarray) -> float:
 def stratified_bootstrap(
     scores: np.ndarray, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> BootstrapInterval:
-    """`iqm` of scores (runs, tasks) with its percentile interval; runs are drawn anew within each task."""
+    """`iqm` of scores (runs, tasks) with its percentile interval; each resample draws runs within each task."""
     scores = np.asarray(scores, float)
     runs, tasks = scores.shape
     chosen = np.random.default_rng(seed).integers(runs, size=(resamples, runs, tasks))
@@ -49,8 +49,9 @@ def problem_bootstrap(
 ) -> BootstrapInterval:
     """Weighted mean of the groups' means, with its percentile bootstrap interval over problems.
 
-    A group is a benchmark: (problems,) scores in [0, 1], drawn anew within it. Weights are relative. The interval shows
-    how much the value depends on the choice of problems; if all scores are equal it has no width.
+    A group is a benchmark: (problems,) scores in [0, 1]. Each resample draws problems within each group. Weights are
+    relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has no
+    width.
     """
     scores = [np.asarray(group, float) for group in groups]
     share = np.asarray(weights, float)
@@ -70,7 +71,8 @@ def problem_bootstrap(
 def marl_eval(
     environment: str, task: str, algorithm: str, runs: Sequence[Sequence[tuple[int, Mapping[str, Sequence[float]]]]]
 ) -> dict[str, Any]:
-    """Runs as marl-eval's JSON: each run a list of (environment steps, metric -> value of every episode)."""
+    """Convert runs to the JSON of marl-eval. Each run is a list of (environment steps, metric -> value of every
+    episode)."""
     shaped = {
         f"run_{k}": {f"step_{j}": {"step_count": steps, **metrics} for j, (steps, metrics) in enumerate(run)}
         for k, run in enumerate(runs)

@@ -1,4 +1,4 @@
-"""Evaluating samples on a code benchmark."""
+"""Evaluate samples on a code benchmark."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ class EvaluationPlan:
 
 
 def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
-    """The values of k to report for these numbers of samples by problem.
+    """Choose the values of k to report; `counts` are the numbers of samples by problem.
 
     Without `wanted`, they are those of `default` for which every problem has enough samples, as in the official
     harness.
@@ -101,7 +101,8 @@ def task_of(options: EvaluationOptions) -> ScoringTask:
 
 
 def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
-    """Read and check everything. `task` is a task that was read before; `made` describes the samples, if that is known.
+    """Read and check everything. `task` is the result of `task_of`, if it was called before; `made` describes the
+    samples, if that is known.
 
     Raises MarlRayError naming the option, or the file and line.
     """
@@ -166,7 +167,7 @@ def evaluate(
 
 
 def _failing_references(planned: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
-    """Problems all of whose references fail. A problem's next reference is tried only after the one before failed."""
+    """The problems whose references all fail. A problem's next reference runs only if the one before has failed."""
     open_problems = [problem for problem in planned.data.problems if problem.references]
     failing: list[Problem] = []
     number = 0

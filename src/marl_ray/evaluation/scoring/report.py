@@ -88,7 +88,8 @@ def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[i
 def _problem(
     rows: Sequence[Mapping[str, Any]], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]
 ) -> dict[str, Any]:
-    """Number of samples that passed, and pass@k, by mode, and by mode and further score (`official base`)."""
+    """Compute the number of samples that passed, and pass@k, for each mode, and for each mode with each further score
+    (`official base`)."""
     correct: dict[str, int] = {}
     for mode, names in further.items():
         if not rows[0][mode]:
@@ -111,7 +112,7 @@ def _kind(result: str) -> str:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """Write the report as Markdown, for people."""
     about = report["evaluation"]
     lines = [f"# {about['variant']}", "", "| mode | number | value | 95 % interval |", "|---|---|---|---|"]
     for mode, scores in report["scores"].items():
@@ -151,7 +152,8 @@ def _some(names: Sequence[str]) -> str:
 def aggregate(
     folders: Mapping[Path, float], number: str, mode: Mode
 ) -> tuple[BootstrapInterval, dict[str, tuple[float, float]]]:
-    """Weighted mean of one number over evaluations: its interval, and each one's variant with value and share.
+    """Compute the weighted mean of one number over evaluations, with its interval, and the variant, value and share of
+    each evaluation.
 
     Raises MarlRayError naming a folder that has no report, or whose report lacks this number.
     """
