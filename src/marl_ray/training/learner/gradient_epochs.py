@@ -70,7 +70,7 @@ def _step(
     sharded = cast(FSDPModule, policy.model)
     parts = list(micro_batches(cut, prepared.shape, policy.pass_copies, prepared.order))
     only = EvaluatedPass(policy, prepared, parts[0][0], first) if len(parts) == 1 else None
-    gates = torch.zeros(len(policy.budgets), device=policy.device)
+    gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":
         gates = _penalty_gates(policy, prepared, parts, only, size, first)
     policy.optimizer.zero_grad(set_to_none=True)
@@ -81,6 +81,7 @@ def _step(
             sharded.set_requires_gradient_sync(last)
             sharded.set_reshard_after_backward(last)
         one = only if only is not None else EvaluatedPass(policy, prepared, part, first)
+        # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, one, size, gates)
         # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
         (loss * world()[1]).backward()

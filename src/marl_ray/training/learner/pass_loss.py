@@ -76,7 +76,7 @@ def pass_loss(
     weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
     mean = one.mask / max(size[0], 1)
     advantages = one.advantages
-    if state.multipliers:
+    if state.multipliers:  # Lagrangian algorithms learn from the rewards less the priced costs
         strengths = [multiplier.multiplier for multiplier in state.multipliers]
         advantages = combine(advantages, one.cost_advantages, strengths, algorithm.rescale)
     evaluated = Evaluated(
@@ -88,7 +88,7 @@ def pass_loss(
         part(prepared.batch.values, agents),
         None if prepared.reference is None else part(prepared.reference, agents),
     )
-    result = algorithm.policy_loss(evaluated, hyper)
+    result = algorithm.policy_loss(evaluated, hyper)  # the named algorithm's own formula: a loss per decision
     for key in ("loss", "clipped"):
         given = getattr(getattr(result, key, None), "shape", None)
         if given != one.mask.shape:  # torch would broadcast another shape over the decisions
@@ -96,7 +96,7 @@ def pass_loss(
                 f"algorithm {algorithm.name}: policy_loss's {key} has shape {given and tuple(given)}, expected "
                 f"{tuple(one.mask.shape)}"
             )
-    terms = result.loss
+    terms = result.loss  # (R, T'); the weights below turn it into this pass's part of the minibatch's mean
     if prepared.importance is not None:
         terms = terms * part(prepared.importance, agents)
     policy_loss = (terms * weights).sum()

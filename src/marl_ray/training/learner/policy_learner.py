@@ -69,21 +69,23 @@ class Learner:
         policy = self.policy
         hyper, spec = policy.hyper, policy.algorithm.spec
         batch = batch.to(policy.device)
-        agents = 2 if spec.pairs else batch.agents
+        agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
         shape = Shape(agents, batch.mask.shape[1], world()[0], policy.family.bounds(batch, agents))
         batch = policy.family.padded(batch, agents)
         plan = [
             minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)
             for epoch in range(hyper.epochs)
         ]
+        # Rewards become advantages, and the outputs of the old weights are kept.
         prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)
-        if spec.constraint == "trust_region":
+        if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
             family_actor_critic.adopt_actor(policy.copies, weights)
             metrics |= step_metrics
+        # Advantages become losses, and losses become gradients and steps.
         self.state, epoch_metrics = gradient_epochs.descend(policy, self.state, prepared, where)
         metrics |= epoch_metrics
-        policy.refresh_rollout_model()
+        policy.refresh_rollout_model()  # the next batch is played with the new weights
         self.state = self.state.steered(hyper, metrics, prepared.sequences)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 

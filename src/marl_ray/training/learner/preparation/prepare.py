@@ -43,10 +43,11 @@ def prepare(
     old = old_outputs(policy, state, inputs, batch, mask, shape, plan)
     reference = reference_log_probs(policy, batch, shape, plan[0])
     divergence = estimated_divergence(policy, inputs, batch, old.log_probs, reference, shape, plan[0])
+    # From here on `batch` has the rewards that are learned from, and for `critic_first` the values of the fitted critic.
     batch = replace(batch, rewards=_shaped_rewards(policy, state, batch, divergence))
     if spec.critic_first:
         batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, shape))
-    estimates = estimate(policy, batch)
+    estimates = estimate(policy, batch)  # here rewards become advantages
     sums = batch_sums(policy, batch, estimates, old, divergence, mask, left_out, shape, plan)
     check_finite(where, sums)
     moved = _moved_state(policy, state, estimates, costs, sums)
@@ -54,7 +55,7 @@ def prepare(
     cost_advantages, cost_scale = centred_costs(
         estimates.cost_advantages, mask, sums["costs"], spec.constraint == "penalty"
     )
-    if factor is not None:
+    if factor is not None:  # HAPPO and its relatives: policies updated before this one have changed the joint action
         per_row = factor.to(policy.device).repeat_interleave(shape.agents, 0)
         advantages, cost_advantages = advantages * per_row, cost_advantages * per_row[..., None]
     cap = policy.importance_cap
