@@ -97,6 +97,7 @@ def train(options: argparse.Namespace) -> None:
     from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
     from marl_ray.training.learner.policy_learner import Learner
     from marl_ray.training.learner.prepared_batch import CostStats
+    from marl_ray.training.learner.trained_policy import LearnerSettings
 
     torch.set_num_threads(options.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -107,16 +108,15 @@ def train(options: argparse.Namespace) -> None:
         ALGORITHMS["grpo"].spec.defaults
         | {"lr": LR, "epochs": 1, "minibatches": 1, "kl_coef": 0.0, "entropy_coef": 0.0}
     )
-    learner = Learner(
-        policy,
-        "grpo",
-        hyper,
-        init_device_mesh("cpu", (options.workers,)),
-        options.precision == "bf16",
+    settings = LearnerSettings(
+        algorithm="grpo",
+        hyper=hyper,
+        mixed_precision=options.precision == "bf16",
         horizon=TOKENS,
         by_episode=True,
         micro_batch=options.micro_batch,
     )
+    learner = Learner(policy, init_device_mesh("cpu", (options.workers,)), settings)
     learner.policy.refresh_rollout_model()
     sampler: Any = learner.policy.rollout_model
     engine, tokenizer = make_engine(sampler), sampler.tokenizer

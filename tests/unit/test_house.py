@@ -1,4 +1,4 @@
-"""The layout and the words: imports, folders, class names, the first words of docstrings, the names of variables."""
+"""The layout and the words: imports, folders, names of types, the first words of docstrings, the names of variables."""
 
 import ast
 import re
@@ -66,13 +66,24 @@ def test_a_folder_is_small_and_says_its_purpose(folder):
     assert purpose and purpose.split("\n")[0].endswith(".")
 
 
-def test_a_public_class_name_means_one_thing():
-    names = Counter(
-        node.name
-        for tree in trees().values()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+def type_names(tree: ast.Module) -> list[str]:
+    """Public names of a module's classes and type aliases; a type variable of one letter is no name."""
+    names = []
+    for node in (part for top in tree.body for part in (top.body if isinstance(top, ast.If) else [top])):
+        match node:
+            case ast.ClassDef(name=name):
+                names.append(name)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if (
+                not name.isupper()
+            ):
+                names.append(name)
+            case _ if type(node).__name__ == "TypeAlias":  # a `type` statement, which Python 3.11 does not parse
+                names.append(node.name.id)
+    return [name for name in names if name[0].isupper()]
+
+
+def test_a_public_type_name_means_one_thing():
+    names = Counter(name for tree in trees().values() for name in type_names(tree))
     assert [name for name, count in names.items() if count > 1] == []
 
 

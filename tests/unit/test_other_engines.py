@@ -16,7 +16,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.training import loop
 from marl_ray.training.learner.minibatches import Shape, minibatches
-from marl_ray.training.learner.prepared_batch import CostStats, prepare
+from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group
 
 
@@ -34,7 +35,7 @@ def prepared(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
     batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
     rows = batch.trajectories["speaker"]
     rows = replace(rows, log_probs=rows.log_probs + shift)
-    policy = replace(learner.policy, other_engine=True)
+    policy = replace(learner.policy, settings=replace(learner.policy.settings, other_engine=True))
     shape = Shape(1, rows.mask.shape[1], 0, policy.family.bounds(rows, 1))
     plan = [minibatches(0, 0, 0, 1, shape, True)]
     ready, _, metrics = prepare(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")

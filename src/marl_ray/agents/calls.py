@@ -26,7 +26,7 @@ from marl_ray.agents.lenient_json import decode
 from marl_ray.agents.named_arguments import as_in_python, in_marks
 from marl_ray.agents.tools import encodable
 
-Problem = Literal[
+CallProblem = Literal[
     "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
 ]
 MOST_TRIED = 16
@@ -70,7 +70,7 @@ class ParsedCall:
     thought: str
     tool: str
     arguments: dict[str, Any] | None
-    problem: Problem = ""
+    problem: CallProblem = ""
     why: str = ""
     code: str | None = None
 

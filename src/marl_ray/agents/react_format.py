@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marl_ray.agents.calls import ParsedCall, Problem
+from marl_ray.agents.calls import CallProblem, ParsedCall
 from marl_ray.agents.errors import ToolFailed, ToolTimeout, WrongArguments
 from marl_ray.agents.tools import Tool, cut
 from marl_ray.errors import one_line
@@ -30,7 +30,7 @@ class CallResult:
     """Result of a call. `problem` is empty if the tool did its work."""
 
     observation: str
-    problem: Problem = ""
+    problem: CallProblem = ""
     tool: str = ""
     """Name of the tool that ran; empty if none did."""
     ends: bool = False
@@ -66,7 +66,7 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
     if arguments is None:
         return CallResult(cut(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
     tool.prepare()
-    problem: Problem = ""
+    problem: CallProblem = ""
     began = time.monotonic()
     try:
         text = tool.call(arguments, began + timeout_s)

@@ -1,4 +1,4 @@
-"""Algorithms: pure functions on tensors. One named algorithm per file; shared maths beside."""
+"""Algorithms: pure functions on tensors, a file for each named algorithm, and folders of shared mathematics."""
 
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.constrained.cpo import CPO
@@ -40,7 +40,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def algorithm_of(reference: str) -> Algorithm:
-    """A built-in algorithm by its name, or an own one by `package.module:NAME`; raises MarlRayError."""
+    """Return a built-in algorithm by its name, or a user's by `package.module:NAME`; raises MarlRayError if there is
+    none."""
     spec_of(reference)
     algorithm = ALGORITHMS.get(reference) or imported(reference)
     if not isinstance(algorithm, Algorithm):

@@ -15,19 +15,20 @@ from marl_ray.trajectories import Trajectories
 
 
 class Evaluated(NamedTuple):
-    """Decisions of R sequences at T steps, evaluated by the current weights and as they were when gathered; (R, T) each."""
+    """The decisions of R sequences at T steps: as the current weights evaluate them, and as they were when gathered;
+    (R, T) each."""
 
     log_probs: Tensor
     """Log-probabilities under the current policy, with gradients."""
     old_log_probs: Tensor
     """Log-probabilities under the policy that the update began with."""
     advantages: Tensor
-    """Normalised, combined with costs, weighted; detached."""
+    """Advantages, normalised, combined with the costs' and weighted; without gradients."""
     mask: Tensor
     """bool: decisions that are trained on."""
     behaviour_log_probs: Tensor
-    """Log-probabilities under the policy that sampled, as recorded; equal to `old_log_probs` unless `Spec.recompute`,
-    `importance_cap` or bfloat16 has the learner evaluate those itself."""
+    """Log-probabilities under the policy that sampled, as recorded. They equal `old_log_probs`, unless the learner
+    evaluates the latter itself because of `Spec.recompute`, `importance_cap` or bfloat16."""
     values: Tensor
     """The critic's estimates when the decisions were made, in reward units; 0 without a critic."""
     reference_log_probs: Tensor | None = None
@@ -35,34 +36,35 @@ class Evaluated(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """Per decision, (R, T) each; the learner weighs and adds them (see `aggregation`)."""
+    """The loss of each decision, (R, T) each field; the learner weighs and adds the losses (see `aggregation`)."""
 
     loss: Tensor
     clipped: Tensor
-    """bool: the clip took the gradient away."""
+    """bool: True where the clip took the gradient away."""
 
 
-Estimator = Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor | None]]
-"""Advantages (B, T) in reward units, not normalised over the batch, and the critic's targets (B, T) if there is one."""
+AdvantageEstimator = Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor | None]]
+"""A function of the batch that returns advantages (B, T) in reward units, not normalised over the batch, and the
+targets (B, T) of the critic, or None without a critic."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One named algorithm. Every function is pure and takes the policy's `hyper`; rows may be any part of a batch but for
-    those that take Trajectories, which see all rows of this worker."""
+    """One named algorithm. Every function is pure and takes the policy's `hyper`. Functions that take Trajectories get
+    all rows of this worker; all other functions may get any part of a batch."""
 
     name: str
     spec: Spec
-    advantages: Estimator
+    advantages: AdvantageEstimator
     policy_loss: Callable[[Evaluated, AlgorithmConfig], PolicyLoss]
     value_loss: Callable[[Valued, AlgorithmConfig], Tensor] = ppo_value_loss
     """(R, T) loss of the critic, and of each cost critic."""
     critic_targets: Callable[[Trajectories, AlgorithmConfig], Tensor] | None = None
-    """Targets (B, T) that the critic is fitted to before the advantages, for `Spec.critic_first`. Such a critic's outputs
-    are in units of its own: `values` of the batch are its outputs after the fit."""
+    """Targets (B, T) that the critic is fitted to before the advantages, for `Spec.critic_first`. Such a critic has
+    units of its own, and after the fit the batch's `values` are its outputs."""
     shape_rewards: Callable[[Trajectories, AlgorithmConfig, int, Tensor | None], Tensor] = shaped_rewards
-    """(B, T) rewards that advantages are taken of, from the batch, the greatest length of a sequence and, where
-    `kl_place` is `reward`, the divergence (B, T) from the reference times its coefficient."""
+    """Make the rewards (B, T) from which advantages are estimated. Its arguments are the batch, `hyper`, the greatest
+    length of a sequence and, if `kl_place` is `reward`, the divergence (B, T) from the reference times its coefficient."""
     multiplier: Callable[[AlgorithmConfig, float], Multiplier] | None = None
     """Make the first multiplier of a constraint from `hyper` and the constraint's budget, for `constraint: multiplier`."""
     rescale: bool = True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kubernetes.", no_args_is_help=True)
 FAILED, LATE = 1, 124
 """Exit statuses: the resource failed; a deadline passed (as of `timeout`)."""
-Resource = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
+ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -121,7 +121,7 @@ def apply(
 
 
 @cluster_app.command()
-def status(resource: Resource, context: Context = None, namespace: Namespace = None) -> None:
+def status(resource: ResourceName, context: Context = None, namespace: Namespace = None) -> None:
     """Say how a resource stands; exit with 1 if it has failed or is not there."""
     from marl_ray.cluster.kuberay.client.watching import look
     from marl_ray.cluster.kuberay.state.resource_state import resource_state
@@ -134,7 +134,7 @@ def status(resource: Resource, context: Context = None, namespace: Namespace = N
 
 @cluster_app.command()
 def wait(
-    resource: Resource,
+    resource: ResourceName,
     until: Annotated[
         str, typer.Option("--for", metavar="PHASE", help="ready, running, succeeded, suspended or gone.")
     ] = "",
@@ -159,7 +159,7 @@ def wait(
 
 @cluster_app.command()
 def logs(
-    resource: Resource,
+    resource: ResourceName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     context: Context = None,
     namespace: Namespace = None,
@@ -181,7 +181,7 @@ def logs(
 
 @cluster_app.command()
 def delete(
-    resource: Resource,
+    resource: ResourceName,
     timeout_s: Annotated[float, typer.Option(help="How long its end may take; 0 does not wait.")] = 300.0,
     context: Context = None,
     namespace: Namespace = None,

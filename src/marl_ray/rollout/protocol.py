@@ -1,4 +1,4 @@
-"""The interface through which a run collects batches, whichever family of policies plays.
+"""The interface through which a run collects batches, for both families of policies.
 
 `rollout.actor_critic.collector.Collector` and `rollout.text.collector.TextCollector` have it.
 """
@@ -50,7 +50,8 @@ class BatchCollector(Protocol):
         """(start, steps played) of the episodes that the next batch goes on with."""
 
     def collect(self, players: Mapping[str, Any], iteration: int) -> CollectedBatch:
-        """Play one batch. `players` are policy -> `Player` or `TokenPlayer`, as the collector's family has them."""
+        """Play one batch. `players` (policy -> player) are of type `Player` or `TokenPlayer`, as the collector's family
+        needs them."""
 
     def state(self) -> dict[str, Any]:
         """Plain data from which other collectors, on any number of workers, continue bit for bit."""

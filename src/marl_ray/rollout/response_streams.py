@@ -1,4 +1,5 @@
-"""Numbers of random streams: one per response of a language model, the same whichever worker samples it."""
+"""The numbers of random streams. Each response of a language model has one, which does not depend on the worker that
+samples it."""
 
 import hashlib
 import struct
@@ -7,7 +8,7 @@ TRAINING, EVALUATION = 0, 1
 
 
 def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: int, turn: int) -> int:
-    """Stream of one response, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
+    """The number of one response's stream, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
 
     In training: (TRAINING, iteration, attempt, global copy, agent's number in `possible_agents`, the agent's turn); the
     attempt of a branch says also which turn it begins with (`branching.branches`). In evaluation: (EVALUATION, the caller's

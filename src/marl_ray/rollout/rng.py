@@ -6,9 +6,10 @@ import numpy as np
 
 _MASK = (1 << 64) - 1
 COPIES_BITS, ATTEMPT_BITS = 20, 7
-"""A stream's number is iteration | kind (1 bit) | attempt | copy; other kinds are minibatch orders."""
+"""A stream's number has the bits iteration | kind (1 bit) | attempt | copy. The kind parts action noise from minibatch
+orders."""
 EVALUATION = 1 << 35
-"""Iterations and episodes from here on are those of evaluations; training never comes so far."""
+"""The first number of iterations and episodes of evaluations; training never reaches it."""
 
 
 def episode_seed(seed: int, copy: int, episode: int) -> int:
@@ -41,5 +42,5 @@ def team_order(seed: int, iteration: int, size: int) -> list[int]:
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
-    # As a list, a number of 2^63 or more would make both numbers floats, which round.
+    # numpy would make floats of a list with a number of 2^63 or more, and floats round.
     return np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, stream & _MASK], np.uint64)))

@@ -39,7 +39,7 @@ _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items())
 _MUTABLE = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-Stream = Callable[[Any], Any]
+StreamCodec = Callable[[Any], Any]
 
 
 class Foreign(Exception):
@@ -62,7 +62,7 @@ class Packer:
     has more.
     """
 
-    def __init__(self, stream: Stream | None = None, most: int = 1 << 62):
+    def __init__(self, stream: StreamCodec | None = None, most: int = 1 << 62):
         self._stream, self._left = stream, most
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
@@ -140,7 +140,7 @@ class Packer:
         raise Foreign(kind.__name__ if type(kind.__name__) is str else "?")
 
 
-def pack(value: Any, stream: Stream | None = None, most: int = 1 << 62) -> Any:
+def pack(value: Any, stream: StreamCodec | None = None, most: int = 1 << 62) -> Any:
     """The JSON form of a value; see `Packer`."""
     kind = type(value)
     if kind in _PLAIN or (kind is int and value in _PLAIN_INTS):
@@ -219,7 +219,7 @@ _PARSE: dict[str, Callable[[str], Any]] = {
 }
 
 
-def unpack(value: Any, largest: int, stream: Stream | None = None, depth: int = 0) -> Any:
+def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
     """The value of a JSON form, which may come from an enemy: `Malformed` or a value of a known type.
 
     largest: size of ranges, in bytes of the frame that their items would need at least. stream: the inverse of that of

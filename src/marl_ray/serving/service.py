@@ -25,7 +25,7 @@ from marl_ray.serving.http.admission import Admission
 from marl_ray.serving.loading import Bundles, load_configured
 from marl_ray.serving.logs.act_log import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
-from marl_ray.serving.logs.metrics import Metrics
+from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.logs.spool import Spool, spool_folder
 from marl_ray.serving.readings import Readings
 from marl_ray.serving.routing.assignment import Assigner
@@ -52,7 +52,7 @@ class Service:
         """Open the store and load what serves, also of experiments that were created over HTTP; MarlRayError if the store
         cannot be used, or a new experiment's bundle cannot be had. Blocks. Arguments are as of `Gateway`."""
         self.config = config
-        self.metrics = Metrics(replica)
+        self.metrics = GatewayMetrics(replica)
         self.admission = Admission(config)
         self.cache = make_cache(config.cache)
         self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None

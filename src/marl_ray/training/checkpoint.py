@@ -34,7 +34,7 @@ def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs
 def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """Restore the learners from `folder`; returns the run's state and the environment copies of all workers.
 
-    An optimiser's state and a learner's hold hyper-parameters too. With `own_hyper` the learners keep their own.
+    The stored states of optimisers and learners contain hyper-parameters. With `own_hyper` the learners keep their own.
     """
     sharded = _sharded(learners)
     state_dict_loader.load(sharded, storage_reader=FileSystemReader(folder / WEIGHTS))

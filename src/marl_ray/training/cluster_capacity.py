@@ -1,4 +1,4 @@
-"""The resources that the cluster of this process has, or can scale to, against those that a run needs."""
+"""Compare the resources that this process's cluster has, or can scale to, with those that a run needs."""
 
 from typing import Any
 

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 SMALL = 1 << 14
-"""Numbers up to which gathering and adding takes half the time of gloo's reduction, whose cost is its two rounds."""
+"""Greatest number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
+reduction, which needs two rounds of messages."""
 
 
 def world() -> tuple[int, int]:

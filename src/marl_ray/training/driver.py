@@ -39,11 +39,11 @@ from marl_ray.training.tracking.rows_to_driver import metrics_queue
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 
 FINISHED = "finished"
-"""Key of the run's record under which its result lies once it has played all its steps."""
+"""Key of the run's record for its result, which is stored when the run has played all its steps."""
 REFUSED = "refused"
 """Key under which a worker returns the error message of an engine that would refuse again after every restart."""
 STOPPED = "stopped"
-"""Key under which a worker returns the error message when numbers stopped being finite."""
+"""Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class RunResult:
     tracking_uri: str
     run_id: str
     best_return: float | None
-    """Mean return of the best bundle over other episodes than those that chose it; without evaluations over training
-    episodes; None if nothing was played."""
+    """Mean return of the best bundle. It is measured on other episodes than those that chose the bundle, and on
+    training episodes if the run has no evaluations; None if nothing was played."""
     metrics: dict[str, float]
     """The metrics of the last iteration."""
     summary: list[str]
-    """The best policy and the last one in lines for people."""
+    """Lines for people about the best policy and the last one."""
     trained: bool = True
     """False if the run had played all its steps already."""
 
@@ -160,7 +160,7 @@ def train(config: RunConfig) -> RunResult:
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
     except INTERRUPTS:
         status = "KILLED"
-        for controller in controllers:  # its workers end with it
+        for controller in controllers:  # the controller's workers end with it
             ray.kill(controller)
         raise
     finally:
@@ -188,7 +188,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.tracking.machine_readings import MachineReadings
     from marl_ray.training.tracking.rows_to_driver import Rows
 
-    os.environ[TRACKING_URI] = payload["tracking_uri"]  # bundles of the registry are looked up here too
+    os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
     work_in(payload["folder"])
     rows, system = Rows(payload["queue"]), MachineReadings()
 
@@ -213,7 +213,7 @@ def worker(payload: dict[Any, Any]) -> Any:
                 show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
                 engine_of=_engine_actors(config) if config.engine_actors else None,
             )
-        except Diverged as error:  # all workers meet it together, and would again after every restart
+        except Diverged as error:  # all workers raise it together, and would raise it again after every restart
             return {STOPPED: str(error)}
         except EngineRefused as error:
             return {REFUSED: str(error)}
@@ -253,11 +253,11 @@ def _end(sink: Sink, status: str) -> None:
 
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> RunResult:
-    """Register the best bundle, draw the curves."""
+    """Register the best bundle, draw the curves, and return the run's result."""
     from marl_ray.policies.bundles.actor_critic import load_bundle
     from marl_ray.training.loop import BUNDLE
 
-    # Of equal scores, as where nothing was played, the newest counts.
+    # Among equal scores, such as those of a run that played nothing, the newest checkpoint counts.
     kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
     paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
     best, best_metrics = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)

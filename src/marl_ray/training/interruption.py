@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""The exceptions that Ctrl-C and, where a handler makes it an exit, SIGTERM raise."""
+"""The exceptions that Ctrl-C raises, and SIGTERM where a handler turns it into an exit."""
 LEAVE_S = 5.0
 """Seconds that one clean-up of an interrupted process may take."""
 
@@ -16,7 +16,7 @@ LEAVE_S = 5.0
 def answering(say: Callable[[], None]) -> Iterator[None]:
     """Within the block, Ctrl-C and SIGTERM call `say` at once and then raise; later ones do nothing."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears signals
+        yield  # Python delivers signals to the main thread alone
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,7 +37,7 @@ def answering(say: Callable[[], None]) -> Iterator[None]:
 def within(seconds: float, action: Callable[[], object]) -> bool:
     """Run the action on a thread of its own; return True if it ends within `seconds` without an error.
 
-    An action that takes longer goes on, and does not keep the process alive.
+    An action that takes longer goes on in its thread, which does not keep the process alive.
     """
     done = threading.Event()
 

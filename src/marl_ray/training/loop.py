@@ -27,23 +27,23 @@ from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.team.assembly import build_team, export_bundle
 from marl_ray.training.team.joint_update import update_team
 
-if TYPE_CHECKING:  # importing it takes seconds, and actor-critics do not need it
+if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.policies.language.token_policy import TokenPolicy
     from marl_ray.rollout.served.collector import Block
     from marl_ray.training.evaluation.benchmarks import RunBenchmark
     from marl_ray.training.team.assembly import EngineOf
 
 BUNDLE = "bundle"
-"""Folder of a checkpoint that holds the bundle, where the checkpoint was the best so far."""
+"""Folder of the bundle in a checkpoint that was the best so far."""
 
 UNKNOWN = -1e12
-"""Score of weights that were not evaluated: below that of all that were."""
+"""Score of weights that were not evaluated; it is below the score of all that were."""
 EVALUATIONS = 10
-"""Evaluations of a run between its first and its last, unless `evaluation.every` says otherwise or they would be too many
-(see TRAINED_PER_EVALUATED)."""
+"""Number of evaluations between a run's first and its last. `evaluation.every` overrides it, and TRAINED_PER_EVALUATED
+allows fewer."""
 TRAINED_PER_EVALUATED = 10
-"""Least number of training steps for each step of an evaluation. Evaluations then take a few percent of a long run's time,
-since playing takes a third to a half of an iteration."""
+"""Least number of training steps for each step of an evaluation. Playing takes a third to a half of an iteration, so
+evaluations take a few percent of a long run's time."""
 
 Metrics = dict[str, float]
 
@@ -61,7 +61,7 @@ class Clock:
         self.phases[name] += time.perf_counter() - before
 
     def read(self, steps: int) -> Metrics:
-        """Steps per second and each phase's share of the time; starts over."""
+        """Return steps per second and each phase's share of the time since the last reading."""
         now = time.perf_counter()
         elapsed = now - self.started
         shares = {f"time/{name}": seconds / elapsed for name, seconds in self.phases.items()}
@@ -82,9 +82,9 @@ class Run:
         own_hyper: bool = False,
         engine_of: "EngineOf | None" = None,
     ):
-        """`emit` gets each epoch's metrics of a warm start. `own_hyper`: the checkpoint is of a run with other
-        hyper-parameters; its weights and optimiser state are taken, and this config's hyper-parameters count. `engine_of`
-        makes the language models' engines (see `build_team`)."""
+        """`emit` gets the metrics of each epoch of a warm start. With `own_hyper` the checkpoint may be of a run with
+        other hyper-parameters: the run takes its weights and optimiser state, and keeps the hyper-parameters of this
+        config. `engine_of` makes the language models' engines (see `build_team`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
@@ -124,7 +124,7 @@ class Run:
         self.measured = False
         """True if a benchmark of the current weights was measured that is in no checkpoint yet."""
         self.transcripts: list[dict[str, Any]] = []
-        """A few episodes of the last iteration as text, of all workers, where language models play."""
+        """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
 
     @property
     def done(self) -> bool:
@@ -148,7 +148,8 @@ class Run:
         if self.config.evaluates:
             metrics, cost = self.evaluate()
             total = self.config.train.total_steps
-            # A team that learns may end its episodes sooner than at first, so the middle of the run is not left out.
+            # Episodes may become shorter as the team learns, and evaluations cheaper, so the first wait is at most half
+            # of the run.
             self.state["evaluate_at"] = max(total / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, total / 2))
         metrics |= self.measure(False)
         if metrics:
@@ -157,8 +158,8 @@ class Run:
         return self.metrics
 
     def step(self, until: int | None = None) -> Metrics:
-        """One iteration: collect and update; its metrics. The weights are evaluated, and benchmarks measured, where it is
-        time, at the run's end, and at `until` environment steps."""
+        """Run one iteration: collect a batch and update the team on it; returns its metrics. The weights are evaluated and
+        benchmarks are measured when that is due, at the run's end, and at `until` environment steps."""
         before, self.evaluated = self.steps, None
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
@@ -176,7 +177,7 @@ class Run:
         due = self.config.evaluates and self._evaluation_due()
         if due or (self.config.evaluates and ends):
             evaluated, cost = self.evaluate()
-            if due:  # where else a run is evaluated does not move when it is next
+            if due:  # an evaluation for another reason does not move the next one that is due
                 wait = max(TRAINED_PER_EVALUATED * cost, self.config.train.total_steps / EVALUATIONS)
                 self.state["evaluate_at"] = self.steps + wait
         self.state["tokens"] += responses.get("tokens", 0.0)
@@ -185,7 +186,8 @@ class Run:
         progress = {"iteration": self.iteration, "steps": self.steps}
         speed = self.clock.read(played)
         if responses:
-            # Both are read in an update; a rate per step of the environment says little where responses differ in length.
+            # An update reads both kinds of tokens. Responses differ in length, so environment steps per second say
+            # little.
             tokens = responses["tokens"] + responses["prompt_tokens"]
             speed["tokens_per_second"] = tokens * speed["steps_per_second"] / max(played, 1)
         self.metrics = progress | losses | self.recent.metrics() | groups | responses | evaluated | speed
@@ -198,8 +200,8 @@ class Run:
     def evaluate(self) -> tuple[Metrics, int]:
         """Evaluate the current weights; returns metrics and the steps that were played for them. Every worker takes part.
 
-        If the score is the best so far, other episodes measure the weights again: `best/...`. Nothing that training reads
-        changes.
+        If the score is the best so far, the weights are measured again on other episodes, for the metrics `best/...`.
+        An evaluation changes nothing that training reads.
         """
         players = self.team.players()
         with self.clock.phase("evaluation"):
@@ -238,7 +240,7 @@ class Run:
         return benchmarks
 
     def _response_metrics(self, batch: CollectedBatch) -> Metrics:
-        """Metrics of the responses of all workers; keeps the transcripts."""
+        """Compute the metrics of all workers' responses, and keep the transcripts."""
         from marl_ray.rollout.text.collector import TextBatch
         from marl_ray.training.team.language import response_metrics
 
@@ -247,12 +249,14 @@ class Run:
         return metrics
 
     def score(self) -> float:
-        """The number that chooses the best checkpoint: an evaluation of these very weights, else the recent episodes."""
+        """The number that chooses the best checkpoint: the score of the evaluation of these weights or, without
+        evaluations, of the recent episodes."""
         score = self.evaluated if self.config.evaluates else self.recent.score()
         return UNKNOWN if score is None else max(score, UNKNOWN)
 
     def save(self, folder: Path | None) -> float:
-        """Write a checkpoint, with a bundle where the score is the best so far; the score. No folder: nothing is written."""
+        """Write a checkpoint to `folder`, with a bundle if the score is the best so far; returns the score. Without a
+        folder nothing is written."""
         score = self.score()
         best = score >= self.state["best_score"]
         self.state |= {
@@ -289,10 +293,10 @@ def run_worker(
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
-    `emit` gets each iteration's metrics, and before them each epoch's of a warm start, on rank 0 alone. `report` gets a
-    checkpoint folder and its metrics, on every worker; the folder is removed when it returns; no checkpoint is written
-    where it is None. `show` gets transcripts of
-    the iterations that have a checkpoint, on rank 0 alone. Returns the last iteration's metrics.
+    `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. `report` gets a
+    checkpoint folder and its metrics, on every worker. The folder is removed when `report` returns; if `report` is
+    None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, on rank 0 alone.
+    Returns the metrics of the last iteration.
     """
     run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of)
 
@@ -307,7 +311,7 @@ def run_worker(
         metrics = run.begin()
         if run.rank == 0 and metrics:
             emit(metrics)
-        if run.done or (run.save_due and metrics):  # done: nothing but a warm start was asked for
+        if run.done or (run.save_due and metrics):  # a run that is done here asked for a warm start alone
             save({"iteration": 0, "steps": 0} | metrics)
     while not run.done:
         metrics = run.step()
@@ -330,7 +334,7 @@ def build_collector(
     state: Mapping[str, Any] | None = None,
     data: "Mapping[str, Sequence[Block]] | None" = None,
 ) -> BatchCollector:
-    """The collector of one worker's share of the environment copies, or of the run's `data`."""
+    """Make the collector of one worker's share of the environment copies, or of the run's `data`."""
     own = config.train.env_copies // workers
     copies = range(rank * own, (rank + 1) * own)
     refills = {
@@ -371,7 +375,7 @@ def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
 
 
 def _group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[str]) -> Metrics:
-    """Metrics of policies whose algorithms compare groups: how the members of all workers' groups differed."""
+    """Compute how the members of groups differed, on all workers, for each policy whose algorithm compares groups."""
     compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:
         return {}

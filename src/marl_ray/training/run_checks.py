@@ -12,8 +12,8 @@ from marl_ray.training.tracking.other_sinks import check_sinks
 def check_run(config: RunConfig) -> None:
     """Check a run before any cluster starts; raises MarlRayError that names the key, the file or the argument.
 
-    Builds the environment once, which also compiles its functions and caches them for the workers, and the models; language
-    models without their weights.
+    The check builds the environment once, which also compiles its functions and caches them for the workers. It also
+    builds the models, language models without their weights.
     """
     uri_of(config)
     check_sinks(config)
@@ -23,7 +23,7 @@ def check_run(config: RunConfig) -> None:
         _check_environment(config)
     except MarlRayError:
         raise
-    except Exception as error:  # whatever the user's own environment raises
+    except Exception as error:  # a user's environment may raise anything
         where = write_traceback(config, "driver", traceback.format_exc())
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error

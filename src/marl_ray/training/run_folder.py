@@ -19,13 +19,13 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
-"""Ray unpacks a job's working directory under a folder of this name, and deletes it with the job."""
+"""Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
 MOST_NAMED = 4
-"""Differing keys that an error lists."""
+"""Most keys that an error lists of those that differ."""
 PINNED = "pinned"
-"""Key of the run's record: `models:/NAME@ALIAS` -> the version that it named when the run began."""
+"""Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 CHECKPOINTS = "checkpoint_manager_snapshot.json"
-"""Ray Train's list of the checkpoints that are complete."""
+"""The file in which Ray Train lists the complete checkpoints."""
 
 
 def storage_of(config: RunConfig) -> str:
@@ -80,15 +80,16 @@ def _read_json(filesystem: fs.FileSystem, path: str) -> Any:
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
-    """The run's record: the one in its folder, or a new one that is not written yet. Raises MarlRayError if it is
-    another run's, or cannot be read.
+    """The run's record: the one in its folder, or a new one that is not written yet. Raises MarlRayError if the record
+    is another run's, or cannot be read.
 
-    Ray Train continues whatever lies under the name, so a name that is used again by accident must be caught here.
+    Ray Train would continue any run that lies under the name, so this function must catch a name that is used again by
+    accident.
     """
     identity = {
         key: value for key, value in config.resolved().items() if key not in ("resources", "checkpoint", "tracking")
     }
-    # A finished run may be made longer, and how a batch is worked off changes no result.
+    # A finished run may be made longer, and the size of micro-batches changes no result.
     identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
     filesystem, folder = filesystem_of(config)
     try:
@@ -113,9 +114,10 @@ def record_of(config: RunConfig) -> dict[str, Any]:
 
 
 def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
-    """The config as plain data, with the version that every alias of `team` named when the run began.
+    """The config as plain data, in which the version that it named when the run began replaces every alias of `team`.
 
-    Noted in the record: a frozen policy is read anew at every start, and an alias may have moved by then.
+    The versions are kept in `record`, because a frozen policy is read anew at every start, and by then an alias may
+    name another version.
     """
     from marl_ray.policies.bundles.manifest import pinned
 
@@ -135,21 +137,21 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def work_in(folder: str) -> None:
-    """Have relative paths of the config count from the driver's `folder`, where this machine has it: Ray Train and Ray Tune
-    send their processes to folders of their own."""
+    """Work in the driver's `folder` if this machine has it, so that relative paths of the config are read from there.
+    Ray Train and Ray Tune start their processes in folders of their own."""
     if os.path.isdir(folder):
         os.chdir(folder)
 
 
 def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
-    """Make the run's folder, with this record."""
+    """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
     write_json(filesystem, f"{folder}/run.json", record)
 
 
 def kept(config: RunConfig) -> str:
-    """Say in one sentence from which checkpoint of the run's folder the same command continues."""
+    """One sentence that names the checkpoint of the run's folder from which the same command continues."""
     filesystem, folder = filesystem_of(config)
     try:
         latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
@@ -163,8 +165,8 @@ def kept(config: RunConfig) -> str:
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:
-    """Keep a traceback: that of the driver, or of a worker, which Ray Train does not bring to the driver. Where it lies;
-    empty if it could not be written."""
+    """Write the traceback of the driver or of a worker to the run's folder, because Ray Train does not bring a worker's
+    to the driver. Returns its path, which is empty if it could not be written."""
     filesystem, folder = filesystem_of(config)
     path = f"{folder}/errors/{whose}.txt"
     with contextlib.suppress(OSError):  # a full disk must not hide the error itself

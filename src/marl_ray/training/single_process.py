@@ -16,9 +16,9 @@ from marl_ray.training.loop import Metrics, run_worker
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """A group of this process alone, if there is none.
+    """Within the block there is a process group; if there was none, it has this process alone.
 
-    It meets through a file, because torch's TCP store listens to the world.
+    The group meets through a file, because torch's TCP store listens on all network interfaces.
     """
     if dist.is_initialized():
         yield
@@ -38,8 +38,8 @@ def train_alone(
     resume: Path | None = None,
     emit: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train to the end on this CPU; rows of metrics. Every checkpoint is kept as `keep/ITERATION`; without `keep`, none is
-    written."""
+    """Train to the end on this CPU; returns the rows of metrics. Every checkpoint is kept as `keep/ITERATION`; without
+    `keep` no checkpoint is written."""
     rows: list[Metrics] = []
 
     def note(metrics: Metrics) -> None:

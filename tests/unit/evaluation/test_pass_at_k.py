@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.pass_at_k import bootstrap, possible_ks
+from marl_ray.evaluation.scoring.evaluate import possible_ks
+from marl_ray.evaluation.statistics import problem_bootstrap
 from marl_ray.rewards.pass_at_k import pass_at_k
 
 
@@ -46,14 +47,14 @@ def test_a_wanted_k_must_be_possible(wanted, message):
 
 def test_a_bootstrap_interval_covers_the_mean_and_narrows_with_problems():
     few, many = (np.random.default_rng(0).random(n) for n in (20, 2000))
-    small, large = bootstrap([few], [1.0]), bootstrap([many], [1.0])
+    small, large = problem_bootstrap([few], [1.0]), problem_bootstrap([many], [1.0])
     assert small.low < few.mean() < small.high and small.value == few.mean()
     assert large.high - large.low < (small.high - small.low) / 5
-    assert bootstrap([few], [1.0]) == small
+    assert problem_bootstrap([few], [1.0]) == small
 
 
 def test_aggregates_are_means_by_weight_however_many_problems_a_benchmark_has():
-    found = bootstrap([np.ones(3), np.zeros(300)], [3.0, 1.0])
+    found = problem_bootstrap([np.ones(3), np.zeros(300)], [3.0, 1.0])
     assert found == (0.75, 0.75, 0.75)
 
 
@@ -62,4 +63,4 @@ def test_aggregates_are_means_by_weight_however_many_problems_a_benchmark_has():
 )
 def test_nothing_to_aggregate_is_an_error(groups, weights):
     with pytest.raises(MarlRayError, match=r"^aggregate: expected"):
-        bootstrap(groups, weights)
+        problem_bootstrap(groups, weights)

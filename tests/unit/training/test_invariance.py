@@ -65,7 +65,7 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
         patch.setattr(gradient_epochs, "clip_gradients", record)
         patch.setattr(passes, "clip_gradients", record)
         patch.setattr(learner.policy.optimizer, "step", lambda: None)
-        patch.setattr(learner, "policy", replace(learner.policy, micro_batch=micro_batch))
+        patch.setattr(learner, "policy", with_settings(learner.policy, micro_batch=micro_batch))
         if ALGORITHMS[name].spec.constraint == "trust_region":
             unmoved = dict(learner.policy.rollout_model.actor.named_parameters())
             patch.setattr(trust_region_step, "constrained_weights", lambda *arguments: (unmoved, {}))
@@ -75,7 +75,11 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
 
 
 def with_hyper(policy: TrainedPolicy, **changes: Any) -> TrainedPolicy:
-    return replace(policy, hyper=policy.hyper.model_copy(update=changes))
+    return with_settings(policy, hyper=policy.hyper.model_copy(update=changes))
+
+
+def with_settings(policy: TrainedPolicy, **changes: Any) -> TrainedPolicy:
+    return replace(policy, settings=replace(policy.settings, **changes))
 
 
 def padded(batch: Trajectories, columns: int) -> Trajectories:

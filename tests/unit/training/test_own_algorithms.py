@@ -15,6 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training import loop
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.trajectories import Trajectories
 
@@ -145,7 +146,10 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
             model = trained.policy.rollout_model.requires_grad_(True)
             hyper: Any = Recorder(run.hyper_of("first"))
             mesh = loop.init_device_mesh("cpu", (1,))
-            learner = Learner(model, name, hyper, mesh, False, run.constraints, run.train.horizon, True)
+            settings = LearnerSettings(
+                name, hyper, constraints=run.constraints, horizon=run.train.horizon, by_episode=True
+            )
+            learner = Learner(model, mesh, settings)
             factor = torch.ones(len(batch.mask) // batch.agents, batch.mask.shape[1])
             learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0), factor)
             found |= hyper.read

@@ -12,7 +12,8 @@ from marl_ray.training import loop
 from marl_ray.training.learner import trust_region_step
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.learner.prepared_batch import CostStats, prepare
+from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.learner.trained_policy import UpdateState
 from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import Trajectories
@@ -37,7 +38,7 @@ def begun(algorithm: str) -> tuple[Learner, Trajectories]:
 def prepared_by(learner: Learner, batch: Trajectories) -> Any:
     policy = learner.policy
     shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
-    plan = [minibatches(0, 0, 0, 2, shape, policy.by_episode)]
+    plan = [minibatches(0, 0, 0, 2, shape, policy.settings.by_episode)]
     return prepare(policy, learner.state, batch, shape, plan, COSTS, None, "here")
 
 

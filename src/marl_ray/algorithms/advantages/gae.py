@@ -1,7 +1,7 @@
 """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) on rows that hold several episodes.
 
-The recursion runs along each row, so on CPU a compiled loop over the rows takes a third of the time of one vector operation
-after the other, which in turn is what a GPU wants. Tests hold both to the same reference.
+The recursion runs along each row. On a CPU a compiled loop over the rows takes a third of the time of vector operations
+step by step; a GPU needs the vector operations. Tests compare both with the same reference.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 BLOCK = 32_768
-"""Elements worked on at a time: few enough to stay in the cache and to not start threads, which wait on a busy machine."""
+"""Number of elements that are worked on at a time. So few stay in the cache and start no threads, which would wait on a
+busy machine."""
 
 
 def gae(
@@ -31,11 +32,11 @@ def gae(
     Where a row is cut (an episode's end, or the row's last step) V_{t+1} is `bootstrap` after a truncation or at the
     row's end, 0 after a termination, and no later advantage flows back. Steps with mask False are skipped: the next own
     step's value and advantage are carried over them without discount, and their rewards (a tool's answer, another
-    agent's turn) are added to that of the latest own step before them in the episode, so that nothing an own step led to
-    is lost. Rewards before an episode's first own step are dropped. Inputs are (B, T) in reward units, `mask`,
+    agent's turn) are added to that of the latest own step before them in the episode, so that nothing an own step led
+    to is lost. Rewards before an episode's first own step are dropped. Inputs are (B, T) in reward units, `mask`,
     `terminated` and `truncated` bool. `rewards`, `values` and `bootstrap` may be (B, T, K) for K signals (costs), each
-    estimated by itself; so are the results. `rewards` must be finite everywhere, `values` at own steps, `bootstrap` at
-    cuts.
+    estimated by itself; then the results are (B, T, K) too. `rewards` must be finite everywhere, `values` at own steps,
+    `bootstrap` at cuts.
     """
     by = gae_by_row if rewards.device.type == "cpu" else gae_by_step
     return by(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam)
@@ -102,7 +103,7 @@ def gae_by_step(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """`gae` by one vector operation after the other, on any device."""
+    """`gae` by vector operations over all rows, step by step, on any device."""
     with torch.no_grad():
         reward, value, after_cut = _time_first(rewards), _time_first(values), _time_first(bootstrap)
         own, ended, cut = _time_first(mask), _time_first(terminated), _time_first(truncated)
@@ -114,13 +115,14 @@ def gae_by_step(
 
 
 def _time_first(x: Tensor) -> Tensor:
-    """A (T, B) copy of (B, T), or a (T, K B) copy of (B, T, K); a copy also where the transpose is already contiguous."""
+    """Copy (B, T) to (T, B), or (B, T, K) to (T, K B). The result is a copy also if the transpose is already
+    contiguous."""
     turned = x.detach().flatten(1).t().clone(memory_format=torch.contiguous_format)
     return turned.view(x.shape[1], x.shape[2:].numel() * len(x))
 
 
 def _batch_first(x: Tensor, shape: torch.Size) -> Tensor:
-    """Back to (B, T) or (B, T, K)."""
+    """Undo `_time_first`: back to (B, T) or (B, T, K)."""
     return x.view(shape[1:].numel(), shape[0]).t().contiguous().view(shape)
 
 

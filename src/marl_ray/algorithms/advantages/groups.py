@@ -1,8 +1,8 @@
-"""Baselines from a group: sequences that share a start, an agent and a prompt. No critic, no loop over groups.
+"""Baselines from groups, without a critic. The sequences of a group share a start, an agent and a prompt.
 
 Every function takes `scores` (B,), `index` (B,) int64 with values below `count` (both from `group_index`) and `include`
-(B,) bool. Rows with include False (greedy rows, dropped rows) and rows whose score is NaN (no reward could be had) count
-in no statistic and get 0. A group whose scores are all equal gets exactly 0, whatever rounding does to its mean. A group
+(B,) bool. Rows with include False (greedy rows, dropped rows) and rows whose score is NaN (without a reward) count in
+no statistic and get 0. A group whose scores are all equal gets exactly 0, whatever rounding does to its mean. A group
 must be whole on one worker. Statistics are float64, results have the dtype of `scores`; nothing carries a gradient.
 """
 
@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
 Singleton = Literal["zero", "score"]
-"""The advantage of a group of one: 0, so that nothing is learned (TRL, SkyRL), or its raw score (verl's loop version)."""
+"""The advantage in a group of one: 0, so that nothing is learned (TRL, SkyRL), or the raw score (verl's loop version)."""
 
 
 class GroupMoments(NamedTuple):
@@ -29,11 +29,11 @@ class GroupMoments(NamedTuple):
 
 
 def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, int]:
-    """Number the distinct (group, agent, turn, prompt): a row's number, (B,) int64, and how many there are.
+    """Number the distinct (group, agent, turn, prompt); returns each row's number, (B,) int64, and their count.
 
-    `group`, `agent` and `turn` are (B,) int64, `prompts` (B, P) int64. Agents and turns are kept apart because their rewards
-    differ, and prompts because an answer is better or worse than another one only where both were asked the same (AT-GRPO,
-    arXiv 2510.11062; Dr. MAS).
+    `group`, `agent` and `turn` are (B,) int64, `prompts` (B, P) int64. Agents and turns are kept apart because their
+    rewards differ, and prompts because two answers can be compared only if they answer the same prompt (AT-GRPO, arXiv
+    2510.11062; Dr. MAS).
     """
     keys = [group, agent, turn]
     if prompts is not None:
@@ -43,9 +43,8 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | No
 
 
 def compared(batch: Trajectories, greedy: bool) -> Tensor:
-    """(B,) bool: sequences with decisions that have a sequence to be compared with.
-
-    With `greedy` that is a greedy sequence of their group, otherwise another sampled one.
+    """(B,) bool: True for sequences with decisions that can be compared with another sequence of their group. With
+    `greedy` that is a greedy sequence, otherwise another sampled one.
     """
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     sampled = ~batch.greedy & batch.mask.any(1)
@@ -55,7 +54,7 @@ def compared(batch: Trajectories, greedy: bool) -> Tensor:
 
 
 def group_moments(scores: Tensor, index: Tensor, count: int, include: Tensor) -> GroupMoments:
-    """Size, mean and squared deviations of every group; see the module for the arguments."""
+    """Compute size, mean and squared deviations of every group; the module's docstring explains the arguments."""
     include = _counted(scores, include)
     exact = torch.where(include, scores.detach().double(), 0.0)
     zeros = exact.new_zeros(count)
@@ -135,7 +134,7 @@ def _counted(scores: Tensor, include: Tensor) -> Tensor:
 def _finish(
     result: Tensor, scores: Tensor, index: Tensor, include: Tensor, moments: GroupMoments, singleton: Singleton
 ) -> Tensor:
-    """Put in the advantage of groups of one, and 0 for rows that do not count."""
+    """Set the advantage of groups of one, and 0 for rows that do not count."""
     if singleton not in ("zero", "score"):
         raise MarlRayError(f"singleton: expected 'zero' or 'score', got {singleton!r}")
     if singleton == "score":

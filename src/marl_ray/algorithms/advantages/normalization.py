@@ -1,4 +1,4 @@
-"""Normalisation over the whole batch of all workers, by moments that may be summed."""
+"""Normalisation over the whole batch of all workers, by moments that workers can add up."""
 
 import torch
 from torch import Tensor
@@ -28,10 +28,10 @@ def standardise(
 
         mean = sum / n        std = sqrt((sum of squares - sum^2 / n) / (n - ddof))
 
-    with `moments` = (n, sum, sum of squares) of all workers. ddof 0 is the population's deviation (OpenRLHF), 1 is Bessel's
-    (verl, which divides by sqrt(var + 1e-8)). Without `center` the mean is not subtracted, without `scale` nothing is
-    divided. Where all values are equal, or there is only one, the result is 0 with `center` and `x` without it: no
-    deviation is known, so none is divided by. No gradient.
+    with `moments` = (n, sum, sum of squares) of all workers. ddof 0 is the population's deviation (OpenRLHF), 1 is
+    Bessel's (verl, which divides by sqrt(var + 1e-8)). Without `center` the mean is not subtracted, without `scale`
+    nothing is divided. Where all values are equal, or there is only one, no deviation is known: nothing is divided, and
+    the result is 0 with `center` and `x` without it. The result carries no gradient.
     """
     n, total, squares = moments.to(x.device).unbind()
     mean = total / n.clamp(min=1)

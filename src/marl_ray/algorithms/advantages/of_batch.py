@@ -14,9 +14,9 @@ def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor,
 
 
 def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """The same on costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
+    """GAE on the batch's costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
 
-    Costs are the team's: an agent's actions also count in the costs that arise after it is done, while others go on.
+    Costs are the team's, so costs that arise after an agent is done, while others go on, count for its actions too.
     """
     terminated = batch.terminated if batch.over is None else batch.over
     truncated = batch.truncated if batch.over_cut is None else batch.over_cut

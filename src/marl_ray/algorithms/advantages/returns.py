@@ -11,10 +11,11 @@ def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Te
 
         R_t = r_t + gamma R_{t+1}
 
-    over own steps only (REINFORCE++, arXiv 2501.03262): steps that are not own neither discount nor restart the sum, and
-    their rewards go to the latest own step before them. So with gamma = 1 a terminal reward reaches every own token of
-    the episode, across tool output. `rewards` (B, T); `mask` and `cut` (B, T) bool, `cut` True at the last step of every
-    episode that ends within the row. Rewards before an episode's first own step belong to nobody and are dropped.
+    over own steps only (REINFORCE++, arXiv 2501.03262): steps that are not own neither discount nor restart the sum,
+    and their rewards go to the latest own step before them. So with gamma = 1 a terminal reward reaches every own token
+    of the episode, across tool output. `rewards` (B, T); `mask` and `cut` (B, T) bool, `cut` True at the last step of
+    every episode that ends within the row. Rewards before an episode's first own step follow from none of its decisions
+    and are dropped.
     """
     nothing = torch.zeros_like(rewards)
     return gae(rewards, nothing, nothing, mask, cut, torch.zeros_like(cut), gamma, 1.0)[1]

@@ -15,7 +15,7 @@ def overlong_penalty(lengths: Tensor, longest: int, buffer: int, factor: float) 
 
 
 def shaped_rewards(batch: Trajectories, hyper: AlgorithmConfig, horizon: int, divergence: Tensor | None) -> Tensor:
-    """(B, T) rewards with the divergence (B, T) and the penalty for too long sequences taken off."""
+    """Subtract the divergence (B, T) and the penalty for too long sequences from the rewards; returns (B, T)."""
     rewards = batch.rewards
     if divergence is not None:
         rewards = rewards - divergence * batch.mask

@@ -12,13 +12,13 @@ VARIANCE_FLOOR = 1e-2
 class ValueNorm:
     """Debiased moving mean and variance of returns; the critic predicts (return - mean) / std.
 
-    One per critic: reward and cost returns have different scales.
+    Each critic has one, because reward and cost returns have different scales.
     """
 
     mean_sum: float = 0.0
     square_sum: float = 0.0
     weight: float = 0.0
-    """Sum of the decayed weights, which the moments are divided by."""
+    """Sum of the decayed weights, by which the moments are divided."""
 
     def updated(self, mean: float, square: float) -> "ValueNorm":
         """Add one batch, given the mean and the mean square of its returns over all workers."""
@@ -41,9 +41,9 @@ class ValueNorm:
         return float(max(variance, VARIANCE_FLOOR) ** 0.5)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """Reward units to the critic's units."""
+        """Convert from reward units to the critic's units."""
         return (values - self.mean) / self.std
 
     def denormalize(self, values: Tensor) -> Tensor:
-        """The critic's units to reward units."""
+        """Convert from the critic's units to reward units."""
         return values * self.std + self.mean

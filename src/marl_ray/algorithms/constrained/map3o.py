@@ -1,6 +1,6 @@
 """Multi-agent P3O (Zhang et al. 2022, arXiv 2205.11814, sec. 5): P3O's loss for every policy, on central critics.
 
-Actors stay decentralised and are updated at once; every policy has the penalty of the team's violation.
+Actors stay decentralised, and all are updated at once. Every policy's loss has the penalty of the team's violation.
 """
 
 from marl_ray.algorithms.advantages.of_batch import gae_advantages

@@ -2,9 +2,9 @@
 
     A' = A - sum_k lambda_k C_k       lambda_k <- max(0, lambda_k + lr (J_k + L E[rho C_k] - d_k) / d_k) after every step
 
-Every policy has multipliers of its own. L E[rho C_k] is how far this update has moved the episode's cost already (L
-decisions an episode), where the authors' code mixes a per-decision mean with a per-episode cost. Unlike theirs, the
-multipliers are damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
+Every policy has multipliers of its own. L E[rho C_k] estimates how far this update has moved the cost of an episode of
+L decisions; the authors' code mixes a per-decision mean with a per-episode cost. Unlike theirs, the multipliers are
+damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
 """
 
 from marl_ray.algorithms.advantages.of_batch import gae_advantages

@@ -2,9 +2,9 @@
 
     L = E[ -min(rho A, clip(rho) A) ] + kappa sum_k max(0, E[ max(rho C_k, clip(rho) C_k) ] + c_k)
 
-c_k = (J_k - d_k) / L is the violation per decision, see `penalty.py`; C_k is centred, and C_k and c_k are divided by the
-same standard deviation, so that `penalty` (kappa) means the same for every price. The hinge is around the mean of the
-whole minibatch over all workers; large minibatches keep it from flickering.
+c_k = (J_k - d_k) / L is the violation per decision, see `penalty.py`; C_k is centred, and C_k and c_k are divided by
+the same standard deviation, so that `penalty` (kappa) means the same for every price. The hinge is around the mean of
+the whole minibatch over all workers; with large minibatches it seldom switches from step to step.
 """
 
 from marl_ray.algorithms.advantages.of_batch import gae_advantages

@@ -1,8 +1,8 @@
 """PID-Lagrangian (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964): the multiplier is a controller's output.
 
-PPO-Lagrangian with lambda = max(0, kp P + I + kd D), see `multipliers.PID`. The proportional part damps the oscillation of
-the integral alone, the derivative part acts only on rising costs. P and J are not smoothed, where the authors' code smooths
-both over twenty batches (0.95): an error that is so late damps nothing.
+PPO-Lagrangian with lambda = max(0, kp P + I + kd D), see `multipliers.PID`. The proportional part damps the oscillation
+of the integral alone, the derivative part acts only on rising costs. P and J are not smoothed. The authors' code
+smooths both over about twenty batches (0.95), but so late an error damps nothing.
 """
 
 from marl_ray.algorithms.advantages.of_batch import gae_advantages

@@ -1,1 +1,1 @@
-"""The mathematics of budgets: multipliers, penalties, trust regions, and how episodes stand against them."""
+"""The mathematics of budgets: multipliers, penalties, trust regions, and the comparison of episodes with budgets."""

@@ -7,7 +7,8 @@ share of episodes within the budget is reported beside the mean.
 from collections.abc import Sequence
 
 OVER_BUDGET = 1e6
-"""Score lost per relative violation: a team within its budgets beats every one that is not."""
+"""Score that is subtracted per relative violation. It is so large that a team within its budgets beats every team that
+exceeds one."""
 CONFIDENCE = 0.95
 SLACK = 1.05
 """Episodes are also counted against budgets that are wider by this factor."""
@@ -24,19 +25,20 @@ def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
 
     Returns 0 if all costs are within their budgets; an excess that rounding explains does not count.
     """
-    pairs = zip(budgets, costs, strict=False)  # without constraints a signal may be gathered that has no budget
+    pairs = zip(budgets, costs, strict=False)  # without constraints a signal may have no budget
     over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
     return sum(part for part in over if part > _ROUNDING)
 
 
 def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
-    """The number that chooses the best policy: its return, and before that how near the mean costs are to their budgets."""
+    """The number that chooses the best policy: first the smaller violation of the budgets counts, then the greater
+    return."""
     return ret - OVER_BUDGET * violation(budgets, costs)
 
 
 def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
     """Greatest p for which "the rate is at least p" holds with this confidence (Clopper and Pearson 1934, one-sided)."""
-    from scipy.special import betaincinv  # here, as every process of a run imports this file
+    from scipy.special import betaincinv  # scipy is imported here, because every process of a run imports this file
 
     return float(betaincinv(successes, trials - successes + 1, 1 - confidence)) if successes else 0.0
 

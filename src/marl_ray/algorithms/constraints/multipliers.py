@@ -1,8 +1,8 @@
 """Lagrange multipliers that follow a measured cost, and the advantage they lead to.
 
-A multiplier sees the relative error e = (J_c - d) / d, with J_c the mean episode cost and d the budget, so that its gains
-mean the same for every budget; a budget of 0 leaves the error in units of the cost. Several constraints have one
-multiplier each. All state is in the dataclass: `Lagrange(**vars(multiplier))` continues bit for bit.
+A multiplier sees the relative error e = (J_c - d) / d, with J_c the mean episode cost and d the budget, so that its
+gains mean the same for every budget; a budget of 0 leaves the error in units of the cost. Several constraints have one
+multiplier each. All state is in the dataclass, so `Lagrange(**vars(multiplier))` continues bit for bit.
 """
 
 import math
@@ -78,12 +78,13 @@ class Lagrange:
 
 @dataclass(frozen=True)
 class PID:
-    """A PID controller of the cost (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964, algorithm 2).
+    """A multiplier that is a PID controller of the cost (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964, algorithm
+    2).
 
         I = max(0, I + ki e)      P = a_p P + (1 - a_p) e      J = a_d J + (1 - a_d) J_c / d
         D = max(0, J - J `delay` updates ago)                  lambda = max(0, kp P + I + kd D)
 
-    As in the authors' code P and J start at 0, and until there were `delay` updates D looks back to that start.
+    As in the authors' code, P and J start at 0, and during the first `delay` updates D compares with that start.
     """
 
     budget: float

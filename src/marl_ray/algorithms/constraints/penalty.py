@@ -2,8 +2,9 @@
 
     L = L_R + kappa sum_k max(0, L_C_k + c_k)        L_C_k = E[ max(r C_k, clip(r, 1-eps, 1+eps) C_k) ]
 
-The hinge is around a mean over the whole minibatch. So the means come first, in a pass without gradients, and then every
-micro-batch adds weight_k * (its part of L_C_k) to its loss, with the weights below: the gradients add up to that of L.
+The hinge is around a mean over the whole minibatch. So a pass without gradients computes the means first. Then every
+micro-batch adds weight_k * (its part of L_C_k) to its loss, with the weights below, and the gradients add up to the
+gradient of L.
 """
 
 import math
@@ -17,9 +18,10 @@ def constraint_violation(mean_cost: float, budget: float, decisions_per_episode:
     """c = (J_c - d) / L: how far the policy is over its budget, PER DECISION; negative within the budget.
 
     `mean_cost` J_c and `budget` d are per episode, undiscounted. The surrogate E[r C] is a mean over decisions, and an
-    episode's cost changes by about L times as much, so dividing by L puts both in one inequality: c + E[r C] <= 0. L counts
-    all decisions of an episode that the surrogate averages over: with three agents of 50 steps on one policy, each with
-    the team's cost, 150. If C is divided by a scale (its standard deviation), divide the result by the same one.
+    episode's cost changes by about L times as much, so dividing by L puts both in one inequality: c + E[r C] <= 0. L
+    counts all decisions of an episode that the surrogate averages over. For example, three agents on one policy that
+    each make 50 decisions and have the team's cost make L = 150. If C is divided by a scale (its standard deviation),
+    divide the result by the same one.
     """
     if not (math.isfinite(decisions_per_episode) and decisions_per_episode > 0):
         raise MarlRayError(f"decisions per episode: expected a number above 0, got {decisions_per_episode}")
@@ -29,8 +31,8 @@ def constraint_violation(mean_cost: float, budget: float, decisions_per_episode:
 def pessimistic_cost_surrogate(ratio: Tensor, cost_advantages: Tensor, clip: float) -> Tensor:
     """max(r C, clip(r, 1-clip, 1+clip) C), element by element.
 
-    The larger of the two, as a cost is to be lowered: the mirror of the smaller one that PPO takes for a reward.
-    `ratio` is pi_new / pi_old of the action taken; shapes broadcast, so (N, 1) with costs (N, K) gives (N, K).
+    A cost is to be lowered, so this is the larger of the two, where PPO takes the smaller one for a reward. `ratio` is
+    pi_new / pi_old of the action taken; shapes broadcast, so (N, 1) with costs (N, K) gives (N, K).
     """
     return (ratio * cost_advantages).maximum(ratio.clamp(1 - clip, 1 + clip) * cost_advantages)
 

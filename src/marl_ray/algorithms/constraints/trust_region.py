@@ -5,8 +5,9 @@ c_k the constraint violations (all per decision, see `penalty.constraint_violati
 
     argmin  g.x    subject to    b_k.x + c_k <= 0 for every k    and    x'Hx / 2 <= delta
 
-Everything is a loss here: g points up the loss to be minimised. With the reward gradient in its place every formula
-below would need the opposite sign of r = b.H^-1 g. Without constraints the step is that of TRPO (arXiv 1502.05477).
+All signs are those of losses: g is the gradient of the loss to be minimised. With the gradient of the reward instead,
+every formula below would need the opposite sign of r = b.H^-1 g. Without constraints the step is that of TRPO (arXiv
+1502.05477).
 
 Vectors are flat, of D entries. A `product` is x -> Hx; in training it sums over all workers, so every loop here calls
 it equally often on workers that hold equal vectors.
@@ -22,18 +23,20 @@ from torch import Tensor
 
 from marl_ray.errors import MarlRayError
 
-Product = Callable[[Tensor], Tensor]
+MatrixProduct = Callable[[Tensor], Tensor]
 Parameters = dict[str, Tensor]
 Case = Literal["unconstrained", "constrained", "recovery"]
 
 VANISHING = 1e-16
-"""A squared natural norm g'H^-1 g below this is no gradient but rounding."""
+"""A gradient whose squared natural norm g'H^-1 g is below this number is only rounding."""
 MOST_CONSTRAINTS = 8
 SLACK = 1e-9
 """Relative rounding allowed when a candidate is checked against the constraints."""
 
 
-def conjugate_gradient(product: Product, target: Tensor, iterations: int = 10, tolerance: float = 1e-10) -> Tensor:
+def conjugate_gradient(
+    product: MatrixProduct, target: Tensor, iterations: int = 10, tolerance: float = 1e-10
+) -> Tensor:
     """x with Hx = target, (D,), for a symmetric positive definite H (Hestenes and Stiefel 1952).
 
     Starts at 0 and stops after `iterations` products, or once |Hx - target|^2 <= tolerance |target|^2; relative, because
@@ -71,9 +74,9 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
 def head_fisher_product(outputs: Tensor, tangent: Tensor, sizes: Sequence[int] | None) -> Tensor:
     """F t for the Fisher matrix F of a head with respect to its own outputs, (N, P).
 
-    `sizes` are the categories of each part of a categorical head, whose normalised outputs are log-probabilities
-    (-inf for a masked action): F = diag(p) - pp'. None is a Gaussian head, mean and log standard deviation:
-    F = diag(1 / std^2, 2).
+    `sizes` are the categories of each part of a categorical head, whose normalised outputs are log-probabilities (-inf
+    for a masked action): F = diag(p) - pp'. None stands for a Gaussian head with mean and log standard deviation: F =
+    diag(1 / std^2, 2).
     """
     if sizes is None:
         log_std = outputs.chunk(2, -1)[1]
@@ -100,16 +103,15 @@ def fisher_product(
     parameters: Mapping[str, Tensor],
     weights: Tensor,
     sizes: Sequence[int] | None,
-) -> Product:
+) -> MatrixProduct:
     """v -> sum_n weights_n J_n' F_n J_n v, (D,): the Hessian of the weighted KL at `parameters`, times v.
 
     `function` maps parameters to normalised outputs (N, P) (`torch.func.functional_call` of the policy), J_n is its
-    Jacobian at decision n and F_n the head's Fisher matrix. The Gauss-Newton form needs one forward-mode and one reverse
-    pass, never the derivative of a gradient, and is positive semi-definite by construction; at the current weights it
-    equals the Hessian. `weights` (N,) must add up to one over all micro-batches and workers, so that products over parts
-    of a batch add up to the product over the batch. Damping is the caller's, added once after that sum.
-
-    Keeps the graph of one forward pass alive as long as the returned function. Fused attention has no forward mode: run a
+    Jacobian at decision n and F_n the head's Fisher matrix. The Gauss-Newton form needs one forward-mode and one
+    reverse pass, never the derivative of a gradient, and is positive semi-definite by construction; at the current
+    weights it equals the Hessian. `weights` (N,) must add up to one over all micro-batches and workers, so that
+    products over parts of a batch add up to the product over the batch. The caller adds the damping once, after that
+    sum. The returned function keeps the graph of one forward pass alive. Fused attention has no forward mode: run a
     transformer under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     here = {name: tensor.detach() for name, tensor in parameters.items()}
@@ -131,7 +133,7 @@ def fisher_vector_product(
     weights: Tensor,
     sizes: Sequence[int] | None,
 ) -> Tensor:
-    """One `fisher_product`, for batches too large to keep their graph, (D,)."""
+    """Compute one `fisher_product`, (D,), for batches whose graph is too large to keep."""
     return fisher_product(function, parameters, weights, sizes)(vector)
 
 
@@ -143,7 +145,8 @@ class TrustRegionStep(NamedTuple):
     case: Case
     """The problem that was solved; `recovery` means that no point of the trust region meets the constraints."""
     multipliers: tuple[float, ...]
-    """nu_k >= 0: the loss that a unit of constraint k costs; 0 where the constraint does not bind, and in a recovery."""
+    """nu_k >= 0: the loss that one unit of slack in constraint k would save; 0 where the constraint does not bind, and
+    in a recovery."""
     trust_multiplier: float
     """lambda >= 0 of the trust region; 0 where it does not bind, and in a recovery."""
 
@@ -161,20 +164,20 @@ def _candidate(
 ) -> _Solution | None:
     """Minimiser over the trust region where the active constraints hold with equality, or None where there is none.
 
-    x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the nearest point of the boundary, then down the loss along it.
-    Those two parts are H-orthogonal, so Pythagoras gives lambda.
+    x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
+    boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
     """
     inner = s[active][:, active]
     norms = inner.diagonal().sqrt()
     correlation = (inner + inner.T) / (2 * norms[:, None] * norms)
     if active and torch.linalg.eigvalsh(correlation)[0] < resolution**0.5:
-        return None  # dependent gradients: a smaller set describes the same boundary
+        return None  # the gradients are dependent: a smaller set of them describes the same boundary
     to_boundary, along = torch.linalg.solve(inner, torch.stack([c[active], r[active]], -1)).unbind(-1)
     room = radius - float(c[active] @ to_boundary)
     if room < -SLACK * radius:
         return None
     left = q - float(r[active] @ along)
-    blocked = left <= max(VANISHING, 8 * resolution * q)  # the boundary leaves no way down the loss
+    blocked = left <= max(VANISHING, 8 * resolution * q)  # no direction along the boundary lowers the loss
     rate = 0.0 if blocked else math.sqrt(max(room, 0.0) / left)
     costs, multipliers = torch.zeros_like(c), torch.zeros_like(c)
     costs[active] = rate * along - to_boundary
@@ -187,7 +190,7 @@ def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: 
     """The step as coefficients of v = H^-1 g and of W = H^-1 B', from q = g.v, r = Bv and S = BW in float64.
 
     The problem is convex and its optimum is the candidate of its own active set, so the best candidate that keeps all
-    constraints is the optimum. Constraints whose gradient vanishes cannot be acted upon and are left out.
+    constraints is the optimum. No step can change a constraint whose gradient vanishes, so it is left out.
     """
     radius = 2 * delta
     reach = (radius * s.diagonal()).clamp(min=0).sqrt()
@@ -217,16 +220,17 @@ def constrained_step(
     cost_gradients: Tensor,
     violations: Tensor,
     delta: float,
-    product: Product,
+    product: MatrixProduct,
     iterations: int = 10,
     tolerance: float = 1e-10,
 ) -> TrustRegionStep:
     """The step for loss gradient (D,), cost gradients (K, D) and violations (K,), K >= 0, within KL `delta`.
 
-    If no point of the trust region meets the constraints, the step lowers the cost that is furthest out of reach, relative
-    to how far the region reaches (section 6.2 of the paper). Gradients that are not finite give a step that is not, which
-    `backtracking` rejects. Takes at most (K + 1) iterations + 1 products. Conjugate gradients cut short misjudge lengths:
-    the last product measures the step, and shortens it if it left the trust region.
+    If no point of the trust region meets the constraints, the step lowers the cost that is furthest out of reach,
+    relative to how far the region reaches (section 6.2 of the paper). Gradients that are not finite give a step that is
+    not finite, which `backtracking` rejects. The function takes at most (K + 1) iterations + 1 products. Conjugate
+    gradients that stop early misjudge lengths, so the last product measures the step, which is shortened if it leaves
+    the trust region.
     """
     if len(violations) > MOST_CONSTRAINTS:
         raise MarlRayError(f"constraints: expected at most {MOST_CONSTRAINTS}, got {len(violations)}")
@@ -258,7 +262,7 @@ class LineSearch(NamedTuple):
     loss_change: float
     cost_changes: tuple[float, ...]
     kl: float
-    """Changes and divergence are those at `vector`; 0 if no candidate was accepted."""
+    """KL divergence (nats) of the policy at `vector` from the old one; 0 if no candidate was accepted."""
 
 
 def backtracking(
@@ -272,8 +276,9 @@ def backtracking(
 ) -> LineSearch:
     """The first of old + coefficient^j step, j = 0 .. steps - 1, that keeps what the step promised; else `old` itself.
 
-    Kept means: KL <= delta; every cost surrogate rises by at most max(-c_k, 0); and the reward loss does not rise, unless
-    some constraint was violated at the start, where lower cost is worth reward. A value that is not finite is a rejection.
+    To keep it means: KL <= delta; every cost surrogate rises by at most max(-c_k, 0); and the reward loss does not
+    rise, unless some constraint was violated at the start, where lower cost is worth reward. A value that is not finite
+    is a rejection.
 
     `evaluate` takes weights (D,) and returns the surrogate loss, the K surrogate costs and the KL from `old`; equal on all
     workers. It is called for `old` first and may leave its last candidate in the network, so the caller must write

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from marl_ray.errors import MarlRayError
 
-Estimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
+KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
 EXPONENT_LIMIT = 20.0
 K3_LIMIT = 10.0
 CONTROLLER_CLIP = 0.2
 
 
-def kl_estimate(log_probs: Tensor, reference: Tensor, kind: Estimator) -> Tensor:
+def kl_estimate(log_probs: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
     """Per-token estimate of KL(policy || reference), in nats; the shape of `log_probs`, with gradient to it.
 
         k1   log pi - log ref              unbiased; its expected gradient is 0, so only for rewards
@@ -41,7 +41,7 @@ def kl_estimate(log_probs: Tensor, reference: Tensor, kind: Estimator) -> Tensor
             gradient = 0.5 * difference**2
             return value + (gradient - gradient.detach())
         case _:
-            raise MarlRayError(f"kl_estimator: expected one of {', '.join(get_args(Estimator))}, got {kind!r}")
+            raise MarlRayError(f"kl_estimator: expected one of {', '.join(get_args(KlEstimator))}, got {kind!r}")
 
 
 def adaptive_coefficient(coefficient: float, kl: float, target: float, horizon: float, n: int) -> float:
@@ -49,8 +49,8 @@ def adaptive_coefficient(coefficient: float, kl: float, target: float, horizon: 
 
         c <- c (1 + clip(kl / target - 1, -0.2, 0.2) n / horizon)
 
-    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2. `kl` and `target` in the same unit (nats per token or sequence),
-    `horizon` in sequences. Raises MarlRayError unless target and horizon are positive.
+    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2. `kl` and `target` have the same unit (nats per token or
+    sequence); `horizon` is in sequences. Raises MarlRayError unless target and horizon are positive.
     """
     if target <= 0 or horizon <= 0:
         raise MarlRayError(f"kl_target, kl_horizon: expected positive numbers, got {target} and {horizon}")

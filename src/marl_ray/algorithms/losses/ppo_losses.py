@@ -10,10 +10,10 @@ from marl_ray.config import AlgorithmConfig
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None
 ) -> PolicyLoss:
-    """-min(rho A, clip(rho, low, high) A), and where the clip removed the gradient.
+    """-min(rho A, clip(rho, low, high) A), and a bool that is True where the clip removed the gradient.
 
-    Schulman et al. 2017 (arXiv 1707.06347), eq. 7, with a bound of each side of its own (arXiv 2503.14476, eq. 8). The dual
-    clip (Ye et al. 2020, arXiv 1912.09729, eq. 5) bounds the loss of a bad action (A < 0) by -dual_clip A.
+    Schulman et al. 2017 (arXiv 1707.06347), eq. 7, with a bound for each side (arXiv 2503.14476, eq. 8). The dual clip
+    (Ye et al. 2020, arXiv 1912.09729, eq. 5) bounds the loss of a bad action (A < 0) by -dual_clip A.
     """
     free, bounded = ratio * advantages, ratio.clamp(low, high) * advantages
     objective, clipped = free.minimum(bounded), bounded < free

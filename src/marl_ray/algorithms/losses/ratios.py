@@ -1,13 +1,13 @@
 """Importance ratios between the current policy, the one that the update started from and the one that sampled.
 
-All are of log-probabilities (B, T) in nats, with `mask` (B, T) bool for the policy's own tokens.
+All functions take log-probabilities (B, T) in nats, and `mask` (B, T) bool for the policy's own tokens.
 """
 
 import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""exp cannot overflow within it, in float32 and bfloat16."""
+"""Greatest log ratio; its exponential overflows neither in float32 nor in bfloat16."""
 GSPO_LIMIT = 10.0
 
 
@@ -19,8 +19,8 @@ def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
     """Log ratio of whole sequences, (B,), with gradient; 0 for a fully masked sequence. Not clamped.
 
-    The mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the geometric mean of token ratios); `summed`: their sum, the
-    true ratio of sequences, as TRL's RLOO uses.
+    It is the mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the geometric mean of token ratios). With `summed` it
+    is their sum, which belongs to the true ratio of sequences that TRL's RLOO uses.
     """
     total = torch.where(mask, log_probs - old.detach(), 0.0).sum(1)
     return total if summed else total / mask.sum(1).clamp(min=1)

@@ -12,7 +12,7 @@ class Valued(NamedTuple):
     """A critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units."""
 
     outputs: Tensor
-    """Now, with gradients."""
+    """The outputs of the current weights, with gradients."""
     old: Tensor
     """The outputs when the update began."""
     targets: Tensor
@@ -23,8 +23,9 @@ def clipped_value_loss(
 ) -> Tensor:
     """max of the Huber losses of the new value and of the new value held within +-clip of the old one.
 
-    Yu et al. 2021 (arXiv 2103.01955), appendix C. `returns` are in units of the value normaliser as it is now; `old_values`
-    are the critic's outputs before the first step: there `values` equals them, and the clip takes nothing away.
+    Yu et al. 2021 (arXiv 2103.01955), appendix C. `returns` are in units of the value normaliser as it is now.
+    `old_values` are the critic's outputs before the first step. In the first step `values` equal them, so the clip
+    takes nothing away.
     """
     loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
     if clip is None:

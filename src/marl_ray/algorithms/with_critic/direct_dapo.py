@@ -5,8 +5,8 @@
 
 The critic is fitted first and then held. The paper subtracts from V(s.a_i) the mean over candidate steps of the same s
 (eq. 13); where a state has one sampled action, that mean's expectation is V(s) itself, so A = r + V(s') - V(s) here.
-Nothing is discounted, and nothing follows the end of a sequence, also where a limit on its length cut it: that is what the
-critic is fitted to, so an advantage must not count more. Not to be confused with `dapo`.
+Nothing is discounted, and the value after the end of a sequence is 0, also where a limit on its length cut it. The
+critic is fitted to such returns, so an advantage must not contain more. Not to be confused with `dapo`.
 """
 
 import torch

@@ -2,8 +2,9 @@
 
     L_i = E[ -min(rho_i M A, clip(rho_i, 1-eps, 1+eps) M A) ],   M = product over the policies before i of pi_new / pi_old
 
-in an order drawn anew for every batch. M is the change that the policies already updated have brought to the joint action's
-probability; the learner multiplies it into the advantages (M > 0, so it goes through min and clip), and the loop keeps it.
+in an order drawn anew for every batch. M is the ratio by which the policies that were already updated have changed the
+joint action's probability. `update_team` keeps it, and the learner multiplies the advantages by it (M > 0, so this
+equals the formula).
 """
 
 from marl_ray.algorithms.advantages.of_batch import gae_advantages

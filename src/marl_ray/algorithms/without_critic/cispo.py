@@ -2,8 +2,9 @@
 
     L = -sg( clip(rho, 1-eps, 1+eps') ) A log pi
 
-The clip bounds the weight of a decision and never takes its gradient away. A is GRPO's. As in the paper only the upper bound
-holds by default (eps = 1); the paper tunes eps' and does not say to what, so that it is 4 here, a weight of at most 5.
+The clip bounds the weight of a decision and never takes its gradient away. A is GRPO's. As in the paper, only the upper
+bound holds by default (eps = 1). The paper tunes eps' and does not report its value; here it is 4, a weight of at most
+5.
 """
 
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
@@ -13,7 +14,7 @@ from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """Weighted score function; `clipped` marks bounded weights."""
+    """The weighted log-probability, whose gradient is the score function; `clipped` marks bounded weights."""
     ratio = token_ratio(batch.log_probs, batch.old_log_probs).detach()
     weight = ratio.clamp(*hyper.clip_range)
     return PolicyLoss(-weight * batch.advantages * batch.log_probs, weight != ratio)

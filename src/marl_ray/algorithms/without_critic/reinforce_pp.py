@@ -2,8 +2,8 @@
 
     R_t = r_t + gamma R_{t+1}       A = (R - mean_B R) / std_B R
 
-over all decisions of the batch (Bessel, as in verl; OpenRLHF takes the population's). A divergence penalty belongs into the
-reward here: `kl_place: reward`.
+over all decisions of the batch (Bessel, as in verl; OpenRLHF takes the population's). Its divergence penalty is a part
+of the reward: `kl_place: reward`.
 """
 
 from torch import Tensor

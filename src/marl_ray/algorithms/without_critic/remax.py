@@ -2,8 +2,8 @@
 
     A_t = R_t - s(greedy episode of the same start),   R_t = r_t + gamma R_{t+1}       L = -A log pi
 
-One member of every group is played greedily and not trained on. Where rows are responses, one to a prompt that the greedy
-episode never came to has no baseline, and nothing is learned from it.
+One member of every group is played greedily and not trained on. A response to a prompt that the greedy episode never
+reached has no baseline, and nothing is learned from it.
 """
 
 from torch import Tensor
@@ -26,7 +26,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """The score function's loss; nothing is clipped."""
+    """The loss -A log pi, whose gradient is the score function; nothing is clipped."""
     return PolicyLoss(-batch.advantages * batch.log_probs, batch.mask.new_zeros(batch.mask.shape))
 
 

@@ -11,12 +11,12 @@ from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, spec_of
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
 from marl_ray.config.run.sections import (
+    NAME_FIELD,
     AlgorithmReference,
     CheckpointConfig,
     ConstraintConfig,
     EnvConfig,
     EvaluationConfig,
-    Name,
     PolicyConfig,
     ResourcesConfig,
     TrackingConfig,
@@ -34,7 +34,7 @@ plays about T more for each."""
 class RunConfig(Config):
     """One training run: its environment, team, algorithm and resources."""
 
-    name: str = Name
+    name: str = NAME_FIELD
     """Name of the run. The same name under the same storage resumes it."""
     seed: NonNegativeInt = 0
     """Seed of the weights, the environments and the sampled actions."""

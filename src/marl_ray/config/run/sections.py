@@ -18,7 +18,7 @@ from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
-Name = Field(pattern=NAME_PATTERN)
+NAME_FIELD = Field(pattern=NAME_PATTERN)
 
 
 class CostConfig(Config):

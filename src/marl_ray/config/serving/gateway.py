@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from marl_ray.config.base import Config
-from marl_ray.config.run.sections import NAME_PATTERN, Name
+from marl_ray.config.run.sections import NAME_FIELD, NAME_PATTERN
 from marl_ray.config.serving.arms import LEAST, ArmConfig, Replicas
 from marl_ray.config.serving.measures import Margin, Range, check_measure
 
@@ -156,7 +156,7 @@ class PopulationConfig(Config):
 class ExperimentConfig(Config):
     """Arms that compete for units (sessions): a control and treatments."""
 
-    name: str = Name
+    name: str = NAME_FIELD
     """Name of the experiment, for good: its units and its audit log are kept under it."""
     endpoint: str | None = Field(None, pattern=NAME_PATTERN)
     """The name that clients act on, kept from one experiment to the next; the experiment's name when not given."""

@@ -1,10 +1,9 @@
 """Off-policy evaluation of actor-critic bundles on logged acts, before any user meets the bundle.
 
 A unit's importance weight is the product, over its agents and steps, of the chance that the bundle takes the logged
-action over the chance with which it was taken. Units in which an agent acted greedily are left out: they say nothing
-about the outcome of another choice, and a weight of 1 would judge the bundle by decisions that it would not make.
-
-The units must not be those that the bundle learned from: it would be judged by the luck that it was fitted to.
+action over the chance with which it was taken. Units in which an agent acted greedily are left out: they contain no
+evidence about other choices, and with a weight of 1 the bundle would be judged by decisions that it would not make. The
+bundle must not have learned from the units, or it would be judged by the luck that it was fitted to.
 """
 
 import math
@@ -32,7 +31,7 @@ MOST_FEATURES = 256
 MOST_CODED = 64
 """Most categories of an entry that is one-hot; an entry with more counts as a number."""
 MOST_ERRORS, ROUNDING = 3.0, 0.01
-"""Largest distance of the mean weight from 1, in its standard errors, and allowance for float32 log-probabilities."""
+"""Largest distance of the mean weight from 1, in its standard errors, and the tolerance for float32 log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +41,21 @@ class OffPolicyEstimate:
     value: PolicyValue
     """Self-normalised importance sampling; the gate reads this value."""
     doubly_robust: PolicyValue
-    """A second opinion: if the two differ by more than their errors, neither should be believed."""
+    """A second estimate of the same number. If it differs from `value` by more than their errors, trust neither."""
     logged: float
     """Mean outcome of the used units, as they were served."""
     units: int
     """Number of units used."""
     greedy_units: int
-    """Number of units left out, because an agent acted greedily, or wrote a text that was not drawn from its model's
-    whole distribution."""
+    """Number of units that were left out, because an agent acted greedily or wrote a text that was not drawn from its
+    model's full distribution."""
     gate: ExposureGate
 
 
 def judge(
     bundle: Bundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
-    """Estimate a bundle's mean outcome from exported decisions (file, folder or URI) and hold it against `floor`.
+    """Estimate a bundle's mean outcome from exported decisions (file, folder or URI) and compare it with `floor`.
 
     The gate passes if the one-sided lower bound at level `alpha` lies above `floor`, on at least `min_effective` effective
     units whose mean weight is about 1. Raises MarlRayError if the data cannot be read, do not fit the bundle, or hold no
@@ -71,7 +70,7 @@ def judge(
 def judged(
     value: PolicyValue, robust: PolicyValue, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
 ) -> OffPolicyEstimate:
-    """The result of two estimates on the units `used`, (units,) bool."""
+    """Combine two estimates on the units `used`, (units,) bool, into one result."""
     units = int(used.sum())
     gate = _gate(value, units, floor, min_effective)
     return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
@@ -80,8 +79,9 @@ def judged(
 def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) -> ExposureGate:
     """Apply `experiments.statistics.off_policy.gate` after a test that the mean weight is 1.
 
-    A self-normalised estimate alone does not notice data that the log never held: if all weights are equally small it
-    is the logged mean. The standard error follows from the effective sample size, mean sqrt(1 / effective - 1 / n).
+    A self-normalised estimate alone does not show that the log lacks the bundle's actions: if all weights are equally
+    small, the estimate is the logged mean. The standard error follows from the effective sample size, mean sqrt(1 /
+    effective - 1 / n).
     """
     spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
     if not abs(value.mean_weight - 1) <= MOST_ERRORS * value.mean_weight * math.sqrt(spread) + ROUNDING:
@@ -91,7 +91,7 @@ def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) ->
 
 
 def logged_for(bundle: Bundle, path: str) -> Logged:
-    """Exported decisions in the form of the bundle's policies; raises MarlRayError if they do not fit."""
+    """Read exported decisions in the form that the bundle's policies take; raises MarlRayError if they do not fit."""
     policies = {name: (policy.observation_space, policy.action_space) for name, policy in bundle.policies.items()}
     return read_logged(path, bundle.agents, policies)
 
@@ -107,8 +107,8 @@ def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> 
 def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> PolicyValue:
     """Mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
 
-    The model predicts a unit's outcome from its first observations, with the same prediction for the logged and for the
-    bundle's actions: so it removes the variance that starts bring, and needs right weights. It is fitted with the
+    The model predicts a unit's outcome from its first observations, with the same prediction for the logged actions and
+    for the bundle's. So it removes the variance between starts, and the weights must be right. It is fitted with the
     importance weights, so that it tends to the bundle's outcome from a start, and across five folds of units, so that
     no unit is predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
     """
@@ -122,7 +122,8 @@ def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.
 def log_weights(bundle: Bundle, logged: Logged) -> np.ndarray:
     """Log importance weights (units,): sums of target - behaviour log-probabilities over own decisions of stochastic acts.
 
-    Raises MarlRayError if a continuous action lies at its bound: the chance of having been clipped to it was not logged.
+    Raises MarlRayError if a continuous action lies at its bound: the log does not hold the chance that the action was
+    clipped to it.
     """
     sums = np.zeros(len(logged.units))
     for name, batch in logged.policies.items():
@@ -163,11 +164,13 @@ def _used(logged: Logged) -> np.ndarray:
 
 
 def start_features(bundle: Bundle, logged: Logged) -> np.ndarray:
-    """First observation of every agent side by side, small categories one-hot; (units, at most MOST_FEATURES)."""
+    """The first observations of all agents side by side, (units, at most MOST_FEATURES). Entries with few categories
+    are one-hot."""
     blocks = []
     for name, batch in logged.policies.items():
         for agent in range(batch.agents):
-            rows_of_agent = torch.nonzero(batch.agent == agent)[:, 0].flip(0)  # of several turns the first is set last
+            # An agent's first turn is written last, so that it stays.
+            rows_of_agent = torch.nonzero(batch.agent == agent)[:, 0].flip(0)
             rows = _coded(bundle.policies[name].observation_space, batch.observations[rows_of_agent, 0].numpy())
             blocks.append((batch.episode[rows_of_agent].numpy(), rows))
     width = sum(rows.shape[1] for _, rows in blocks)
@@ -184,7 +187,7 @@ def start_features(bundle: Bundle, logged: Logged) -> np.ndarray:
 
 
 def _coded(space: spaces.Space[Any], rows: np.ndarray) -> np.ndarray:
-    """Flat rows (N, D) as numbers that a linear model can use."""
+    """Convert flat rows (N, D) to numbers that a linear model can use."""
     if not isinstance(space, CATEGORICAL) or max(cardinalities(space)) > MOST_CODED:
         return rows.astype(np.float32)
     columns = zip(rows.T, cardinalities(space), strict=True)
@@ -192,7 +195,7 @@ def _coded(space: spaces.Space[Any], rows: np.ndarray) -> np.ndarray:
 
 
 def cross_fitted(features: np.ndarray, outcomes: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
-    """Predictions (n,) of the outcomes by ridge regressions on features (n, D) that did not see them.
+    """Predict the outcomes (n,) from features (n, D) by ridge regressions that did not see them.
 
     Rows weigh as their importance weights; with fewer rows than folds the prediction is 0.
     """

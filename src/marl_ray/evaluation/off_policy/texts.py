@@ -1,15 +1,13 @@
 """Off-policy evaluation of bundles of language models on logged tokens, before any user meets the bundle.
 
 As in `acts`, a unit's importance weight is the product, over all tokens of its responses, of the chance that the bundle
-writes the logged token over the chance with which it was written. Units with a response that was not drawn from its
-model's whole distribution are left out: written greedily, or with `top_k` or `top_p`, whose chances the log does not
-hold.
+writes the logged token over the chance with which it was written. Units are left out if one of their responses was not
+drawn from its model's full distribution, because it was written greedily, or with `top_k` or `top_p`, whose chances the
+log does not hold. The bundle is judged at the temperature that the request chose, otherwise at its own. Prompts, stop
+strings, limits of length and the points where clients left are taken from the log.
 
-The bundle is judged at the temperature that a request chose, else at its own. Prompts, stop strings and limits of
-length are those that were in force, and so is the point where a client left.
-
-Weights of long responses spread over many orders of magnitude. The estimates are useful if responses are short or if
-the bundle is close to the served one; the effective number of units says whether they are.
+Weights of long responses spread over many orders of magnitude. The estimates are useful only if responses are short or
+if the bundle is close to the served one. The effective number of units shows it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +56,7 @@ def judge_texts(
 def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
     """Logarithms of the bundle's chance of each response over that of the arm that wrote it, (responses,) float64.
 
-    Raises MarlRayError if a policy cannot have written a response, or draws from a part of its distribution only.
+    Raises MarlRayError if a policy cannot have written a response, or draws only from a part of its distribution.
     """
     ratios: dict[str, float] = {}
     for name, texts in by_policy(served, bundle.agents).items():
@@ -98,7 +96,7 @@ def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
 
 @torch.no_grad()
 def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, float]:
-    """Place of a response -> its log ratio."""
+    """File and row of a response -> its log ratio."""
     ratios: dict[str, float] = {}
     for start in range(0, len(served), ROWS):
         part = served[start : start + ROWS]
@@ -112,7 +110,7 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
 
 
 def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -> np.ndarray:
-    """Shares of the tokens of each unit's first prompts, folded into (units, MOST_FEATURES)."""
+    """The share of each token in each unit's first prompts, (units, MOST_FEATURES); tokens share columns."""
     features: Any = np.zeros((units, MOST_FEATURES))
     seen = set()
     for one in served:

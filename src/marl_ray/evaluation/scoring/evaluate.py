@@ -1,7 +1,7 @@
-"""Evaluating samples on a code benchmark."""
+"""Evaluate samples on a code benchmark."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.data_files import BenchmarkData, load
-from marl_ray.evaluation.pass_at_k import possible_ks
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, Scorer, ScoringJob, What
 from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
 from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
@@ -70,6 +69,24 @@ class EvaluationPlan:
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
+def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
+    """Choose the values of k to report; `counts` are the numbers of samples by problem.
+
+    Without `wanted`, they are those of `default` for which every problem has enough samples, as in the official
+    harness.
+    Raises MarlRayError naming a problem with fewer samples than a wanted k.
+    """
+    task_id, fewest = min(counts.items(), key=lambda item: item[1])
+    if wanted is None:
+        return tuple(k for k in default if k <= fewest)
+    for k in wanted:
+        if k < 1:
+            raise MarlRayError(f"--k {k}: expected at least 1")
+        if k > fewest:
+            raise MarlRayError(f"--k {k}: problem {task_id!r} has only {fewest} sample{'s' * (fewest != 1)}")
+    return tuple(sorted(set(wanted)))
+
+
 def task_of(options: EvaluationOptions) -> ScoringTask:
     """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
     name, colon, file = options.benchmark.partition(":")
@@ -84,7 +101,8 @@ def task_of(options: EvaluationOptions) -> ScoringTask:
 
 
 def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
-    """Read and check everything. `task` is a task that was read before; `made` describes the samples, if that is known.
+    """Read and check everything. `task` is the result of `task_of`, if it was called before; `made` describes the
+    samples, if that is known.
 
     Raises MarlRayError naming the option, or the file and line.
     """
@@ -149,7 +167,7 @@ def evaluate(
 
 
 def _failing_references(planned: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
-    """Problems all of whose references fail. A problem's next reference is tried only after the one before failed."""
+    """The problems whose references all fail. A problem's next reference runs only if the one before has failed."""
     open_problems = [problem for problem in planned.data.problems if problem.references]
     failing: list[Problem] = []
     number = 0

@@ -1,4 +1,4 @@
-"""Scoring samples one at a time, or many at once on this machine; `ray_scoring` does it on a cluster."""
+"""Score samples one at a time, or many at once on this machine; `ray_scoring` does it on a cluster."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from marl_ray.sandbox.limits import WALL_FACTOR
 MAX_SOURCE_BYTES = 32 << 20
 """A larger program is not run; its verdict is `too large`."""
 SLACK_S = 60.0
-"""Seconds beyond its time limits within which a sample must be scored; later is an error."""
+"""Seconds that scoring a sample may take beyond its time limits; after that it is an error."""
 START_S = 5.0
 """Seconds that starting and ending one run may take on a busy machine."""
 
@@ -45,13 +45,13 @@ Scorer = Callable[[Sequence[ScoringJob]], Iterator[list[ResultRow]]]
 
 
 def make_pool(workers: int, packages: Iterable[str], min_level: Level) -> Pool:
-    """A pool whose programs may import these packages, if they are installed."""
+    """Make a sandbox pool whose programs may import these packages, if they are installed."""
     installed = [name for name in sorted(packages) if importlib.util.find_spec(name)]
     return Pool(workers, warm=(*WARM, *installed), min_level=min_level)
 
 
 def score(pool: Pool, job: ScoringJob) -> ResultRow:
-    """The result of a sample, as a line of results.jsonl."""
+    """Score one job; returns its result as a line of results.jsonl."""
     sample, problem = job.sample, job.sample.problem
     modes = [mode for mode in job.modes if mode in problem.modes]
     source = program_of(problem, sample.source)

@@ -1,4 +1,4 @@
-"""Scoring on a Ray cluster: an actor with a sandbox pool on every node, small batches of samples to each."""
+"""Score on a Ray cluster: every node has an actor with a sandbox pool, which gets small batches of samples."""
 
 import math
 import time
@@ -16,7 +16,7 @@ IN_FLIGHT = 2
 """Number of batches that a node holds, so that it has work while a result travels."""
 BATCH_PER_WORKER = 4
 ATTEMPTS = 3
-"""A batch that takes this many nodes down with it ends the evaluation."""
+"""Number of nodes that may die while they score one batch; then the batch ends the evaluation."""
 START_S = 120.0
 
 
@@ -42,10 +42,8 @@ Nodes = dict[str, tuple[Any, int]]
 
 @contextmanager
 def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) -> Iterator[Scorer]:
-    """A scorer on the Ray that is initialised here.
-
-    `workers` is the number of runs at a time on a node; None takes its CPUs. Raises MarlRayError if a node cannot have
-    its pool.
+    """Make a scorer on the Ray that this process is connected to. `workers` is the number of runs at a time on a node;
+    None takes the number of its CPUs. Raises MarlRayError if a node cannot have its pool.
     """
     import ray
 
@@ -58,7 +56,8 @@ def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) 
 
 
 def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[ResultRow]]:
-    """Results as they come; a node that dies gives its batches to the others. Raises MarlRayError when none is left."""
+    """Yield results as they arrive. The batches of a node that dies go to the others. Raises MarlRayError when none is
+    left."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -102,7 +101,7 @@ def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[Res
 
 
 def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> Nodes:
-    """An actor on every node that has CPUs, and its number of runs at a time."""
+    """Start an actor on every node that has CPUs; returns each with its number of runs at a time."""
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -129,6 +128,6 @@ def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> N
 
 
 def _reason(error: BaseException) -> str:
-    """The cause in a remote error's text: its last line; the lines before are the traceback."""
+    """The cause of a remote error: the last line of its text. The lines before it are the traceback."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -12,8 +12,7 @@ import numpy as np
 from marl_ray import __version__
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode
-from marl_ray.evaluation.pass_at_k import bootstrap
-from marl_ray.evaluation.statistics import BootstrapInterval
+from marl_ray.evaluation.statistics import BootstrapInterval, problem_bootstrap
 from marl_ray.rewards.pass_at_k import pass_at_k
 
 REPORT, MARKDOWN = "report.json", "report.md"
@@ -80,13 +79,17 @@ def make_report(
 def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[int]) -> dict[str, dict[str, float]]:
     judged = [problem[name] for problem in problems.values() if name in problem["passed"]]
     numbers = (f"pass@{k}" for k in ks)
-    return {number: bootstrap([np.array([scores[number] for scores in judged])], [1.0])._asdict() for number in numbers}
+    return {
+        number: problem_bootstrap([np.array([scores[number] for scores in judged])], [1.0])._asdict()
+        for number in numbers
+    }
 
 
 def _problem(
     rows: Sequence[Mapping[str, Any]], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]
 ) -> dict[str, Any]:
-    """Number of samples that passed, and pass@k, by mode, and by mode and further score (`official base`)."""
+    """Compute the number of samples that passed, and pass@k, for each mode, and for each mode with each further score
+    (`official base`)."""
     correct: dict[str, int] = {}
     for mode, names in further.items():
         if not rows[0][mode]:
@@ -109,7 +112,7 @@ def _kind(result: str) -> str:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """Write the report as Markdown, for people."""
     about = report["evaluation"]
     lines = [f"# {about['variant']}", "", "| mode | number | value | 95 % interval |", "|---|---|---|---|"]
     for mode, scores in report["scores"].items():
@@ -149,7 +152,8 @@ def _some(names: Sequence[str]) -> str:
 def aggregate(
     folders: Mapping[Path, float], number: str, mode: Mode
 ) -> tuple[BootstrapInterval, dict[str, tuple[float, float]]]:
-    """Weighted mean of one number over evaluations: its interval, and each one's variant with value and share.
+    """Compute the weighted mean of one number over evaluations, with its interval, and the variant, value and share of
+    each evaluation.
 
     Raises MarlRayError naming a folder that has no report, or whose report lacks this number.
     """
@@ -165,5 +169,5 @@ def aggregate(
             raise MarlRayError(f"{folder / REPORT}: not JSON") from error
         except (KeyError, TypeError) as error:
             raise MarlRayError(f"{folder / REPORT}: has no {number} of mode {mode}") from error
-    total = bootstrap(groups, list(folders.values()))
+    total = problem_bootstrap(groups, list(folders.values()))
     return total, parts

@@ -17,15 +17,16 @@ from marl_ray.errors import MarlRayError
 
 MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
 PLACES = ("data", "samples")
-"""Keys that hold paths: files may have moved when an evaluation is continued; their digests may not differ."""
-Key = tuple[str, str, int]
-"""Key of a result: kind (`sample` or `reference`), task id, number."""
+"""Keys of the manifest that hold paths. Files may have moved when an evaluation is continued, but their digests must be
+equal."""
+ResultKey = tuple[str, str, int]
+"""Kind (`sample` or `reference`), task id and number of a result."""
 
 
 class ResultsFile:
     """Appends results to the file, and knows which results it holds."""
 
-    def __init__(self, file: int, rows: dict[Key, dict[str, Any]]) -> None:
+    def __init__(self, file: int, rows: dict[ResultKey, dict[str, Any]]) -> None:
         self._file = file
         self.rows = rows
 
@@ -39,14 +40,14 @@ class ResultsFile:
         self.rows |= {key_of(row): row for row in new}
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
+def key_of(row: Mapping[str, Any]) -> ResultKey:
     """The key of a result."""
     return row["what"], row["task_id"], row["sample"]
 
 
 @contextmanager
 def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsFile]:
-    """Begin an evaluation in a folder, or continue it.
+    """Open an evaluation's folder, to begin the evaluation or to continue it.
 
     Raises MarlRayError if the folder holds another evaluation (naming the difference), or one that is running now.
     """
@@ -87,10 +88,10 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
             )
 
 
-def _read(path: Path, file: int) -> dict[Key, dict[str, Any]]:
+def _read(path: Path, file: int) -> dict[ResultKey, dict[str, Any]]:
     data = path.read_bytes()
     complete = data.rfind(b"\n") + 1
-    if complete < len(data):  # a kill cut the last line short
+    if complete < len(data):  # a killed process left the last line incomplete
         os.ftruncate(file, complete)
     results = {}
     for number, line in enumerate(data[:complete].split(b"\n")[:-1], 1):

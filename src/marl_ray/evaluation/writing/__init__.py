@@ -1,1 +1,1 @@
-"""Samples for a benchmark: read from a file, or written by the language models of a bundle."""
+"""The samples of a benchmark: read from a file, or written by the language models of a bundle."""

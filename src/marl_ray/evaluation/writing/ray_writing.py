@@ -1,4 +1,4 @@
-"""Writing samples on a Ray cluster: an actor on every GPU, or on every node with CPUs where there is no GPU."""
+"""Write samples on a Ray cluster, with an actor on every GPU or, without GPUs, on every node with CPUs."""
 
 import math
 import time
@@ -13,13 +13,13 @@ from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter, Writing
 from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
 
 ATTEMPTS = 3
-"""A batch that takes this many actors down with it ends the evaluation."""
+"""Number of actors that may die while they write one batch; then the batch ends the evaluation."""
 START_S = 600.0
-"""Seconds that finding a place and reading a bundle and its models may take."""
+"""Seconds that an actor may take to get a place, and to read the bundle and its models."""
 PATIENCE_S = 60.0
-"""Seconds that the other actors are waited for when the first is ready."""
+"""Seconds to wait for the other actors when the first is ready."""
 BATCH_S = 7200.0
-"""Seconds that writing one batch may take."""
+"""Seconds that an actor may take to write one batch."""
 
 
 class WriterNode:
@@ -47,7 +47,7 @@ class WriterNode:
 
 @contextmanager
 def ray_writers(request: WritingRequest, name: str) -> Iterator[SampleWriter]:
-    """Writers for a benchmark by its name, on the Ray that is initialised here."""
+    """Make the writers for a benchmark, given its name, on the Ray that this process is connected to."""
     import ray
 
     source = _OnRay(request, name)
@@ -74,7 +74,8 @@ class _OnRay:
         self._ready: list[Any] = []
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """The manifest of `SampleWriter.manifest`. Actors that still wait for a place by then get no work."""
+        """The manifest that `SampleWriter.manifest` describes. Actors that still wait for a place when it returns get
+        no work."""
         import ray
 
         calls = {actor.manifest.remote(problems): actor for actor in self.actors}
@@ -87,7 +88,7 @@ class _OnRay:
         return manifest
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
-        """Yield samples as `SampleWriter.write` does; an actor that dies gives its batch to the others."""
+        """Yield samples as `SampleWriter.write` does. The batch of an actor that dies goes to the others."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -122,7 +123,7 @@ class _OnRay:
 
 
 def _got(reference: Any) -> Any:
-    """The value of a finished remote call. MarlRayErrors are raised as they were raised there."""
+    """The value of a finished remote call; raises the MarlRayError that the call raised."""
     import ray
     from ray.exceptions import RayTaskError
 

@@ -24,16 +24,16 @@ class WritingRequest:
     """A folder, or `models:/name/version`; empty where the writers are given otherwise."""
     tracking_uri: str | None = None
     agent: str | None = None
-    """Agent whose policy answers alone; None: the team, or the only policy."""
+    """The agent whose policy answers alone; None takes the team, or the only policy."""
     samples: int = 1
     """Number of samples per problem."""
     seed: int = 0
     greedy: bool = False
     temperature: float | None = None
-    """Sampling temperature; None, here and for `max_tokens`, takes that of the bundle's generation."""
+    """Sampling temperature. None takes the value of the bundle's generation config, here and for `max_tokens`."""
     max_tokens: int | None = None
     answer: Kind | None = None
-    """Kind of the answer; None: the kind that the policy was trained to write, see `Writer`."""
+    """Kind of the answer; None takes the kind that the policy was trained to write (see `Writer`)."""
     prompt: str | None = None
     """Template of the prompt, with {prompt} in it; None takes the default."""
     keys: str = "--"

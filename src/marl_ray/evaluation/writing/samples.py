@@ -1,4 +1,4 @@
-"""Files of samples: `{"task_id": ..., "completion" | "solution" | "output": ...}`, one JSON object a line."""
+"""Read files of samples: `{"task_id": ..., "completion" | "solution" | "output": ...}`, one JSON object a line."""
 
 import hashlib
 from collections import Counter
@@ -15,7 +15,7 @@ class Sample:
 
     problem: Problem
     number: int
-    """Index of the sample among those of its problem, from 0, in the file's order."""
+    """Index of the sample among the samples of its problem, in the file's order, from 0."""
     source: ModelAnswer
 
 

@@ -1,8 +1,8 @@
-"""Sample writing by language models: those of a bundle, or of a run that trains them.
+"""Write samples with language models: those of a bundle, or those that a run trains.
 
-One policy reads a problem's prompt and answers once. A code team (trained on the environment `code_team`) plays
-that environment on the problem: its public tests are those that the prompt shows, and its last program is the sample.
-A sample is a function of (weights, seed, task id, number of the sample), in whatever process and batch it is written.
+One policy reads a problem's prompt and answers once. A code team (trained on the environment `code_team`) plays that
+environment on the problem: its public tests are those that the prompt shows, and its last program is the sample. A sample is
+a function of (weights, seed, task id, number of the sample). The process and the batch do not change it.
 """
 
 import copy
@@ -33,7 +33,7 @@ THREADS = 32
 TURN_S = 600.0
 """Seconds that a turn of an environment may take."""
 Turns = Generator[tuple[str, str], str | None, None]
-"""Generator of one turn after another, as agent and prompt; it is sent each response, and None to begin with."""
+"""A generator of turns, each as (agent, prompt). It is sent None at first, and then each response."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Conversation:
     ended: bool = True
     """True if the last response ended by itself."""
     shortened: bool = False
-    """True if a prompt lost its middle because it did not fit."""
+    """True if the middle of a prompt was left out because the prompt did not fit."""
     cut: bool = False
     """True if the conversation is over because the next prompt is too long even when shortened."""
 
@@ -102,7 +102,7 @@ class Writer:
         self._engines: dict[str, Engine] = {}
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """The manifest of `SampleWriter.manifest`."""
+        """The manifest that `SampleWriter.manifest` describes."""
         for problem in problems:
             agent, text = self._turns(problem).send(None)
             self._check_fits(self.authors.agents[agent], text, problem.task_id)
@@ -125,7 +125,7 @@ class Writer:
         yield from (self.rows(jobs[begin : begin + size]) for begin in range(0, len(jobs), size))
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
-        """The samples of some jobs, in their order, written in waves of one turn each."""
+        """Write the samples of some jobs in waves of one turn each; returns them in the order of the jobs."""
         talks = [Conversation(problem, sample, self._turns(problem)) for problem, sample in jobs]
         _go_on(talks)
         while waiting := [talk for talk in talks if talk.agent is not None]:
@@ -166,7 +166,7 @@ class Writer:
         return _team_turns(copy.copy(self.team), problem)
 
     def _check_fits(self, name: str, text: str, where: str) -> None:
-        """Raise MarlRayError for a first prompt that must be shortened: it would be another problem's."""
+        """Raise MarlRayError for a first prompt that must be shortened, because it would pose another problem."""
         policy = self.authors.policies[name]
         ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
         check_fits(ids, self.generations[name].max_tokens, policy.config.context, f"{where}: prompt")
@@ -188,7 +188,7 @@ class Writer:
             if talk.prompt not in encoded:
                 encoded[talk.prompt] = self._fitted(name, talk.prompt)
             if (fitted := encoded[talk.prompt]) is None:
-                talk.cut = True  # a first prompt fits; what a team said since may be too much
+                talk.cut = True  # the first prompt fits, but a team's later responses may make the next too long
                 continue
             talk.shortened |= fitted[1]
             number = sum(agent == talk.agent for agent, _ in talk.responses)
@@ -221,7 +221,7 @@ def _one_turn(agent: str, prompt: str) -> Turns:
 
 
 def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
-    """Turns of an episode. The last program is not tested here: scoring does that."""
+    """Yield the turns of an episode. The scoring tests the last program, so this function does not."""
     env.test = (GivenProgram(problem.task_id, problem.prompt, problem.shown),)
     env.reset(seed=0, options={"index": 0, "split": "test"})
     programs = 0
@@ -258,11 +258,11 @@ def _go_on(talks: Sequence[Conversation]) -> None:
 
 
 def _number(task_id: str) -> int:
-    """A task's part of its streams' numbers: 63 bits of a hash, so that it depends on no other task."""
+    """A task's part of the numbers of its random streams: 63 bits of a hash, so that it depends on no other task."""
     digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def _before(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first of the stop strings."""
+    """The text before the first stop string."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

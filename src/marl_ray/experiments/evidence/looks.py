@@ -7,7 +7,16 @@ from functools import reduce
 
 from marl_ray.experiments.assignment.rendezvous import block_group, block_span
 from marl_ray.experiments.evidence.judged_units import BetQuestion
-from marl_ray.experiments.evidence.running_sums import NONE, Design, Exposed, Judged, Moments, Totals, Valued, merged
+from marl_ray.experiments.evidence.running_sums import (
+    NONE,
+    Design,
+    Exposed,
+    Judged,
+    MetricCell,
+    Moments,
+    Totals,
+    merged,
+)
 from marl_ray.experiments.statistics.bets import BetEvidence, End
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
@@ -17,7 +26,8 @@ from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
 
 Counts = dict[int, dict[str, int]]
 """Epoch -> arm -> number."""
-Values = Mapping[Valued, Moments]
+MetricMoments = Mapping[MetricCell, Moments]
+"""The moments of each metric by epoch, arm and cluster."""
 Fill = tuple[str, str, str, int, float, float, float]
 """The arguments of `Look.filled`."""
 Homes = Mapping[str, tuple[int, str, bool]]
@@ -73,7 +83,7 @@ class Observations:
 class Sources:
     """The sums from which a look computes observations."""
 
-    values: Values
+    values: MetricMoments
     """Values that judged units have reported."""
     judged: Mapping[Judged, int]
     homes: Homes
@@ -159,7 +169,9 @@ class Look(Observations):
         one, other = observations.pair(metric, treatment, control, arms)
         return self.sources.beyond.setdefault(request, (one.mean, other.mean))
 
-    def _of_pair(self, metric: str, changes: Mapping[str, tuple[float, float]]) -> tuple[Values, Mapping[Judged, int]]:
+    def _of_pair(
+        self, metric: str, changes: Mapping[str, tuple[float, float]]
+    ) -> tuple[MetricMoments, Mapping[Judged, int]]:
         """Reported values of these arms, times each arm's factor and plus its shift, and the numbers of judged
         units."""
         assert self.sources is not None
@@ -223,7 +235,7 @@ def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
     here[arm] = here.get(arm, 0) + n
 
 
-def _filled(values: Values, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> Values:
+def _filled(values: MetricMoments, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> MetricMoments:
     """Values that also contain the units that have reported nothing, each counted as `missing` says."""
     filled = dict(values)
     for metric, value in missing.items():
@@ -233,9 +245,9 @@ def _filled(values: Values, judged: Mapping[Judged, int], missing: Mapping[str, 
     return filled
 
 
-def _reporting(values: Values, judged: Mapping[Judged, int], metrics: Iterable[str]) -> Values:
+def _reporting(values: MetricMoments, judged: Mapping[Judged, int], metrics: Iterable[str]) -> MetricMoments:
     """Moments of 1 for each unit that has reported the metric and 0 for each that has not."""
-    indicators: dict[Valued, Moments] = {}
+    indicators: dict[MetricCell, Moments] = {}
     for metric in metrics:
         for key, n in judged.items():
             reports = values.get((metric, *key), NONE).n
@@ -243,7 +255,7 @@ def _reporting(values: Values, judged: Mapping[Judged, int], metrics: Iterable[s
     return indicators
 
 
-def _observations(values: Values, homes: Homes, design: Design) -> Observations:
+def _observations(values: MetricMoments, homes: Homes, design: Design) -> Observations:
     """Group values by what was assigned (units, clusters or blocks); `homes` has the clusters and blocks that count."""
     if design.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}

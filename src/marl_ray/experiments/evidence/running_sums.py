@@ -39,7 +39,7 @@ Exposed = tuple[int, str, str]
 """Epoch, arm and cluster; the cluster is empty where units are assigned by themselves."""
 Judged = tuple[int, str, str, bool]
 """Epoch, arm, cluster, and whether the units count: those in a block's washout do not."""
-Valued = tuple[str, int, str, str, bool]
+MetricCell = tuple[str, int, str, str, bool]
 """Metric (or `outcome`), then the key of `Judged`."""
 
 
@@ -81,7 +81,7 @@ class Totals:
     """Number of units."""
     judged: dict[Judged, int] = field(default_factory=dict)
     """Number of units whose windows are over."""
-    values: dict[Valued, Moments] = field(default_factory=dict)
+    values: dict[MetricCell, Moments] = field(default_factory=dict)
     """Values that judged units reported within their windows."""
 
     def add(self, more: "Totals") -> None:

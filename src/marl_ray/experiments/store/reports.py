@@ -16,7 +16,7 @@ LARGEST_VALUE = 1e100
 METRIC_LENGTH = 100
 NEVER = math.inf
 """Arrival of a value that is incomplete: it lies after every window, so the value does not count."""
-Known = dict[tuple[str, str], tuple[float, float]]
+StoredValues = dict[tuple[str, str], tuple[float, float]]
 """(Unit, metric) -> its value, and when that arrived in seconds since 1970."""
 
 
@@ -65,7 +65,7 @@ class Changes:
     now: float
     terms: windows.ReportRules
     units: Mapping[str, tuple[Assignment, float]]
-    known: Known
+    known: StoredValues
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(Unit, metric) -> when it came about."""
     corrections: list[dict[str, Any]] = field(default_factory=list)

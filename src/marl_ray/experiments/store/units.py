@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store import schema, windows
-from marl_ray.experiments.store.reports import Changes, Known, Recorded, Report
+from marl_ray.experiments.store.reports import Changes, Recorded, Report, StoredValues
 
 NO_TERMS = windows.ReportRules(0.0, {})
 NO_OUTCOME = Summary(0, math.nan, 0.0)
@@ -215,8 +215,8 @@ class UnitStore:
         rows = connection.execute(query.with_for_update(key_share=True)).all()
         return {row.unit: (Assignment(row.arm, row.epoch, row.propensity), row.stored_at) for row in rows}
 
-    def _values(self, connection: sa.Connection, experiment: str, names: list[str]) -> Known:
-        stored: Known = {}
+    def _values(self, connection: sa.Connection, experiment: str, names: list[str]) -> StoredValues:
+        stored: StoredValues = {}
         for table in (schema.outcomes, schema.metrics) if names else ():
             metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
             query = sa.select(table.c.unit, metric.label("metric"), table.c.value, table.c.arrived_at)

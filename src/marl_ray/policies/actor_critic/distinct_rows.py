@@ -1,7 +1,8 @@
 """Distinct rows of a batch of categorical observations.
 
-A gridworld's batch repeats itself: of 4,096 observations of an 8x8 grid a sixth to a quarter are distinct. A network is a
-function of its row, so it is evaluated once per distinct row and the outputs are spread; gradients add up by themselves.
+A gridworld's batch repeats itself: of 4,096 observations of an 8x8 grid a sixth to a quarter are distinct. A network is
+a function of its row, so it evaluates each distinct row once, and the outputs are copied to equal rows. The gradients
+of copies add up by themselves.
 """
 
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Integer rows (N, K) to (distinct rows (U, K), index (N,)) with `distinct[index] == rows`, exactly.
 
-    Rows are told apart by a 64-bit hash, which is checked; on a collision the slow exact way is taken.
+    Rows are distinguished by a 64-bit hash. The result is checked, and after a collision the function compares the rows
+    themselves, which is slower.
     """
     hashes = _hashes(rows)
     _, index = torch.unique(hashes, return_inverse=True)

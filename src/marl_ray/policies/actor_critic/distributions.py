@@ -21,15 +21,16 @@ FORBIDDEN = -1e9
 
 
 class Distribution(Protocol):
-    """The distribution over an action space: how many outputs the network has, and how they become actions."""
+    """The distribution over an action space: the number of network outputs, and the functions that turn them into
+    actions."""
 
     @property
     def parameters(self) -> int:
-        """Network outputs per decision."""
+        """Number of network outputs per decision."""
 
     @property
     def noise(self) -> int:
-        """Uniform numbers per decision."""
+        """Number of uniform numbers that a sampled decision takes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,7 +41,7 @@ class Distribution(Protocol):
         """Number type of an action."""
 
     def normalize(self, outputs: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Raw network outputs (N, parameters) to the form that the other methods take, so that it is done once.
+        """Convert raw network outputs (N, parameters) once to the form that the other methods take.
 
         `allowed` (N, parameters) bool marks the choices that the environment permits; others get probability zero.
         """
@@ -94,8 +95,9 @@ class Categorical:
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         columns = []
         for k, log_p in enumerate(self._log_probs(outputs)):
-            # Inverse distribution function. In float64, and with the sum as it was rounded in place of 1, a uniform below 1
-            # stays below the sum, so that a choice of probability zero is never drawn, the last ones included.
+            # This is the inverse distribution function in float64. It scales the uniform by the rounded sum of the
+            # probabilities, which may differ from 1. A uniform below 1 then stays below the sum, so that a choice of
+            # probability zero is never drawn, not even the last one.
             edges = log_p.exp().cumsum(-1).double()
             columns.append((noise[..., k : k + 1].double() * edges[..., -1:] >= edges[..., :-1]).sum(-1))
         return self._shaped(columns)
@@ -123,7 +125,7 @@ class Categorical:
 class Gaussian:
     """Independent normals; outputs are the means, then the log standard deviations, clamped to [-5, 2].
 
-    Actions are scored as drawn and clipped to the box only on their way to the environment.
+    Log-probabilities are those of the action as drawn; it is clipped to the box only on its way to the environment.
     """
 
     shape: tuple[int, ...]

@@ -19,10 +19,10 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 class OneHotLinear(nn.Module):
     """A linear layer over concatenated one-hot codes, never built in full.
 
-    Three ways to the same sum of weight rows, each the fastest where it is used (per row, 148 entries, one thread):
-    without gradients an embedding bag (0.6 us); with gradients a matrix product over the columns that occur in the batch,
-    encoded once and reused by every epoch (0.4 us forward, 0.7 us backward), because torch's embedding-bag backward takes
-    20 us.
+    The layer computes the same sum of weight rows in two ways, each the fastest where it is used (times per row of 148
+    entries, one thread). Without gradients it is an embedding bag (0.6 us). With gradients it is a matrix product over
+    the columns that occur in the batch, which are encoded once and reused by every epoch (0.4 us forward, 0.7 us
+    backward); the backward pass of torch's embedding bag would take 20 us.
     """
 
     offsets: Tensor
@@ -49,7 +49,7 @@ class OneHotLinear(nn.Module):
 
 
 class VectorLinear(nn.Module):
-    """Layer norm over raw vector observations unless turned off, then a linear layer (MAPPO normalises so)."""
+    """Layer norm over raw vector observations, unless it is turned off, then a linear layer (as in MAPPO)."""
 
     def __init__(self, size: int, out: int, normalize: bool):
         super().__init__()
@@ -100,7 +100,7 @@ def first_layer(
 
 
 class Network(nn.Module):
-    """First layer, hidden layers, output layer; orthogonal weights, the last layer's with its own gain."""
+    """First layer, hidden layers and output layer. Weights begin orthogonal; the last layer has a gain of its own."""
 
     def __init__(self, space: spaces.Space[Any], config: NetworkConfig, out: int, gain: float):
         super().__init__()
@@ -124,7 +124,8 @@ class Network(nn.Module):
                 nn.init.zeros_(parameter)
 
     def prepare(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Convert rows (N, D) to the input of `forward` with gradients; it uses no weights, so it is done once per batch."""
+        """Convert rows (N, D) to the input that `forward` takes for gradients. The conversion uses no weights, so it is
+        done once per batch."""
         return self.first.prepare(rows)
 
     def forward(self, values: Tensor, columns: Tensor | None = None) -> Tensor:

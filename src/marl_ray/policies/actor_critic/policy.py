@@ -20,13 +20,14 @@ class Prepared:
     values: Tensor
     """(U, C) inputs of the first layer."""
     columns: Tensor | None
-    """(C,) for one-hot codes: which columns of the code `values` holds."""
+    """(C,) for one-hot codes: the numbers of the code's columns that `values` holds; None for other rows."""
     index: Tensor | None
-    """(N,) which of the U evaluated rows stands for each row of the batch; None where they are the batch's rows."""
+    """(N,) for each row of the batch the number of the evaluated row that equals it; None if all rows of the batch are
+    evaluated."""
 
     @classmethod
     def from_rows(cls, network: Network, rows: Tensor) -> "Prepared":
-        """Rows (N, D) of a batch."""
+        """Encode the rows (N, D) of a batch for `network`."""
         if not network.categorical:
             return cls(*network.prepare(rows), None)
         distinct, index = distinct_rows(rows)
@@ -40,16 +41,17 @@ class Prepared:
         return Prepared(self.values[used], self.columns, index)
 
     def spread(self, outputs: Tensor) -> Tensor:
-        """Outputs (U, ...) of the evaluated rows as outputs (N, ...) of the batch's rows."""
+        """Copy the outputs (U, ...) of the evaluated rows to the rows of the batch, (N, ...)."""
         return outputs if self.index is None else outputs[self.index]
 
 
 class ActorCritic(nn.Module):
-    """Actor on an agent's own observation; critics on the same (local) or on all agents' observations (central).
+    """An actor that reads an agent's own observation, and critics that read the same (local) or all agents'
+    observations (central).
 
-    A central critic has its outputs once per agent that the policy plays, so one evaluation of the joint observation serves
-    them all. A cost critic has one output per cost signal, in a network of its own. One `forward` computes all, because
-    under FSDP2 each call of the wrapped module is one gather of its weights.
+    A central critic has one set of outputs for each agent that the policy plays, so one evaluation of the joint
+    observation serves all of them. The cost critic is a network of its own with one output per cost signal. One
+    `forward` computes everything, because under FSDP2 each call of the wrapped module gathers its weights.
     """
 
     def __init__(
@@ -70,19 +72,21 @@ class ActorCritic(nn.Module):
         critic_space = state_space if self.central and state_space is not None else observation_space
         heads = agents if self.central else 1
 
-        # Near zero: noise of the size of the returns would be bootstrapped into the first targets and followed.
+        # The critic's first outputs are near zero. Noise of the size of the returns would enter the first targets
+        # through bootstrapping.
         self.critic = Network(critic_space, network, heads, gain=0.01) if critic != "none" else None
         self.cost_critic = Network(critic_space, network, heads * signals, gain=0.01) if signals else None
 
     @property
     def critics(self) -> list[Network]:
-        """The networks besides the actor."""
+        """The critic and the cost critic, as far as the policy has them."""
         return [network for network in (self.critic, self.cost_critic) if network is not None]
 
     def forward(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        """Raw action parameters (U, P), then of each critic the values (V, heads) or (V, heads * signals).
+        """Compute the raw action parameters (U, P), then each critic's values, (V, heads) or (V, heads * signals).
 
-        `inputs` are the actor's values and columns, then the critics'. (Plain tensors: FSDP2 looks into them.)
+        `inputs` are the actor's values and columns, then the critics'. They are plain tensors, because FSDP2 looks for
+        tensors among the arguments.
         """
         actor_values, actor_columns, critic_values, critic_columns = inputs
         return (
@@ -93,7 +97,7 @@ class ActorCritic(nn.Module):
     def evaluate(self, actor: Prepared, critic: Prepared, allowed: Tensor | None = None) -> tuple[Tensor, ...]:
         """Normalised action parameters (N, P) and values of whole batches, with gradients; `allowed` (N, choices)."""
         outputs, *values = self(actor.values, actor.columns, critic.values, critic.columns)
-        if allowed is None:  # normalised once per distinct row
+        if allowed is None:  # each distinct row is normalised once
             outputs = actor.spread(self.distribution.normalize(outputs))
         else:
             outputs = self.distribution.normalize(actor.spread(outputs), allowed)

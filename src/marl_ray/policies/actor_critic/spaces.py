@@ -44,7 +44,7 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
 
 
 def _constant_or_list(bound: np.ndarray) -> Any:
-    """A bound as plain data; JSON has no infinity, so that is text."""
+    """A bound as plain data. JSON has no infinity, so infinite bounds are text."""
     plain = bound.flat[0].item() if bound.size and np.all(bound == bound.flat[0]) else bound.tolist()
     return _named(plain)
 
@@ -99,12 +99,11 @@ def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
 
 
 def consists_of(data: list[Any], kinds: set[type]) -> bool:
-    """True if nested lists hold nothing but these types.
-
-    numpy is not asked: it makes texts a table in which each takes as much memory as the longest.
+    """True if nested lists hold nothing but these types. The function does not use numpy, which would give every text
+    of a list the memory of the longest.
     """
     parts = [data]
-    for part in parts:  # which grows
+    for part in parts:  # the list grows while the loop goes over it
         types = set(map(type, part))
         if not types <= kinds | {list}:
             return False
@@ -114,9 +113,8 @@ def consists_of(data: list[Any], kinds: set[type]) -> bool:
 
 
 def joint_space(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
-    """Space of several agents' rows laid side by side, the input of a central critic.
-
-    Categorical if all parts are; otherwise an unbounded float Box.
+    """The space of several agents' rows side by side, which a central critic reads. It is categorical if all parts are,
+    otherwise an unbounded Box of floats.
     """
     if all(isinstance(part, CATEGORICAL) for part in parts):
         nvec = [n for part in parts for n in cardinalities(part)]

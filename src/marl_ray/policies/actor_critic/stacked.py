@@ -1,11 +1,11 @@
-"""One forward pass over several bundles, or a quick one over one: the weights of policies that are built alike stand side by
+"""One forward pass over several bundles that are built alike, or a fast pass over one: their weights stand side by
 side.
 
-The time of a small network's pass goes into the calls of its layers, not into their arithmetic. So the rows of several
+The pass of a small network takes its time in the calls of its layers, not in their arithmetic. So the rows of several
 bundles pass the layers of all bundles at once, with one batched matrix product per layer, and each row keeps the result
 of its own bundle. This multiplies the arithmetic by the number of bundles, which pays for small networks only
-(`LARGEST`). For the same reason everything but the sum over categories is numpy, whose calls take a third of the time of
-torch's. One request takes 30 us in this way, and 75 us through `Bundle.act`.
+(`LARGEST`). For the same reason everything but the sum over categories is numpy, whose calls take a third of the time
+of torch's. One request takes 30 us in this way, and 75 us through `Bundle.act`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from marl_ray.policies.actor_critic.spaces import to_row
 from marl_ray.policies.bundles.actor_critic import Bundle, ServedPolicy
 
 LARGEST = 50_000
-"""Weights of a network's matrices, at most; tables of categories are not multiplied."""
+"""Most weights in the matrices of a network. The tables of categories do not count, because they are not multiplied."""
 
 
 class _OneHot:
@@ -90,7 +90,8 @@ class StackedNetwork:
 
     @torch.no_grad()
     def infer(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Outputs (N, out) float32 from raw rows (N, D), each by the network `which` (N,) int64."""
+        """Outputs (N, out) float32 from raw rows (N, D). `which` (N,) int64 gives the number of the network for each
+        row."""
         hidden = self._first(rows, which)
         for layer in self._rest:
             if isinstance(layer, _Linear):
@@ -103,7 +104,7 @@ class StackedNetwork:
 
 
 class _StackedPolicy:
-    """A policy of several bundles, which acts as `ServedPolicy` does."""
+    """One policy of several bundles, with the methods of `ServedPolicy`."""
 
     def __init__(self, policies: Sequence[ServedPolicy]):
         distribution = policies[0].distribution
@@ -127,7 +128,7 @@ class _StackedPolicy:
             if noise is None:
                 chosen = part.argmax(1)
             else:
-                # As `Categorical.sample`: the inverse distribution function, with the sum as it was rounded in place of 1.
+                # Like `Categorical.sample`, this scales the uniform by the rounded sum of the probabilities.
                 edges = weights.cumsum(1).astype(np.float64)
                 chosen = np.count_nonzero(noise[:, k : k + 1] * edges[:, -1:] >= edges[:, :-1], axis=1)
             log_probs += part[each, chosen] - np.log(weights.sum(1))
@@ -140,7 +141,7 @@ class Stack:
     """Bundles that act in one pass."""
 
     def __init__(self, bundles: Sequence[Bundle]):
-        """ValueError unless they are `stackable`."""
+        """Raises ValueError unless the bundles are `stackable`."""
         if not stackable(bundles):
             raise ValueError("expected bundles whose policies are built alike")
         self._bundle = bundles[0]
@@ -162,7 +163,7 @@ class Stack:
         ) -> tuple[np.ndarray, np.ndarray]:
             return self._policies[policy].act(rows, np.array([which[i] for i in numbers]), uniforms, allowed)
 
-        with np.errstate(over="ignore", invalid="ignore"):  # log-probabilities tell
+        with np.errstate(over="ignore", invalid="ignore"):  # log-probabilities that are not finite show it
             return self._bundle.act(requests, noise, masks, act)
 
 

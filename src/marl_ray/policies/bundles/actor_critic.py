@@ -1,8 +1,9 @@
 """Bundles of actor-critics: folders with `bundle.json` and safetensors weights per policy; nothing in one is a pickle.
 
 A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
-holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. This file is the entry to all
-bundles and has those of actor-critics; those of language models are in `policies.bundles.language`.
+holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. `load_bundle` in this file
+loads all bundles. The rest of the file is about bundles of actor-critics; bundles of language models are in
+`policies.bundles.language`.
 """
 
 import weakref
@@ -44,10 +45,11 @@ if TYPE_CHECKING:
 PASS = 1 << 16
 """Most rows of one forward pass."""
 NUMBERS: set[type] = {bool, int, float}
-"""The types that lists from outside may consist of."""
+"""Types that lists in requests may consist of."""
 
-Act = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
-"""A call of `ServedPolicy.act`: (policy's name, each row's request, arguments) -> result."""
+PolicyCall = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+"""A function that acts in the place of `ServedPolicy.act`: (policy's name, number of each row's request, the arguments
+of `act`) -> its result."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class ServedPolicy:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Actions for the environment (N, *shape) and their log-probabilities (N,).
 
-        `observations` is (N, *observation shape); `noise` (N, distribution.noise) are uniforms in [0, 1), and without them
-        the most likely action is taken. `allowed` (N, actions) bool masks a Discrete action.
+        `observations` is (N, *observation shape); `noise` (N, distribution.noise) are uniforms in [0, 1); without them
+        the policy takes the most likely action. `allowed` (N, actions) bool masks a Discrete action.
         """
         flat = to_row(self.observation_space, observations).reshape(len(observations), -1)
         rows = torch.as_tensor(flat.astype(row_dtype(self.observation_space), copy=False))
@@ -100,7 +102,8 @@ class Bundle(Described):
 
     @cached_property
     def _categories(self) -> dict[str, np.ndarray]:
-        """Agent -> number of categories at each place, for observations that are a row of few categories, from zero on."""
+        """Agent -> number of categories of each entry, for agents whose observation is a row of categories that count
+        from zero."""
         categories = {}
         for agent, policy in self.agents.items():
             space = self.policies[policy].observation_space
@@ -121,10 +124,11 @@ class Bundle(Described):
         return bounds
 
     def check(self, agent: str, observation: Any) -> np.ndarray:
-        """Convert one observation from outside to an array; raises FieldError naming what the agent expects."""
+        """Convert one observation of a request to an array; raises FieldError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
-            # The usual case: integers that are bytes, in one comparison. An array of a list takes three times as long.
+            # This is the usual case: `bytes` checks in one call that all entries are small integers. An array of the
+            # list would take three times as long.
             try:
                 row = np.frombuffer(bytes(observation), np.uint8)
             except (TypeError, ValueError):
@@ -148,7 +152,7 @@ class Bundle(Described):
             raise FieldError(field, f"expected {expected}") from None
         if array.shape != (space.shape or ()):
             raise FieldError(field, f"expected {expected}, got shape {list(array.shape)}")
-        with np.errstate(over="ignore"):  # too large is infinite here
+        with np.errstate(over="ignore"):  # a number that is too large for float32 becomes infinite
             single = array.astype(np.float32)
         if not np.isfinite(single).all():
             raise FieldError(field, f"expected {expected}, got NaN or infinity")
@@ -173,7 +177,7 @@ class Bundle(Described):
         return array
 
     def check_mask(self, agent: str, mask: Any) -> np.ndarray:
-        """Convert one action mask from outside to a bool array; raises FieldError naming what the agent expects."""
+        """Convert one action mask of a request to a bool array; raises FieldError naming what the agent expects."""
         space, field = self.policies[self.agents[agent]].action_space, f"action_masks.{agent}"
         if not isinstance(space, spaces.Discrete):
             raise FieldError(field, "expected none, the agent's actions are not Discrete")
@@ -187,7 +191,7 @@ class Bundle(Described):
         requests: Sequence[Mapping[str, np.ndarray]],
         noise: np.random.Generator | None = None,
         masks: Sequence[Mapping[str, np.ndarray]] = (),
-        act: Act | None = None,
+        act: PolicyCall | None = None,
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
         """Actions and log-probabilities for many requests (agent -> observation) with one forward pass per policy.
 
@@ -201,7 +205,7 @@ class Bundle(Described):
             ]
             if not acting:
                 continue
-            rows = np.array([requests[i][agent] for i, agent in acting])  # of so few, faster than np.stack
+            rows = np.array([requests[i][agent] for i, agent in acting])  # faster than np.stack for few
             uniforms = noise.random((len(acting), policy.distribution.noise)) if noise is not None else None
             allowed = None
             if any(masks):
@@ -218,8 +222,8 @@ class Bundle(Described):
     def log_probs(self, policy: str, rows: Tensor, actions: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Log-probabilities (natural; densities for continuous actions) with which a policy takes given actions, (N,).
 
-        All as `Trajectories` hold them: `rows` (N, D) flat observations, `actions` (N, *shape) with choices counted from
-        zero, `allowed` (N, choices) bool. An action that is not allowed has about -1e9.
+        The arguments have the form that `Trajectories` have: `rows` (N, D) flat observations, `actions` (N, *shape)
+        with choices counted from zero, `allowed` (N, choices) bool. An action that is not allowed has about -1e9.
         """
         served = self.policies[policy]
         masks = repeat(None) if allowed is None else allowed.split(PASS)
@@ -272,7 +276,7 @@ def load_bundle(
         from marl_ray.policies.bundles.language import Models, TokenBundle  # transformers takes seconds to import
 
         models = Models(folder, manifest)
-        weakref.finalize(models, cleanup.pop_all().close)  # they are read from the folder when first asked for
+        weakref.finalize(models, cleanup.pop_all().close)  # the models are read from the folder at their first use
         return TokenBundle(manifest, models)
 
 

@@ -1,7 +1,7 @@
-"""Bundles of language models: per policy a folder in Hugging Face format, which transformers reads as it is.
+"""Bundles of language models. Each policy has a folder in Hugging Face format, which transformers reads as it is.
 
-Weights are safetensors, with adapters merged; a policy that was trained by adapters has them beside its weights, as a folder
-in the format of peft. Critics live in checkpoints.
+Weights are safetensors, with adapters merged. A policy that was trained with adapters also has a folder of these, in
+peft's format, beside its weights. Critics live in checkpoints.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ ADAPTER_FOLDER = "adapter"
 
 
 class Models(Mapping[str, TokenPolicy]):
-    """The policies of a bundle by name, each read when it is first asked for."""
+    """The policies of a bundle by name; each is read at its first use."""
 
     def __init__(self, folder: Path, manifest: TokenManifest):
         self._folder, self._manifest = folder, manifest
@@ -78,7 +78,7 @@ def save_token_bundle(
 
 def _write_policy(folder: Path, policy: TokenPolicy) -> TokenPolicyManifest:
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # one bar a file, among the lines of a run
+    logging.disable_progress_bar()  # else a progress bar for each file would stand among the lines of a run
     try:
         save_merged(policy, folder)
     finally:

@@ -19,7 +19,7 @@ from marl_ray.errors import MarlRayError, one_line
 FORMAT = 1
 MANIFEST = "bundle.json"
 REGISTRY = "models:/"
-"""Beginning of references to a model registry."""
+"""Prefix of references to a model registry."""
 
 
 class Lineage(BaseModel):
@@ -75,8 +75,8 @@ class _Common(BaseModel):
 
     @property
     def weights_sha256(self) -> str:
-        """sha256 (hex) of the weights that every agent plays with: the same whatever run wrote them, and whatever its
-        policies and files are called."""
+        """sha256 (hex) of the weights that every agent plays with. It does not depend on the run that wrote them, nor
+        on the names of policies and files."""
         weights = {agent: self._weights_of(policy) for agent, policy in self.agents.items()}
         return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
 
@@ -102,19 +102,19 @@ class TokenManifest(_Common):
     policies: dict[str, TokenPolicyManifest]
 
     def _weights_of(self, policy: str) -> list[str]:
-        # An adapter is merged into the weights that are beside it.
+        # The weights beside an adapter contain it already.
         files = self.policies[policy].files.items()
         return sorted(sha256 for name, sha256 in files if "/" not in name and name.endswith(".safetensors"))
 
 
 class Described:
-    """A thing with a manifest: a bundle, or a stand-in for one."""
+    """An object with a manifest: a bundle, or an arm's model that takes the place of one."""
 
     manifest: _Common
 
     @property
     def digest(self) -> str:
-        """The manifest's: sha256 (hex)."""
+        """The digest of the manifest: sha256 (hex)."""
         return self.manifest.digest
 
     @property
@@ -132,7 +132,8 @@ class _Kind(BaseModel):
 
 
 def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest]) -> Path:
-    """Make `folder/DIGEST[:16]` of the files that `write` leaves, and return it; complete or absent, never half-written."""
+    """Make `folder/DIGEST[:16]` of the files that `write` writes, and return its path. The folder is complete or
+    absent, never half-written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix=".bundle-") as temporary:
@@ -150,8 +151,9 @@ def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest
 
 @contextmanager
 def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
-    """The folder of a bundle; one from an MLflow registry (`models:/name/version` or `models:/name@alias`) is deleted
-    afterwards. `uri` is the registry's tracking URI; the common default when None."""
+    """Within the block, the folder of a bundle. A download from an MLflow registry (`models:/name/version` or
+    `models:/name@alias`) is deleted afterwards. `uri` is the registry's tracking URI; None takes the default of the
+    product."""
     if not reference.startswith(REGISTRY):
         yield Path(reference)
         return
@@ -163,7 +165,8 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
         with _of_registry(reference):
             client = mlflow.MlflowClient(uri, registry_uri=uri)
-            # Resolved by hand: `download_artifacts` would ask the process-wide registry, not this one.
+            # The client of this registry resolves the version: `download_artifacts` would ask the registry of the whole
+            # process.
             source = client.get_model_version_download_uri(name, version)
             path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=uri)
         yield Path(path)
@@ -189,12 +192,13 @@ def pinned(reference: str, uri: str | None) -> str:
 def _of_registry(reference: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # MLflow raises many kinds; each means that the registry has no such version here
+    except Exception as error:  # MLflow raises errors of many types; each means that this registry has no such version
         raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
 
 
 def read_manifest(folder: Path) -> Manifest | TokenManifest:
-    """A bundle's manifest, whose digest fits. Raises MarlRayError if it is missing, malformed or of an unknown kind."""
+    """Read a bundle's manifest and check its digest. Raises MarlRayError if it is missing, malformed or of an unknown
+    kind."""
     try:
         raw = (folder / MANIFEST).read_bytes()
         kind = _Kind.model_validate_json(raw)
@@ -215,7 +219,8 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
 
 
 def check_file(folder: Path, name: str, sha256: str) -> Path:
-    """A file of a bundle, `name` within its folder. Raises MarlRayError if it is missing or its content is another."""
+    """Return the path of the bundle's file `name`. Raises MarlRayError if the file is missing or its content differs
+    from the manifest."""
     path = folder / name
     if not path.is_file():
         raise MarlRayError(f"bundle {str(folder)!r}: {name} is missing")
@@ -235,7 +240,7 @@ def check_models(folder: Path, manifest: TokenManifest) -> None:
     for name, policy in manifest.policies.items():
         if Path(name).name != name:
             raise MarlRayError(f"bundle {str(folder)!r}: policy {name!r} must be a plain folder name")
-        # One more file could change how a model is read: an index of other weights, an adapter.
+        # One more file, such as an index of other weights or an adapter, could change how transformers reads a model.
         files = {str(path.relative_to(folder / name)) for path in (folder / name).rglob("*") if not path.is_dir()}
         for extra in sorted(files - set(policy.files)):
             raise MarlRayError(f"bundle {str(folder)!r}: {name}/{extra} is not in {MANIFEST}")

@@ -1,1 +1,1 @@
-"""Ways to sample from a causal language model; `policies/engines/sampler.py` chooses among them."""
+"""Engines that sample from a causal language model; `policies/engines/sampler.py` makes the one that a config names."""

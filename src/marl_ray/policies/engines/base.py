@@ -20,13 +20,13 @@ class Prompt:
     stream: int
     """Number of the response's stream of random numbers (64 bits)."""
     greedy: bool = False
-    """Take the most likely token each time."""
+    """True if the response takes the most likely token each time."""
     guide: GuideState | None = None
     """The grammar that the response must follow; only a `Decoder` reads it."""
     top: int = 0
     """Number of the most likely tokens that are returned beside each token; only a `Decoder` reads it."""
     bias: LogitBias | None = None
-    """Added to the logits before a token is drawn; only a `Decoder` reads it."""
+    """Numbers that are added to the logits before a token is drawn; only a `Decoder` reads them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Token:
     """`stop`: the response ended by itself (end token, stop string, or its guide is satisfied); `length`: it has
     max_tokens tokens."""
     top: tuple[tuple[int, float], ...] = ()
-    """The most likely tokens here and their log-probabilities, the likeliest first."""
+    """The most likely tokens at this place and their log-probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Own batched decoding."""
+"""The engine `torch`: the product's own batched decoding."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -20,15 +20,15 @@ CACHE_BYTES = 1 << 30
 
 
 class TorchEngine(Engine):
-    """Decodes as many responses at once as the cache's memory allows; the next ones join as others end."""
+    """Decodes as many responses at once as the cache's memory allows. Further responses begin as others end."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
         self._policy = policy
         self._shape = cached_model(policy).shape
 
     def decoder(self, rows: int = 1) -> Decoder:
-        """An empty decoder with room for some rows at first, for callers whose prompts come and go."""
-        # The model is read anew, in case that parameters were replaced.
+        """Make an empty decoder with room for `rows` rows at first, for callers whose prompts come and go."""
+        # The model is read again, because its parameters may have been replaced.
         return Decoder(cached_model(self._policy), self._policy.tokenizer, self._policy.end_tokens, rows)
 
     def generate(
@@ -47,9 +47,8 @@ class TorchEngine(Engine):
         ended = [False] * len(prompts)
         while True:
             free = limit - len(decoder)
-            if (
-                begun < len(prompts) and 4 * free >= limit
-            ):  # by quarters: every addition reads prompts in a pass of its own
+            # Responses are added by quarters, because each addition takes a pass over prompts.
+            if begun < len(prompts) and 4 * free >= limit:
                 begun += len(decoder.add(prompts[begun : begun + free], seed, generation))
             if not len(decoder):
                 version = self._policy.version

@@ -1,4 +1,5 @@
-"""transformers' continuous batching: a paged cache, prompts read beside responses that are being written."""
+"""The engine `transformers`: its continuous batching, with a paged cache, reads prompts while it writes other
+responses."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 PAGE = 32
 """Tokens of a page on a CPU; a GPU has transformers' own choice."""
 SILENCE = 300.0
-"""Seconds without a finished response after which the engine is taken for stuck."""
+"""Seconds without a finished response after which the engine counts as stuck."""
 
 
 class _Draw(ContinuousBatchingLogitsProcessor):
@@ -63,7 +64,8 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         uniforms = np.array([self._uniforms[row, len(self.ids[row])] for row in self._rows])
         flags = [self._prompts[row].greedy for row in self._rows]
         config, device = self._generation, scores.device
-        # A prompt of which only a part fits into a step gets a row too, after those that get a token; nobody reads it.
+        # A prompt of which only a part fits into a step has a row too, after the rows that get a token; nobody reads
+        # it.
         tokens, log_probs = draw(
             scores[: len(self._rows)],
             torch.from_numpy(uniforms).to(device),
@@ -81,7 +83,7 @@ class _Draw(ContinuousBatchingLogitsProcessor):
 
 
 class PagedEngine(Engine):
-    """Equal to the torch engine token by token. A response is cut at its stop string when it is done, not before."""
+    """Writes the same tokens as the torch engine. A response is cut at its stop string when it is complete, not before."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
         self._policy, config = policy, policy.config
@@ -104,7 +106,7 @@ class PagedEngine(Engine):
         ]
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        # One response has nothing to share a batch with.
+        # A single response needs no continuous batching.
         return TorchEngine(self._policy).stream(prompt, seed, generation)
 
     def _run(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:
@@ -133,7 +135,7 @@ class PagedEngine(Engine):
                     raise MarlRayError(f"generation.engine=transformers: {result.error}")
                 if result.is_finished():
                     number, last_answer_at = int(result.request_id), time.monotonic()
-                    # What was read is the prompt's ids and what was said are the drawn ones, with no text between.
+                    # The engine reads the prompt's ids and returns the drawn ids, without text in between.
                     assert result.prompt_ids == list(prompts[number].ids)
                     assert result.generated_tokens == chosen.ids[number]
                     waiting.discard(number)
@@ -152,7 +154,7 @@ class PagedEngine(Engine):
             pad_token_id=self._policy.tokenizer.pad_token_id,
         )
         sizes: dict[str, Any] = {}
-        if lm.device.type == "cpu":  # where nothing says how much memory there is
+        if lm.device.type == "cpu":  # transformers does not measure its free memory
             config = lm.config.get_text_config()
             width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
             heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

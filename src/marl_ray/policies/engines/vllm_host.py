@@ -45,7 +45,11 @@ def packed(tensor: Tensor) -> Packed:
 
 def unpacked(own: Packed) -> Tensor:
     """The tensor on CPU; it must not be written to, because other processes may read its memory."""
-    return torch.frombuffer(own.data, dtype=own.dtype).view(own.shape) if own.data.size else torch.empty(own.shape, dtype=own.dtype)
+    return (
+        torch.frombuffer(own.data, dtype=own.dtype).view(own.shape)
+        if own.data.size
+        else torch.empty(own.shape, dtype=own.dtype)
+    )
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""Language models as policies: scoring responses, adapters, packed passes, random numbers."""
+"""Language models as policies: the scoring of responses, adapters, packed passes, random numbers."""

@@ -1,4 +1,4 @@
-"""Gather sharded tensors, many in one exchange: with a small model an exchange costs its latency, not its bytes."""
+"""Gather sharded tensors, many in one exchange. With small models an exchange takes its latency, whatever its size."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 AT_ONCE = 1 << 26
-"""Bytes that are gathered in one exchange, unless one tensor has more."""
+"""Most bytes that are gathered in one exchange, unless a single tensor has more."""
 ALIGNED = 8
-"""Bytes that every tensor's part begins at a multiple of, so that it can be read as numbers."""
+"""Every tensor's part begins at a multiple of so many bytes, so that it can be read as numbers."""
 
 
 def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Each tensor whole, in turn, on the device of its mesh; every worker takes part.
+    """Yield each complete tensor in turn, on the device of its mesh; every worker takes part.
 
-    Sharded ones are spread over one mesh dimension by their first dimension, as FSDP2 does it.
+    Sharded tensors are split along their first dimension over one mesh dimension, as FSDP2 does it.
     """
     together: list[Tensor] = []
     size = 0
@@ -44,7 +44,7 @@ def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
     if workers == 1:  # its shards are the complete tensors
         yield from (tensor.to_local().to(mesh.device_type) for tensor in tensors)
         return
-    # Parts are those of torch.chunk: of equal length, but for the last ones, which are filled up.
+    # The parts are those of torch.chunk. They have equal lengths, except for the last ones, which are filled up.
     used = [math.ceil(tensor.shape[0] / workers) * math.prod(tensor.shape[1:]) * tensor.itemsize for tensor in tensors]
     sizes = [math.ceil(size / ALIGNED) * ALIGNED for size in used]
     own = [tensor.to_local().to(mesh.device_type).reshape(-1).view(torch.uint8) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Low-rank adapters inside a language model: putting them in, switching them off, adding them up, writing them."""
+"""Low-rank adapters inside a language model: add them, switch them off, merge them, write them to a folder."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +26,9 @@ ADAPTER = "default"
 def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
     """Freeze the model and give its target layers adapters, which change nothing yet.
 
-    The model stays what it was, with other layers in it: no wrapper stands between FSDP2 and its decoder layers.
-    `all-linear` leaves out the layer that makes the logits and those that peft cannot name. Raises MarlRayError if a target
-    names no linear layer, one whose weights are the embedding's, or one that peft cannot name.
+    The model's object stays the same and gets other layers, so that no wrapper stands between FSDP2 and its decoder
+    layers. `all-linear` leaves out the layer that makes the logits and those that peft cannot name. Raises MarlRayError
+    if a target names no linear layer, a layer that shares the embedding's weights, or a layer that peft cannot name.
     """
     lm.requires_grad_(False)
     linear = {name: module for name, module in lm.named_modules() if _is_linear(module)}
@@ -75,7 +75,7 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
         peft_config = PeftLoraConfig(target_modules=[name])
         try:
             convert_peft_config_for_transformers(peft_config, lm, None)
-        except ValueError:  # it is a part of a tensor
+        except ValueError:  # peft takes the layer for a part of a tensor
             return True
         return name not in (peft_config.target_modules or ())
 
@@ -83,8 +83,8 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
-    """True if the module computes a linear layer; False for one that is only built as one, as Phi-MoE's router, which
-    returns the chosen experts."""
+    """True if the module computes a linear layer. False for a module that only derives from one, such as Phi-MoE's
+    router, which returns the chosen experts."""
     if type(module) in (nn.Linear, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
@@ -92,7 +92,7 @@ def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
     try:
         with torch.no_grad():
             output = module(module.weight.new_zeros(1, module.in_features))
-    except Exception:  # whatever else it expects
+    except Exception:  # a module that expects other inputs may raise anything
         return False
     return isinstance(output, Tensor) and output.shape == (1, module.out_features)
 
@@ -102,20 +102,20 @@ def _last(name: str) -> str:
 
 
 def _peft_config(config: LoraConfig, targets: list[str] | str, transposed: bool) -> PeftLoraConfig:
-    alpha: Any = config.alpha  # declared an int there, and only ever divided by the rank
+    alpha: Any = config.alpha  # peft declares it an int, and only divides it by the rank
     return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=transposed)
 
 
 def adapted(module: nn.Module) -> list[tuple[str, "Adapted"]]:
-    """Name and layer of all that have an adapter."""
+    """Name and layer of every layer that has an adapter."""
     return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, Adapted)]
 
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """The model as it was before its adapters."""
+    """Within the block, the model computes without its adapters."""
     layers = [layer for _, layer in adapted(module)]
-    # Not `enable_adapters`: it also freezes the adapters' weights, and FSDP2 remembers that from its first gather.
+    # peft's `enable_adapters` would also freeze the adapters' weights, and FSDP2 remembers that from its first gather.
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -138,7 +138,8 @@ def lay_beside(module: nn.Module) -> None:
 
 
 def merged_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The module's state as if it never had adapters: names of the bare model, each weight with its adapter in it.
+    """The module's state with its adapters merged: the names are those of the model without adapters, and each weight
+    contains its adapter.
 
     Sums are in float32, results in the weight's own type: base + alpha / rank * up @ down (arXiv 2106.09685, equation 3).
     """
@@ -150,14 +151,14 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
         layer = layers.get(owner.removesuffix(".base_layer"))
         if layer is not None and kind == "weight":
             delta = (layer.up.float() @ layer.down.float()) * layer.scale
-            # One more copy of a large model's weights has no room beside it on a GPU.
+            # A GPU has no room for one more copy of a large model's weights.
             value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype).cpu()
         weights[name.replace(".base_layer.", ".")] = value.detach().contiguous()
     return weights
 
 
 def bare_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The module's state without its adapters, by the names of the bare model; not copies."""
+    """The module's state without its adapters, by the names of the model without adapters. The tensors are not copies."""
     return {
         name.replace(".base_layer.", "."): value.detach()
         for name, value in module.state_dict().items()
@@ -172,7 +173,7 @@ def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folde
     peft = _peft_config(config, names, any(layer.fan_in_fan_out for _, layer in layers))
     peft.task_type, peft.base_model_name_or_path, peft.inference_mode = "CAUSAL_LM", base, True
     peft.save_pretrained(str(folder))
-    # Sets are written in any order, and a bundle's name is a hash of its files.
+    # peft writes sets in any order, but a bundle's name is a hash of its files, so the lists are sorted.
     path = folder / "adapter_config.json"
     written = json.loads(path.read_text()) | {"target_modules": names}
     path.write_text(json.dumps(written, indent=1, sort_keys=True))
@@ -187,9 +188,9 @@ def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folde
 class Adapted(Linear):
     """A linear layer with an adapter, whose sum is rounded once.
 
-    In bfloat16 the layer's output and the adapter's, each rounded and then added, are the layer's output wherever the
-    adapter's is below half a unit in the last place: of a small adapter nothing would be left. Here both are one product,
-    [x, s x A^T] [W, B]^T, which is added up in float32.
+    In bfloat16 the sum of the rounded outputs of layer and adapter equals the layer's output wherever the adapter's is
+    below half a unit in the last place, so a small adapter would have no effect. Here both are one product, [x, s x
+    A^T] [W, B]^T, which is added up in float32.
     """
 
     @property

@@ -1,7 +1,8 @@
 """One forward pass for responses that share prompts: a prompt is read once, however many responses it has.
 
-All tokens stand one behind the other in a single row with hardly any padding, so what a model does token by token is done
-once for a group's prompt. Only attention has to know who follows whom: transformers takes it as an attention function.
+All tokens stand one after another in a single row with hardly any padding, so the parts of a model that work token by
+token run once over a group's prompt. Only attention must know which sequence each token belongs to; transformers calls
+it as an attention function of ours.
 """
 
 from typing import Any, NamedTuple
@@ -15,10 +16,10 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "marl_ray_packed"
 MULTIPLE = 32
-"""Tokens of a row are a multiple of it: in bfloat16 products of other lengths are slower, and oneDNN compiles a kernel per
-length."""
+"""The length of a row is a multiple of this number. In bfloat16, products of other lengths are slower, and oneDNN
+compiles a kernel per length."""
 HIDDEN = -1e4
-"""Added to the scores of hidden keys: finite, and so low that their weight is zero in float16 too."""
+"""Number that is added to the scores of hidden keys. It is finite, and so low that their weight is zero in float16 too."""
 
 
 class Packed(NamedTuple):
@@ -32,22 +33,24 @@ class Packed(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The tree of shared prefixes: which row continues which."""
+    """The tree of shared prefixes: the prompt that each response continues, and the places of all tokens."""
 
     prompts: Tensor
     """(G, P) the prompts' tokens in S, padded on the right."""
     responses: Tensor
-    """(R, T) the responses' tokens in S, padded on the right; their last tokens are not there: nothing follows them."""
+    """(R, T) the responses' tokens in S, padded on the right. The last token of each is left out, because nothing
+    follows it."""
     own: Tensor
-    """(R,) each response's prompt."""
+    """(R,) number of each response's prompt."""
     hidden: Tensor
     """(R, 1, T, P + T) float32: HIDDEN for keys of prompt and response that a response's token must not see; else 0."""
     back: Tensor
-    """(S,) where each token is in G * P and then R * T; 0 of the padding at the row's end."""
+    """(S,) the place of each token in G * P and then R * T; 0 for the padding at the row's end."""
 
 
 def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tensor, Tensor, Tensor]:
-    """Packed sequences; where each decision is predicted, (N,) in S; and its row and step, (N,) each.
+    """Pack sequences; returns them, the place in S where each decision is predicted, (N,), and the decision's row and
+    step, (N,) each.
 
     `prompts` (R, P) on the right with -1 before them, none empty; `responses`, `mask` (R, T), with a decision.
     """
@@ -55,7 +58,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tens
     rows, steps = mask.nonzero(as_tuple=True)
     distinct, own = torch.unique(prompts, dim=0, return_inverse=True)
     read = (distinct >= 0).sum(1)
-    # Of a response all tokens but the last are read.
+    # The model reads all tokens of a response but the last.
     width = mask.shape[1]
     written = (mask * torch.arange(width, device=device)).amax(1)
     first, seen = _there(read, 0)
@@ -63,7 +66,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tens
     ids = torch.cat([distinct[distinct >= 0], responses[:, : answered.shape[1]][answered]])
     ahead = torch.arange(seen.shape[1], device=device).expand_as(seen)[seen]
     behind = (read[own][:, None] + torch.arange(answered.shape[1], device=device))[answered]
-    # A first token is predicted by its prompt's last one.
+    # The last token of a prompt predicts the first token of a response.
     last = read.cumsum(0) - 1
     starts = written.cumsum(0) - written + read.sum()
     places = torch.where(steps == 0, last[own][rows], starts[rows] + steps - 1)
@@ -79,7 +82,8 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tens
 
 
 def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Sequences (N,) one behind the other from `start`: their tokens' places (N, L), padded, and where there is one."""
+    """The places (N, L) of the tokens of N sequences that stand one after another from `start`, padded, and a bool (N,
+    L) that is True where there is a token."""
     columns = torch.arange(int(lengths.max()), device=lengths.device)
     inside = columns < lengths[:, None]
     return torch.where(inside, start + (lengths.cumsum(0) - lengths)[:, None] + columns, 0), inside
@@ -92,7 +96,7 @@ def use(lm: Any) -> None:
 
 def states(lm: Any, packed: Packed) -> Tensor:
     """Last hidden states (S, H) of a model that `use` was called on."""
-    # A mask that is there already is handed on: without one transformers would build one of S x S.
+    # The layout's mask is passed on, because without one transformers would build a mask of S x S.
     there = packed.ids.new_zeros(1, 1, 1, 1)
     outputs = lm.get_decoder()(
         input_ids=packed.ids,
@@ -122,7 +126,7 @@ def _attend(
     dtype = query.dtype if query.is_cuda else torch.float32
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
     queries, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
-    # Padding stands on the right, where causal attention does not look.
+    # Padding stands on the right, which causal attention does not read.
     mixed = functional.scaled_dot_product_attention(
         queries, keys, values, is_causal=True, scale=scaling, enable_gqa=True
     )
@@ -130,7 +134,7 @@ def _attend(
     if layout.responses.shape[1]:
         queries, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
         keys, values = torch.cat([keys[layout.own], new_keys], 2), torch.cat([values[layout.own], new_values], 2)
-        if q.is_cuda:  # whose kernels take a mask or shared keys, not both
+        if q.is_cuda:  # on devices whose kernels take a mask or shared keys, but not both
             keys, values = (part.repeat_interleave(queries.shape[1] // part.shape[1], 1) for part in (keys, values))
         mixed = functional.scaled_dot_product_attention(
             queries,
@@ -145,7 +149,7 @@ def _attend(
 
 
 def _laid(tokens: Tensor, places: Tensor) -> Tensor:
-    """(S, heads, width) as (N, heads, L, width)."""
+    """Arrange (S, heads, width) as (N, heads, L, width)."""
     laid: Tensor = tokens.index_select(0, places.flatten()).unflatten(0, places.shape)
     return laid.transpose(1, 2)
 

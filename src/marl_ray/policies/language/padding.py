@@ -1,4 +1,4 @@
-"""Token ids of several prompts and responses as the tensors that `TokenPolicy.evaluate` takes."""
+"""Turn the token ids of several prompts and responses into the tensors that `TokenPolicy.evaluate` takes."""
 
 from collections.abc import Sequence
 

@@ -20,8 +20,8 @@ _MASK = (1 << 64) - 1
 def token_uniforms(seed: int, streams: Sequence[int], tokens: int) -> np.ndarray:
     """Uniforms in [0, 1 - 2^-52] of tokens 0, 1, ... of each stream, (len(streams), tokens) float64.
 
-    `seed` and `streams` count modulo 2^64. 52 bits rather than 53, so that a number times a sum of probabilities is always
-    rounded to below that sum.
+    `seed` and `streams` count modulo 2^64. The uniforms have 52 bits, not 53, so that a uniform times a sum of
+    probabilities is always rounded to below that sum.
     """
     stream = np.array([number & _MASK for number in streams], np.uint64)[:, None]
     block = np.arange((tokens + 1) // 2, dtype=np.uint64)[None, :]

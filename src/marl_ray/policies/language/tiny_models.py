@@ -25,9 +25,10 @@ SHAPES: dict[Preset, dict[str, Any]] = {
     "tiny-1m": {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3},
     "tiny-6m": {"hidden_size": 384, "intermediate_size": 960, "num_hidden_layers": 4},
 }
-"""Few and wide layers: on a CPU a small model's step takes about as long per layer, however narrow it is."""
+"""Sizes of the models. They have few and wide layers, because on a CPU each layer of a small model takes about the same
+time, however narrow it is."""
 HEADS: dict[Preset, tuple[int, int]] = {"tiny-0.2m": (3, 1), "tiny-1m": (6, 2), "tiny-6m": (6, 2)}
-"""Heads of queries, and of keys and values; 32 or 64 wide."""
+"""Numbers of heads of queries, and of keys and values; each is 32 or 64 wide."""
 
 
 def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
@@ -53,8 +54,8 @@ def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
 def tiny_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
     """A decoder of about 0.2, 1 or 6 million parameters, with weights from torch's global generator.
 
-    A Llama, because AutoTokenizer reads a Llama's tokenizer as its files have it; for some other model types, as Qwen 2, it
-    takes that type's own pre-tokenizer and normaliser whatever the files say.
+    The model is a Llama, because AutoTokenizer reads a Llama's tokenizer as it is in its files. For some other model
+    types, such as Qwen 2, it takes that type's own pre-tokenizer and normaliser and ignores the files.
     """
     queries, keys = HEADS[preset]
     config = LlamaConfig(

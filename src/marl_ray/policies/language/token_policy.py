@@ -29,10 +29,10 @@ from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.policies.prompting.turn_ends import end_tokens, tell_ends
 
-disable_progress_bar()  # every worker would draw one for every model
+disable_progress_bar()  # else every worker would show a progress bar for every model
 
 LOGITS = 1 << 25
-"""Most logits that exist at once."""
+"""Most logits that are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class TokenPolicy(nn.Module):
         self.value_head = _head(width, 1) if critic else None
         self.cost_head = _head(width, signals) if signals else None
         self.packs = is_llama(lm, config.context)
-        """Responses of a pass share the reading of equal prompts."""
+        """True if the responses of a pass share the reading of equal prompts."""
         if self.packs:
             packing.use(lm)
         self.eval()
 
     def train(self, mode: bool = True) -> "TokenPolicy":
-        """Evaluation mode, whatever the mode."""
+        """Keep evaluation mode, whatever `mode` is."""
         return super().train(False)
 
     @property
@@ -119,12 +119,12 @@ class TokenPolicy(nn.Module):
         if isinstance(sequences, Packed):
             states = packing.states(self.lm, sequences)
         else:
-            # Padding stands on the right, where causal attention does not look, so no mask is needed and none is built.
+            # Padding stands on the right, which causal attention does not read, so no mask is built.
             states = self.lm.get_decoder()(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
         states = states.index_select(0, places)
         size = max(1, LOGITS // self.lm.get_output_embeddings().weight.shape[0])
         chunks = list(zip(states.split(size), targets.split(size), strict=True))
-        if len(chunks) > 1 and torch.is_grad_enabled():  # the backward pass makes each chunk's logits anew
+        if len(chunks) > 1 and torch.is_grad_enabled():  # the backward pass computes each chunk's logits again
             parts = [checkpoint(self._score, *chunk, need_entropy, use_reentrant=False) for chunk in chunks]
         else:
             parts = [self._score(*chunk, need_entropy) for chunk in chunks]
@@ -149,7 +149,7 @@ class TokenPolicy(nn.Module):
     def evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True) -> TokenOutputs:
         """Score responses, with gradients. `prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T).
 
-        A call without rows still takes part in what the workers do together.
+        A call without rows still takes part in the workers' collectives.
         """
         lay = packing.pack if self.packs and mask.any() else lay_out
         sequences, places, rows, steps = lay(prompts, responses, mask)
@@ -166,8 +166,8 @@ class TokenPolicy(nn.Module):
         )
 
     def order(self, prompts: Tensor, mask: Tensor) -> Tensor:
-        """(R,) numbers: responses with like ones cost less in one pass of `evaluate`."""
-        if self.packs:  # a prompt is read once, and there is no padding
+        """(R,) numbers: a pass of `evaluate` over responses with similar numbers costs less."""
+        if self.packs:  # a pass reads each prompt once, and has no padding
             _, numbers = torch.unique(prompts, dim=0, return_inverse=True)
             assert isinstance(numbers, Tensor)
             return numbers
@@ -180,7 +180,8 @@ class TokenPolicy(nn.Module):
 
 
 def _head(width: int, out: int) -> nn.Linear:
-    # Near zero: noise of the size of the returns would be bootstrapped into the first targets and followed.
+    # The critics' first outputs are near zero. Noise of the size of the returns would enter the first targets through
+    # bootstrapping.
     head = nn.Linear(width, out)
     nn.init.orthogonal_(head.weight, 0.01)
     nn.init.zeros_(head.bias)
@@ -188,10 +189,11 @@ def _head(width: int, out: int) -> nn.Linear:
 
 
 def lay_out(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sequences from the left, as short as they can be: ids (R, S); where each decision is predicted, (N,) in R * S; and
-    its row and step, (N,) each.
+    """Lay out sequences from the left: ids (R, S), the place in R * S where each decision is predicted, (N,), and the
+    decision's row and step, (N,) each.
 
-    The last token of a response is left out: nothing follows it. Without rows there is one of one token.
+    Sequences are as short as possible. The last token of a response is left out, because nothing follows it. Without
+    rows there is one sequence of one token.
     """
     rows, steps = mask.nonzero(as_tuple=True)
     before = (prompts < 0).sum(1)
@@ -216,7 +218,7 @@ def build_token_policy(
     signals: int = 0,
     tracking_uri: str | None = None,
 ) -> TokenPolicy:
-    """A policy in float32 on CPU, equal on every worker: whatever is random comes from the seed.
+    """Make a policy in float32 on CPU, equal on every worker, because all random weights come from the seed.
 
     Raises MarlRayError if `config.path` is no causal language model, has fewer positions than `config.context`, or has a
     tokenizer without an end or of another vocabulary.
@@ -238,7 +240,7 @@ def build_token_policy(
 
 @contextmanager
 def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
-    """The folder of a model's files while they are read; the one policy's folder if `path` is a bundle."""
+    """Within the block, the folder of a model's files. If `path` is a bundle, it is the folder of its only policy."""
     if not path.startswith("models:/") and not (Path(path) / MANIFEST).is_file():
         yield path
         return
@@ -271,7 +273,7 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
         )
     except MarlRayError:
         raise
-    except Exception as error:  # what transformers raises differs from model to model
+    except Exception as error:  # transformers raises different errors for different models
         raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
     lm, info = loaded
     missing = sorted(info["missing_keys"])
@@ -289,8 +291,8 @@ def decoder_layers(lm: nn.Module) -> nn.ModuleList:
 def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
     """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part.
 
-    A block's weights are gathered for its forward and again for its backward pass. Gradients are summed in float32.
-    `config.cpu_offload` does nothing where the mesh is of CPUs.
+    A block's weights are gathered for its forward pass, and again for its backward pass. Gradients are summed in
+    float32. `config.cpu_offload` has no effect on a mesh of CPUs.
     """
     mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
     offload = policy.config.cpu_offload and mesh.device_type != "cpu"
@@ -298,30 +300,32 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
         "mesh": mesh,
         "mp_policy": mixed,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
-        # The whole's too: weights left gathered by a pass without gradients would be stale after the next step.
+        # The root module's weights are released too. If a pass without gradients left them gathered, they would be
+        # stale after the next step.
         "reshard_after_forward": True,
     }
-    if mixed_precision:  # nothing is added up in frozen weights, so they need no more digits than are computed with
+    if mixed_precision:  # frozen weights take no updates, so they need no more digits than the computation
         for parameter in policy.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
     for layer in decoder_layers(policy.lm):
         if policy.config.activation_checkpointing:
-            # Not transformers' own: it is active in training mode only. Nothing here draws random numbers.
+            # transformers' own checkpointing works in training mode only. No random numbers are drawn here.
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         fully_shard(layer, **rest)
     fully_shard(policy, **rest)
 
 
 def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
-    """A copy without gradients, of a policy that is not sharded yet."""
+    """Copy a policy that is not sharded yet; the copy has no gradients."""
     return _copied(policy, None)
 
 
 def plain_copy(policy: TokenPolicy) -> TokenPolicy:
-    """The copy that samples, of a policy that is not sharded yet: no gradients, in `config.dtype`, on the policy's device.
+    """Make the copy that samples: without gradients, in `config.dtype`, on the policy's device. The policy is not
+    sharded yet.
 
-    Adapters stay apart from the weights: merged in bfloat16 they would be rounded away while they are small.
+    Adapters are not merged into the weights: in bfloat16 rounding would remove small adapters.
     """
     plain = _copied(policy, sampling_dtype(policy.config, policy.device))
     lay_beside(plain)
@@ -336,7 +340,7 @@ def sampling_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
-    # Parameters are given in their new type, so that the copy is never in memory in the old one.
+    # The parameters are passed in their new type, so that the copy is never in memory in the old type.
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().to(dtype or parameter.dtype, copy=True), requires_grad=False)
         for parameter in policy.parameters()
@@ -347,7 +351,8 @@ def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
 
 @torch.no_grad()
 def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
-    """Copy trained weights, sharded or not, into a sampling copy; every worker takes part. Frozen ones never change."""
+    """Copy trained weights, sharded or not, into a sampling copy; every worker takes part. Frozen weights never change,
+    so they are not copied."""
     trainable = {name: own for name, own in trained.named_parameters() if own.requires_grad}
     targets = dict(plain.named_parameters())
     for name, value in zip(trainable, unsharded(trainable.values()), strict=True):
@@ -363,7 +368,8 @@ def save_merged(policy: TokenPolicy, folder: str | Path) -> None:
 
 @torch.no_grad()
 def adopt(policy: TokenPolicy, plain: TokenPolicy) -> None:
-    """Begin with another policy's weights: copy a sampling copy's language model into one that is not sharded yet.
+    """Begin with another policy's weights: copy the language model of a sampling copy into a policy that is not sharded
+    yet.
 
     Adapters keep their own weights. Raises MarlRayError if the two have different shapes.
     """

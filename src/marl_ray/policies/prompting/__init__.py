@@ -1,1 +1,1 @@
-"""From texts to token ids and back: tokenizers, chat templates, tools, and where a turn ends."""
+"""Turn texts into token ids and back: tokenizers, chat templates, tools, and the ends of turns."""

@@ -1,7 +1,7 @@
 """Encode texts as prompts of token ids, in the frame of the model's chat template.
 
-Text is text. Special tokens are written by the template alone: where a text spells one out, such as `<|im_end|>`, the model
-reads its characters. So nothing that an agent or a client writes can end a turn or begin another's.
+Only the template writes special tokens. If a text spells one out, such as `<|im_end|>`, the model reads its characters.
+So no text of an agent or a client can end a turn or begin another one.
 """
 
 import re
@@ -15,12 +15,13 @@ from jinja2 import TemplateError
 from marl_ray.errors import FieldError, MarlRayError, one_line
 
 Message = Mapping[str, Any]
+"""`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
 LEAST_LEFT = 0.5
-"""Share of a text that must be left of it where it is cut."""
+"""Least share of a text that must remain after it is cut."""
 LEFT_OUT = "…"
 """The mark that stands where a text was cut."""
 _BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
-"""A code point that is no character, for use inside of programs; and the mark for text that cannot be encoded."""
+"""A code point that Unicode reserves for use inside of programs, and the mark for text that cannot be encoded."""
 SHOWN = "Zq7"
 """A text that no template changes."""
 
@@ -34,29 +35,28 @@ class _Facts:
     """Properties of a tokenizer, which are computed once."""
 
     spelled: re.Pattern[str]
-    """Matches the text of every special token, and of every added token that the template writes."""
+    """A pattern that matches the text of every special token, and of every added token that the template writes."""
     normalizer: Any
-    """The normaliser that texts pass before special tokens are looked for in them; None if there is none."""
+    """The normaliser that the tokenizer applies to texts before it looks for special tokens; None if it has none."""
     start: list[int]
-    """Tokens before a text without a template."""
+    """Tokens that stand before a text without a template."""
     newline: list[int]
     longest: int
     """Most characters of one token."""
     parts: bool | None
     """True if the template reads contents as lists of parts; None if it shows them neither way, or there is no template."""
     left_out: frozenset[str]
-    """Those of the roles `system` and `developer` whose messages the template drops without an error."""
+    """The roles, of `system` and `developer`, whose messages the template drops without an error."""
     refused: frozenset[str]
-    """Those of the two roles whose messages the template refuses."""
+    """The roles, of the same two, whose messages the template refuses."""
 
 
 _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
 def uses_template(tokenizer: Any, chat: bool | None) -> bool:
-    """True if prompts are wrapped in the chat template, for `model.chat`, of which None means: if there is one.
-
-    Raises MarlRayError if there must be one and is none.
+    """True if prompts are wrapped in the chat template. `chat` is `model.chat`, where None means: if there is a
+    template. Raises MarlRayError if `chat` is true and there is no template.
     """
     template = tokenizer.chat_template is not None
     if chat and not template:
@@ -67,8 +67,9 @@ def uses_template(tokenizer: Any, chat: bool | None) -> bool:
 def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     """Token ids of a prompt, at least one.
 
-    With `chat` it is one user message in the tokenizer's chat template, up to where the reply begins; None means with the
-    template if there is one. Raises MarlRayError if there must be one and is none, or if nothing is left to condition on.
+    With `chat` the prompt is one user message in the tokenizer's chat template, up to where the reply begins; None
+    means: with the template if there is one. Raises MarlRayError if `chat` is true and there is no template, or if the
+    prompt has no token.
     """
     ids = _read(tokenizer, text, chat)
     if not ids:
@@ -83,9 +84,9 @@ def _read(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
 
 
 def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt, as of `encode_prompt`, and of a reply to it, as they are in the middle of a text.
+    """Token ids of a prompt, as `encode_prompt` gives them, and of a reply to it, encoded as the middle of a text.
 
-    By itself a reply would begin as texts do: many tokenizers put a space before the first word of one.
+    Alone, a reply would be encoded as the beginning of a text, where many tokenizers put a space before the first word.
     """
     facts, ids = _facts(tokenizer), encode_prompt(tokenizer, prompt, chat)
     if uses_template(tokenizer, chat):
@@ -96,14 +97,17 @@ def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> 
     both = [*start, *_encode_marked(tokenizer, facts, before + marked)]
     if both[: len(ids)] == ids:
         return ids, both[len(ids) :]
-    return ids, _encode_marked(tokenizer, facts, _BREAK + marked)  # its first token would be one with the prompt's last
+    # The tokenizer would join the reply's first characters with the prompt's last token.
+    return ids, _encode_marked(tokenizer, facts, _BREAK + marked)
 
 
 def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
-    """Encode as `encode_prompt` does, in at most `room` tokens; also True if the text lost its middle for that.
+    """Encode as `encode_prompt` does, in at most `room` tokens; returns the ids, and True if the middle of the text was
+    left out.
 
-    The template's frame is never cut. A text without tokens becomes the one with which texts begin: an empty text, or one of
-    characters that the tokenizer does not know. Raises PromptTooLong where less than LEAST_LEFT of the text would be left.
+    The template's frame is never cut. A text without tokens, which is empty or has only characters that the tokenizer
+    does not know, becomes the token with which texts begin. Raises PromptTooLong where less than LEAST_LEFT of the text
+    would be left.
     """
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     most = room * _facts(tokenizer).longest
@@ -116,7 +120,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
         raise PromptTooLong(
             f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
         )
-    while too_many - least > 1 + least // 64:  # no search for the last character
+    while too_many - least > 1 + least // 64:  # the search need not find the exact last character
         middle = (least + too_many) // 2
         ids = _read(tokenizer, _cut(text, middle), chat) or [begin]
         if len(ids) <= room:
@@ -130,8 +134,8 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Map
     """Token ids of messages (`role`, `content`) in the chat template, up to where the reply begins; the template is given
     `tools` too, if there are any.
 
-    A `developer` is the `system` of templates that know none. Raises MarlRayError where the template refuses these messages,
-    or would leave one out.
+    For templates that do not know the role `developer`, it becomes `system`. Raises MarlRayError if the template
+    refuses these messages, or would leave one out.
     """
     facts = _facts(tokenizer)
     if "developer" in facts.left_out | facts.refused:
@@ -143,13 +147,13 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Map
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text by itself, without those that begin or end one."""
+    """Token ids of a text alone, without the tokens that begin or end texts."""
     facts = _facts(tokenizer)
     return _encode_marked(tokenizer, facts, _marked(facts, text))
 
 
 def _framed(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Messages, marked, in the chat template, up to where the reply begins."""
+    """Mark the messages and render them in the chat template, up to where the reply begins."""
     facts = _facts(tokenizer)
     if facts.parts is None:
         raise MarlRayError(
@@ -175,7 +179,7 @@ def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **
 
 
 def rendered(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> str:
-    """Messages in the chat template, as text; nothing where the template refuses them."""
+    """Messages in the chat template, as text; empty if the template refuses them."""
     return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
 
 
@@ -194,17 +198,17 @@ def _cut(text: str, kept: int) -> str:
 
 def _marked(facts: _Facts, text: str) -> str:
     """The text with a break in everything that a tokenizer would take for a special token."""
-    # Halves of surrogate pairs are put together; a half without its other cannot be encoded.
+    # The halves of surrogate pairs are joined; a single half cannot be encoded.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace(_BREAK, _UNKNOWN)
     if facts.normalizer is not None and facts.spelled.search(normal := facts.normalizer.normalize_str(text)):
         text = normal
-    while facts.spelled.search(text):  # the text behind a break may spell another one
+    while facts.spelled.search(text):  # the text after a break may spell another special token
         text = facts.spelled.sub(lambda match: f"{match[0][0]}{_BREAK}{match[0][1:]}", text)
     return text
 
 
 def _all_marked(facts: _Facts, value: Any) -> Any:
-    """Lists and objects with every text in them marked."""
+    """Mark every text in lists and objects."""
     if isinstance(value, str):
         return _marked(facts, value)
     if isinstance(value, Mapping):
@@ -216,7 +220,7 @@ def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
     first, *rest = text.split(_BREAK)
     ids: list[int] = tokenizer.encode(first, add_special_tokens=False, verbose=False)
     if rest:
-        # Behind a line break, because some tokenizers put a space before the first word of a text.
+        # The token is encoded after a line break, because some tokenizers put a space before the first word of a text.
         behind = tokenizer([f"\n{piece}" for piece in rest], add_special_tokens=False, verbose=False)["input_ids"]
         for piece, own in zip(rest, behind, strict=True):
             if own[: len(facts.newline)] == facts.newline:
@@ -245,7 +249,7 @@ def _inspected(tokenizer: Any) -> _Facts:
         normalizer = None
     if normalizer is not None:
         names |= {normalizer.normalize_str(name) for name in names}
-    # One character cannot be broken; a blank is what texts are made of.
+    # A break cannot part a single character, and blanks are a part of ordinary texts.
     longest = sorted((re.escape(name) for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True)
     shown = {role: _shows(tokenizer, role, parts) for role in ("system", "developer")} if parts is not None else {}
     return _Facts(
@@ -283,5 +287,5 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settin
     """Render as `_render` does; returns an empty text if the template refuses."""
     try:
         return _render(tokenizer, messages, parts, **settings)
-    except MarlRayError:  # many know no system
+    except MarlRayError:  # many templates do not know the role `system`
         return ""

@@ -1,8 +1,8 @@
 """The bytes of a token of a byte-level tokenizer.
 
-Byte-level tokenizers (GPT-2, Llama 3, Qwen) write every byte as one printable character: bytes that print as themselves, and
-the others from character 256 on (`bytes_to_unicode` of GPT-2's encoder). So each token has bytes of its own, also where it
-is only a part of a character.
+Byte-level tokenizers (GPT-2, Llama 3, Qwen) write every byte as one printable character: bytes that print as
+themselves, and the others from character 256 on (`bytes_to_unicode` of GPT-2's encoder). So each token has bytes of its
+own, even if it is only a part of a character.
 """
 
 import json

@@ -8,27 +8,28 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from marl_ray.errors import MarlRayError, one_line
 
 UNUSUAL = "é日\U0001f600\ue000"
-"""Characters that no small vocabulary has."""
+"""Characters that no small vocabulary contains."""
 
 
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a folder or of a name that transformers knows.
 
-    It must have an end token: without one a response would only ever end at its greatest length. Where it has no padding
-    token, the end token stands for it; nothing here reads what is padded.
+    It must have an end token, because without one every response would reach its greatest length. If it has no padding
+    token, the end token takes its place; no code of the product reads padding.
     """
     try:
-        # One that names no class of its own is what its file says. AutoTokenizer would make some models' usual one of it,
-        # with another normaliser and tokens added.
+        # A tokenizer of a general class is read from its file alone. AutoTokenizer would use the usual class
+        # of some models, with another normaliser and more tokens.
         general = get_tokenizer_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
         tokenizer = (PreTrainedTokenizerFast if general else AutoTokenizer).from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MarlRayError(f"model.path {path!r} has no tokenizer: {one_line(error)}") from error
-    if not tokenizer.encode("a", add_special_tokens=False):  # what transformers makes where there are no files of one
+    # Transformers makes an empty tokenizer if the folder has no files of one.
+    if not tokenizer.encode("a", add_special_tokens=False):
         raise MarlRayError(f"model.path {path!r} has no tokenizer: it has no vocabulary")
     try:
         tokenizer.encode(UNUSUAL, add_special_tokens=False)
-    except Exception as error:  # of a vocabulary without its token for what is unknown, which agents would write
+    except Exception as error:  # the vocabulary lacks its token for unknown text, which agents would write
         raise MarlRayError(f"model.path {path!r}: its tokenizer cannot encode every text: {one_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise MarlRayError(f"model.path {path!r}: its tokenizer has no eos_token, and a response needs an end")
@@ -38,7 +39,7 @@ def load_tokenizer(path: str) -> Any:
 
 
 def check_vocabulary(tokenizer: Any, lm: Any, path: str) -> None:
-    """Raise MarlRayError where a tokenizer has tokens that its model has not."""
+    """Raise MarlRayError if a tokenizer has tokens that its model lacks."""
     needed, known = 1 + max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
     if needed > known:
         raise MarlRayError(f"model.path {path!r}: its tokenizer has {needed} tokens, it has {known}")

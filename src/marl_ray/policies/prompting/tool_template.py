@@ -1,4 +1,4 @@
-"""Find out how a chat template shows tools, and how the model writes a call of one."""
+"""Find out how a chat template shows tools, and how the model writes a call of a tool."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class WrittenCall(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A call as text: `before`, the tool's name, `between`, its arguments as a JSON object, `behind`."""
+    """The text of a call: `before`, the tool's name, `between`, its arguments as a JSON object, `behind`."""
 
     before: str
     between: str
@@ -68,8 +68,8 @@ def encode_tool_chat(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], chat: bool | None
 ) -> list[int]:
     """Encode as `encode_chat` does, with messages that may have `tool_calls` (their arguments as objects) or the role
-    `tool`, for a model that may call `tools`. Raises FieldError naming `tools` or `prompt` where the template would
-    leave any of them out."""
+    `tool`, for a model that may call `tools`. Raises FieldError naming `tools` or `prompt` if the template would leave
+    any of them out."""
     called, answered = any("tool_calls" in m for m in messages), any(m["role"] == "tool" for m in messages)
     if not (tools or called or answered):
         return encode_chat(tokenizer, messages)
@@ -84,7 +84,7 @@ def encode_tool_chat(
 
 
 def call_guide(tokenizer: Any, names: Sequence[str]) -> GuideState:
-    """The response is one call of one of these tools, in the template's own form."""
+    """A guide to a response that is one call of one of these tools, in the template's own form."""
     form = _facts(tokenizer).form
     return framed(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
 
@@ -111,15 +111,15 @@ def _form(tokenizer: Any, called: str) -> Form:
         return HERMES
     end = rendered(tokenizer, [_USER, {"role": "assistant", "content": f"{SHOWN}end"}]).rpartition(f"{SHOWN}end")[2]
     form = Form(before, between, behind.removesuffix(end))
-    for token in special_tokens(tokenizer).values():  # which no text shows
+    for token in special_tokens(tokenizer).values():  # texts show no call at all
         form = Form(*(part.replace(token, "") for part in form))
     written = f"{form.before}x{form.between}{{}}{form.behind}".strip()
     return form if calls_in(written.removeprefix(OPEN).removesuffix(CLOSE)) else HERMES
 
 
 def calls_in(text: str) -> list[WrittenCall]:
-    """The calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of such, or
-    one call with its arguments in marks; none where it is something else."""
+    """The calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of such
+    objects, or one call with its arguments in marks. Empty if the text is something else."""
     text = text.strip().removeprefix(LIST).strip()
     try:
         data, end = decode(text)

@@ -16,8 +16,8 @@ def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def turn_begin(tokenizer: Any) -> str:
-    """The blanks that the chat template writes before an assistant's content where a reply begins, such as Llama 2's space
-    and GLM-4's line break. Anything else that it writes there, such as an empty thought, is no part of a reply."""
+    """The blanks that the chat template writes before an assistant's content where a reply begins, such as Llama 2's
+    space and GLM-4's line break. Other text that it writes there, such as an empty thought, is no part of a reply."""
     question = rendered(tokenizer, [USER], add_generation_prompt=True)
     dialogue = rendered(tokenizer, [USER, ASSISTANT])
     between = dialogue[len(question) :].partition(SHOWN)[0] if question and dialogue.startswith(question) else ""
@@ -27,15 +27,16 @@ def turn_begin(tokenizer: Any) -> str:
 def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
     """The text, if any, and then the token that follow a complete response.
 
-    That is what the chat template writes behind an assistant's content. Where it writes no token there, the token that
-    begins the next turn, if the model says that it ends a response (as GLM-4's `<|user|>`); else, and without a template,
-    the tokenizer's end token.
+    They are what the chat template writes after an assistant's content. If it writes no token there, the token is the
+    one that begins the next turn, provided that the model's config has it as an end of responses (as GLM-4's
+    `<|user|>`). Otherwise, and without a template, it is the tokenizer's end token.
     """
     return _turn_end(tokenizer, _stated(lm, tokenizer))
 
 
 def tell_ends(lm: Any, ends: frozenset[int]) -> None:
-    """Write the tokens into the model's generation config, which is saved with it: whatever reads it stops there too."""
+    """Write the tokens into the model's generation config, which is saved with the model, so that other programs stop
+    at them too."""
     config = getattr(lm, "generation_config", None)
     listed = sorted(ends) if len(ends) > 1 else next(iter(ends))
     if config is None or config.eos_token_id == listed:
@@ -45,7 +46,7 @@ def tell_ends(lm: Any, ends: frozenset[int]) -> None:
         config.validate(strict=True)
     except (
         ValueError
-    ):  # a config that was changed is saved only if all of it is valid, and not all that are published are
+    ):  # transformers saves a changed config only if all of it is valid, and some published ones are not
         kept = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
         lm.generation_config = type(config)(**kept)
 
@@ -53,7 +54,7 @@ def tell_ends(lm: Any, ends: frozenset[int]) -> None:
 def _stated(lm: Any, tokenizer: Any) -> frozenset[int]:
     given = getattr(getattr(lm, "generation_config", None), "eos_token_id", None)
     several = given if isinstance(given, list | tuple) else [given]
-    known = lm.get_input_embeddings().weight.shape[0]  # the defaults of a config may be another vocabulary's
+    known = lm.get_input_embeddings().weight.shape[0]  # the defaults of a config may belong to another vocabulary
     return frozenset(
         number for number in (*several, tokenizer.eos_token_id) if number is not None and 0 <= number < known
     )
@@ -69,7 +70,7 @@ def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
     token = re.compile("|".join(longest))
 
     def behind(text: str, count: int) -> re.Match[str] | None:
-        """The first token behind the content of the message of this number."""
+        """The first token after the content of the message with this number."""
         parts = text.split(SHOWN)
         return token.search(parts[count]) if len(parts) > count else None
 
@@ -77,7 +78,8 @@ def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
         return match.string[: match.start()], added[match[0]]
     match = behind(rendered(tokenizer, [USER, ASSISTANT, USER]), 2)
     closed = behind(rendered(tokenizer, [USER]), 1)
-    # It closes turns if it closes the user's too; otherwise it may as well begin the user's.
+    # The token closes turns if it also follows the user's content; otherwise it may be the one that begins the user's
+    # turn.
     if match and (added[match[0]] in stated or (closed and closed[0] == match[0])):
         return match.string[: match.start()], added[match[0]]
     return nothing

@@ -1,4 +1,4 @@
-"""Arrays of one policy for one batch while it is played, and the Trajectories that they become."""
+"""The arrays that hold one policy's batch while it is played, and the Trajectories that they become."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +27,10 @@ class Player:
 
 
 class Buffer:
-    """Arrays of one policy: time first, then copy, then agent of the policy."""
+    """The arrays of one policy, indexed by step, copy and agent of the policy."""
 
     def __init__(self, env: ParallelEnv, player: Player, columns: Sequence[int], steps: int, copies: int, signals: int):
-        """`columns`: the policy's agents among the environment's."""
+        """`columns` are the numbers of the policy's agents among the environment's agents."""
         self.columns = list(columns)
         space = env.observation_space(player.agents[0])
         shape = (steps, copies, len(player.agents))
@@ -48,7 +48,7 @@ class Buffer:
             array[:, copies] = 0
 
     def permit(self, t: int, alive: np.ndarray, allowed: np.ndarray | None) -> None:
-        """The agents that act at step t, (copies, agents), and their allowed actions, (copies, agents, choices)."""
+        """Store which agents act at step t, (copies, agents), and their allowed actions, (copies, agents, choices)."""
         self.acted[t] |= alive
         if allowed is None:
             self.mask[t] |= alive
@@ -69,7 +69,7 @@ class Buffer:
 
 
 class CriticInputs(NamedTuple):
-    """The inputs of a policy's critics: every step, and the state after each cut of a row."""
+    """The inputs of a policy's critics at every step, and in the state after each cut of a row."""
 
     inputs: np.ndarray
     """(T + 1, copies, ...) the critics' inputs at the steps and after the last one."""
@@ -78,7 +78,7 @@ class CriticInputs(NamedTuple):
     cuts: list[tuple[int, int]]
     """(step, copy)."""
     open_end: np.ndarray
-    """(copies, agents) bool: rows that go on in the next batch."""
+    """(copies, agents) bool: True for rows that go on in the next batch."""
     truncated: np.ndarray
     """(T or more, copies, agents) bool."""
 
@@ -91,11 +91,12 @@ class Played:
     steps: int
     """Time steps that were played (the buffers may be longer)."""
     cuts: dict[tuple[int, int], dict[str, np.ndarray]]
-    """(step, copy) -> policy -> (agents, D) rows after the cut, which the next episode has overwritten."""
+    """(step, copy) -> policy -> (agents, D) observations after the cut. The next episode has overwritten them in the
+    buffers."""
     groups: np.ndarray
-    """(copies,) which copies share a start."""
+    """(copies,) number of each copy's group; the copies of a group share a start."""
     episodes: np.ndarray
-    """(copies,) the episode each row begins in."""
+    """(copies,) number of the episode that each row begins in."""
     greedy: np.ndarray
     """(copies,) bool."""
     ends: dict[tuple[int, int], bool] = field(default_factory=dict)
@@ -161,20 +162,21 @@ class Played:
         return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
-        """(copies, agents) bool: a row that is not over at its last step goes on in the next batch: it bootstraps from what
-        comes after."""
+        """(copies, agents) bool: True for a row that is not over at its last step. It goes on in the next batch, so it
+        bootstraps from the state after that step."""
         buffer, last = self.buffers[name], self.steps - 1
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
 
     def _acting_at_end(self, name: str) -> np.ndarray:
-        """(T, copies, agents) bool: agents that were cut, or go on, where the row or the team's episode is cut."""
+        """(T, copies, agents) bool: True where an agent is cut at this step, or goes on after the batch's last step."""
         cut = self.buffers[name].truncated[: self.steps].copy()
         cut[-1] |= self._open_end(name)
         return cut
 
     def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
-        """Costs after a cut, (T, copies, agents, K), also for agents that were done before: the mean of what the critics of
-        their policy say for those that acted until then, or where all are done, those of the other policies."""
+        """Estimate the costs after a cut, (T, copies, agents, K), also for agents that were done before it. They get
+        the mean of the critics' estimates for the agents of their policy that acted until the cut; where none did, for
+        those of the other policies."""
         own = torch.from_numpy(self._acting_at_end(name))[..., None]
         total, count = (bootstrap * own).sum(2), own.sum(2)
         others = [other for other, player in players.items() if other != name and player.model.cost_critic is not None]
@@ -201,7 +203,8 @@ def _values(
     open_end: np.ndarray,
     truncated: np.ndarray,
 ) -> tuple[Tensor, Tensor]:
-    """Values at the steps and where rows were cut, (T, copies, agents, signals) each; zeros without a critic."""
+    """Values at all steps, and values after the cuts of rows, (T, copies, agents, signals) each; zeros without a
+    critic."""
     steps, copies, agents, signals = shape
     bootstrap = torch.zeros(shape)
     if critic is None:

@@ -28,21 +28,23 @@ class Episode(NamedTuple):
     length: int
     """Environment steps."""
     start: int
-    """Step at which it began, counted in every copy since the run began; its batch's if a batch is whole episodes."""
+    """Step at which it began. Every copy counts its steps since the run began; if a batch is whole episodes, this is
+    the first step of the batch."""
     decisions: dict[str, int]
-    """Policy -> its own decisions in the whole episode, those of earlier batches included."""
+    """Policy -> number of its decisions in the whole episode, including the parts in earlier batches."""
 
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """The settings of a collector: how long, how many and which episodes make a batch."""
+    """The settings of a collector: the length of a batch, and the number and kind of its episodes."""
 
     steps: int
-    """Steps of every copy in a batch; the greatest number of steps where `episodes`."""
+    """Number of steps of every copy in a batch; with `episodes` the greatest length of an episode."""
     episodes: bool = False
-    """One episode per copy from its start, instead of a stretch of its play."""
+    """A batch has one whole episode per copy. Otherwise it has a stretch of each copy's play, which may begin and end
+    within an episode."""
     group_size: int = 1
-    """Copies with the same start, where `episodes`."""
+    """Number of copies that share a start, with `episodes`."""
     greedy: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
@@ -50,10 +52,10 @@ class CollectPlan:
     judges: tuple[str, ...] = ()
     """Policies whose scores decide whether a group is replayed."""
     branch_turns: int = 0
-    """Text environments: greatest number of turns after the first of every group's first episode at which the group's other
-    members answer too, if the turn is a policy's of `comparing`."""
+    """In text environments: the greatest number of later turns of a group's first episode at which the other members of
+    the group answer the same prompt. Only turns of the policies in `comparing` count."""
     comparing: tuple[str, ...] = ()
-    """Policies whose algorithm compares answers to one prompt."""
+    """Policies whose algorithms compare answers to one prompt."""
 
 
 class Batch(NamedTuple):
@@ -63,7 +65,7 @@ class Batch(NamedTuple):
     """Policy -> its rows."""
     episodes: list[Episode]
     steps: int
-    """Environment steps that were played for it."""
+    """Environment steps that were played for the batch."""
 
 
 class Collector:
@@ -80,9 +82,9 @@ class Collector:
         signals: int = 1,
         state: Mapping[str, Any] | None = None,
     ):
-        """`env` tells spaces; `envs` are the copies, grouped by the policies of `agents` (policy -> its agents).
-
-        `copies` are the numbers of this worker's copies among all; `state` continues where `state()` was taken.
+        """`env` has the spaces. `envs` are the copies, with their agents ordered by the policies of `agents` (policy ->
+        its agents). `copies` are the numbers of this worker's copies among all. With `state` the collector continues
+        from what `state()` returned.
         """
         self.env, self.envs, self.plan, self.seed, self.numbers, self.signals = env, envs, plan, seed, copies, signals
         order = list(env.possible_agents)
@@ -96,8 +98,8 @@ class Collector:
         self.group_sums: dict[str, GroupSums] = {}
         """Policy -> how its scores differed among the members of the last batch's groups."""
         self.history: list[list[np.ndarray]] = []
-        """Actions by step and policy since the oldest running episode began: replayed on resume, so that no environment is
-        ever pickled."""
+        """Actions by step and policy since the oldest running episode began. A resumed run replays them, so that no
+        environment is ever pickled."""
         self.began = np.zeros(count, np.int64)
         """Index in `history` at which each copy's episode began."""
         if not plan.episodes:
@@ -105,9 +107,8 @@ class Collector:
                 self._continue(c, (state or {}).get(str(number)))
 
     def state(self) -> dict[str, Any]:
-        """Plain data from which other collectors, on any number of workers, continue bit for bit.
-
-        Whole episodes leave nothing to continue.
+        """Plain data from which other collectors, on any number of workers, continue bit for bit. After a batch of
+        whole episodes no play goes on, so the data hold none.
         """
         if self.plan.episodes:
             return {}
@@ -170,12 +171,12 @@ class Collector:
             pending = self._uninformative(played)
             if not pending.any():
                 break
-        for name in self.plan.judges:  # groups whose members still score the same do not count in the means
+        for name in self.plan.judges:  # groups whose members still score the same are left out of the means
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
 
     def _compare(self, played: Played, fresh: np.ndarray) -> None:
-        """Add the groups of the copies `fresh`, (copies,) bool, to `group_sums`."""
+        """Add the scores of the groups of the copies `fresh`, (copies,) bool, to `group_sums`."""
         for name, buffer in played.buffers.items():
             scores = buffer.rewards[: played.steps].sum(0, dtype=np.float64)
             members = [(played.groups == group) & ~played.greedy for group in np.unique(played.groups[fresh])]
@@ -223,7 +224,7 @@ class Collector:
             count += int(playing.sum())
             over, truncated = playing & ~envs.alive.any(1), step.truncated
             if t + 1 == self.plan.steps and not restart:
-                # An episode that is too long is cut, and bootstraps from the value of the state that would have followed.
+                # An episode that reaches the time limit is cut, and bootstraps from the value of the next state.
                 truncated = truncated | envs.alive
                 over |= envs.alive.any(1)
             for buffer in buffers.values():
@@ -242,7 +243,7 @@ class Collector:
             if restart and over.any():
                 envs.observe(rows, np.flatnonzero(over).tolist())
             for buffer, row in zip(buffers.values(), rows, strict=True):
-                # An agent's last observation is not a decision's: those that are gone read as zeros.
+                # An agent's last observation is not one that it acts on. Agents that are gone read as zeros.
                 is_over = ~envs.alive[:, buffer.columns]
                 if is_over.any():
                     row[is_over] = 0
@@ -266,7 +267,7 @@ class Collector:
         self._reset(c, episode_seed(self.seed, self.numbers[c], int(self.episode[c])))
 
     def _continue(self, c: int, saved: Mapping[str, Any] | None) -> None:
-        """Begin copy c's first episode, or play a saved one as far as it had come."""
+        """Begin copy c's first episode, or replay a saved one to the step that it had reached."""
         if saved is None:
             self.began[c] = len(self.history)
             self._reset(c, episode_seed(self.seed, self.numbers[c], 0))
@@ -279,7 +280,7 @@ class Collector:
         self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
         self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)
         self.decisions[c] = saved["decisions"]
-        # Histories of different lengths end together: the oldest episode's first step is step 0.
+        # Histories of different lengths end at the same step, and the oldest episode's first step is step 0.
         missing = len(steps) - len(self.history)
         if missing > 0:
             empty = [np.zeros((len(self.numbers), *part.shape), part.dtype) for part in steps[0]]

@@ -1,7 +1,7 @@
 """Play whole episodes from fixed starts, to measure actor-critics: only the results of the episodes are kept.
 
-An episode is a function of (weights, seed, kind, number): neither the number of workers nor that of copies changes it, and
-no random number is one of training's.
+An episode is a function of (weights, seed, kind, number). The numbers of workers and copies do not change it, and
+training draws none of its random numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from marl_ray.rollout.actor_critic.collector import act
 from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed
 
 BLOCK = 64
-"""Steps whose random numbers are drawn at once."""
+"""Number of steps whose random numbers are drawn at once."""
 _BLOCK_BITS = 20
 
 
 class FixedStart(NamedTuple):
-    """The episode to play, and how to choose its actions."""
+    """The episode to play, and the way to choose its actions."""
 
     number: int
     kind: int
-    """0 or 1: sets of starts that share no random number."""
+    """0 or 1: the set of starts; the two sets share no random number."""
     greedy: bool
     """True: play the most likely actions; False: draw them."""
 
@@ -45,7 +45,7 @@ class WholeEpisode(NamedTuple):
 
 
 class Arena:
-    """Environment copies in which teams are judged; never those of training, whose episodes go on."""
+    """Environment copies in which teams are measured. They are never training's copies, whose episodes go on."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Arena:
         signals: int,
         most_steps: int,
     ):
-        """`env` tells spaces; `envs` are `copies`, grouped by the policies of `agents` (policy -> its agents). An episode
-        is cut after `most_steps`."""
+        """`env` has the spaces. `envs` are `copies` copies, with their agents ordered by the policies of `agents`
+        (policy -> its agents). An episode is cut after `most_steps`."""
         self.env, self.envs, self.copies, self.signals = env, envs, copies, signals
         self.seed, self.most_steps = seed, most_steps
         order = list(env.possible_agents)
@@ -72,7 +72,7 @@ class Arena:
         episodes: list[WholeEpisode] = []
         for first in range(0, len(starts), self.copies):
             wave = list(starts[first : first + self.copies])
-            # All copies begin anew, so that none is stepped that has no episode.
+            # All copies begin anew, because every copy is stepped, and a copy without an episode cannot be.
             padded = wave + [wave[0]] * (self.copies - len(wave))
             episodes += self._play(players, padded)[: len(wave)]
         return episodes

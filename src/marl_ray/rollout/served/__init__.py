@@ -1,1 +1,1 @@
-"""Served experience as trajectories: logged acts and texts, and the collector that gathers batches of them."""
+"""Served experience as trajectories: readers of logged acts and texts, and the collector that gathers batches of them."""

@@ -1,7 +1,7 @@
 """Read served acts as trajectories, from the Parquet files that an experiment's decisions are exported to.
 
-One row is one decision sequence of one agent in one unit (a session, an episode). Observations and actions are as the
-environment has them, flattened; here they become what a collector would have gathered.
+One row is one decision sequence of one agent in one unit (a session, an episode). The files hold flattened observations
+and actions of the environment; the reader turns them into what a collector would have gathered.
 """
 
 import math
@@ -99,9 +99,8 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
 
 
 def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str, int, pa.Table]]:
-    """Row groups: the file, the number of the first row in it, and these columns in these types.
-
-    One by one, because numbers take eight times the space in a file's types that they take in a policy's.
+    """Yield row groups: the file, the number of the group's first row in it, and these columns in these types. Groups
+    are read one by one, because numbers take eight times as much space in a file's types as in a policy's.
     """
     try:
         filesystem, root = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)
@@ -119,7 +118,7 @@ def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str,
                     table = _typed(name, file, group, columns)
                     yield name, begin, table
                     begin += len(table)
-    except (OSError, pa.ArrowException, ValueError) as error:  # no such file, no Parquet, no URI
+    except (OSError, pa.ArrowException, ValueError) as error:  # no such file, not a Parquet file, or not a URI
         raise MarlRayError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
@@ -143,7 +142,7 @@ class _Rows:
     file: str
     table: pa.Table
     numbers: np.ndarray
-    """(rows,) of each in the file."""
+    """(rows,) number of each row in the file."""
 
     def refuse(self, column: str, row: int, expected: str) -> NoReturn:
         raise MarlRayError(f"{self.file}: row {self.numbers[row]}, column {column}: expected {expected}")
@@ -157,7 +156,7 @@ class _Rows:
         self.refuse(column, row, expected)
 
     def plain(self, column: str) -> np.ndarray:
-        """One value per row."""
+        """Read a column with one value per row."""
         array = self._without_nulls(column)
         return np.array(array.to_pylist(), object) if array.type == pa.string() else _numpy(array)
 
@@ -206,7 +205,7 @@ class _Part:
     """One policy's part of one file."""
 
     rows: _Rows
-    """The rows without their columns, which name the file and the row in errors."""
+    """The rows without their columns; errors take the file and the row from here."""
     keys: np.ndarray
     """(rows,) names of the units."""
     lengths: np.ndarray
@@ -235,7 +234,7 @@ def _read(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
         steps["action_masks"] = allowed
     steps["costs"] = _costs(rows, lengths)
     keys = np.array([f"{e}/{u}" for e, u in zip(rows.plain("experiment"), rows.plain("unit"), strict=True)], object)
-    where = _Rows(rows.file, rows.table.schema.empty_table(), rows.numbers)  # the file's numbers are let go
+    where = _Rows(rows.file, rows.table.schema.empty_table(), rows.numbers)  # frees the memory of the file's columns
     return _Part(where, keys, lengths, columns, steps)
 
 
@@ -254,7 +253,7 @@ def _observations(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) ->
 
 
 def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
-    """Actions (steps, *shape) as a distribution has them: choices count from zero."""
+    """Actions (steps, *shape) as a distribution takes them: choices count from zero."""
     distribution = distribution_of(space)
     values = rows.steps("actions", lengths, math.prod(distribution.shape))
     if isinstance(distribution, Categorical):
@@ -267,7 +266,7 @@ def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.n
 
 
 def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray | None:
-    """The allowed actions, (steps, choices), or None if nothing was ever masked; a row without masks allows everything."""
+    """The allowed actions, (steps, choices), or None if no row has masks. A row without masks allows all actions."""
     given = ~rows.missing("action_masks")
     if not given.any():
         return None
@@ -282,7 +281,7 @@ def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: 
 
 
 def _costs(rows: _Rows, lengths: np.ndarray) -> np.ndarray:
-    """(steps, K), NaN where a unit's costs were not measured: its steps have no numbers."""
+    """(steps, K) costs; NaN at the steps of a unit whose costs were not measured."""
     widths, values = rows.ragged("costs", lengths)
     signals = int(widths.max(initial=0))
     rows.check("costs", (widths == signals) | (widths == 0), f"{signals} numbers per step, or none", lengths)
@@ -293,7 +292,7 @@ def _costs(rows: _Rows, lengths: np.ndarray) -> np.ndarray:
 
 
 def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
-    """All files' rows of one policy in one order, padded; and their lengths."""
+    """Join the rows of one policy from all files, in order and padded; returns them and their lengths."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     lengths = np.concatenate([part.lengths for part in parts])
     order = np.lexsort((columns["turn"], columns["agent"], columns["episode"]))

@@ -1,4 +1,4 @@
-"""Batches of responses that were served, in the place of play; evaluations are played as `TextCollector` plays them."""
+"""Collect batches of served responses instead of playing. Evaluations are played as `TextCollector` plays them."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.episode import EpisodeTurn
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
-from marl_ray.rollout.text.transcripts import Sums
+from marl_ray.rollout.text.transcripts import MetricSums
 
 DATA_ORDER = (1 << 27) - 3
-"""Number of the permutations that data are read in, where minibatch orders have their epoch."""
+"""Number of the permutations in which data are read; it takes the place that the epoch has in minibatch orders."""
 
 
 class ServedResponse(NamedTuple):
@@ -30,14 +30,14 @@ class ServedResponse(NamedTuple):
     ids: np.ndarray
     """(T,) int32."""
     log_probs: np.ndarray
-    """(T,) float32, of the policy that wrote it; zeros where that is not known."""
+    """(T,) float32, log-probabilities under the policy that wrote the response; zeros where they are not known."""
     reward: float
     ended: bool
     """True if the response ended by itself, and not by a limit or a client that left."""
 
 
 Block = tuple[ServedResponse, ...]
-"""Responses that must be in one batch: those to one prompt, or a pair of which the first was preferred."""
+"""Responses that must be in one batch: the responses to one prompt, or a pair whose first response was preferred."""
 
 
 class ServedCollector(TextCollector):
@@ -56,9 +56,9 @@ class ServedCollector(TextCollector):
         data: Mapping[str, Sequence[Block]],
         size: int,
     ):
-        """The arguments are those of `TextCollector` and two more. `data` are the blocks of each policy that learns, the
-        same on every worker; a batch has blocks of `size` responses of each policy, over all workers, and the last one
-        of a pass what is left.
+        """The arguments are those of `TextCollector` and two more. `data` are the blocks of each policy that learns,
+        the same on every worker. A batch has blocks of `size` responses of each policy over all workers; the last batch
+        of a pass has the rest.
 
         Raises MarlRayError if `state` is of other data.
         """
@@ -68,10 +68,10 @@ class ServedCollector(TextCollector):
         self.workers = len(gather(None))
         self.digest = _digest(data)
         saved = state or {"digest": self.digest}
-        if saved.get("digest") != self.digest:  # a run that played has none
+        if saved.get("digest") != self.digest:  # the state of a run that played holds no blocks
             raise MarlRayError("data: is not what this run began to learn from; expected the same, or another `name`")
         self.read: dict[str, int] = saved.get("read", dict.fromkeys(data, 0))
-        """Blocks of each policy that all workers have read, over all passes."""
+        """Policy -> number of its blocks that all workers have read, over all passes."""
 
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint, like `TextCollector.state`."""
@@ -79,7 +79,7 @@ class ServedCollector(TextCollector):
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Return the next batch of every policy that learns; nothing is played."""
-        trajectories, sums, steps = {}, Sums(), 0
+        trajectories, sums, steps = {}, MetricSums(), 0
         self.group_sums = {}
         for name in self.data:
             own = self._next(name)
@@ -108,7 +108,7 @@ class ServedCollector(TextCollector):
         while place + len(taken) < len(blocks) and sum(map(len, taken)) < self.size:
             taken.append(blocks[order[place + len(taken)]])
         self.read[name] += len(taken)
-        # Stretches, so that all workers' rows are in the order that one worker would have them in.
+        # Each worker takes one stretch, so that the rows of all workers have the order that they have on one worker.
         bounds = [len(taken) * worker // self.workers for worker in (self.worker, self.worker + 1)]
         return taken[bounds[0] : bounds[1]]
 

@@ -28,9 +28,9 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """The columns that are read; a file may have more."""
 LARGEST = 1 << 31
-"""Ids of tokens are below it."""
+"""Ids of tokens are below this number."""
 SHOWN = 16
-"""Responses that a tokenizer must read as they were served, before it is believed to be the one that wrote them."""
+"""Number of responses that a tokenizer must decode to the served texts before it counts as the one that wrote them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class ServedText:
     """`experiment/unit`."""
     agent: str
     sampled: bool
-    """Drawn from the model's whole distribution, so that `log_probs` are the chances with which it was drawn."""
+    """True if the response was drawn from the model's full distribution. Then `log_probs` are those with which it was
+    drawn."""
     outcome: float
     """The outcome of its unit."""
     prompt_ids: np.ndarray
@@ -58,9 +59,9 @@ class ServedText:
     temperature: float | None
     """The temperature in force."""
     chosen_settings: frozenset[str]
-    """Settings that the request chose itself."""
+    """Names of the settings that the request itself chose."""
     at: float
-    """Moment of its end, in seconds since 1970."""
+    """Time at which the response ended, in seconds since 1970."""
 
 
 def file_of(data: str) -> str:
@@ -76,15 +77,15 @@ def file_of(data: str) -> str:
 def read_served(path: str) -> list[ServedText]:
     """Read the responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in order.
 
-    A response that several files of a folder hold, as overlapping exports do, is read once. Those of arms that tell no
-    tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of what does not fit, or if
-    nothing is left.
+    A response that stands in several files of a folder, as overlapping exports write it, is read once. Responses of
+    arms that report no tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of
+    what does not fit, or if nothing is left.
     """
     texts: list[ServedText] = []
     file_of_response: dict[tuple[str, str, float, bytes], str] = {}
     for file, begin, table in tables(path, COLUMNS):
         for one in _responses(file, begin, table):
-            # Not by its turn: an export before all of the log has arrived numbers turns otherwise.
+            # The turn is not part of the key: an export before all of the log has arrived numbers turns differently.
             if file_of_response.setdefault((one.unit, one.agent, one.at, one.ids.tobytes()), file) == file:
                 texts.append(one)
     if not texts:
@@ -154,7 +155,8 @@ def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[s
 
 
 def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:
-    """Raise MarlRayError if policy `name` cannot have written a response: too long, or tokens of another tokenizer."""
+    """Raise MarlRayError if policy `name` cannot have written a response, because it is too long or has tokens of
+    another tokenizer."""
     for number, one in enumerate(served):
         length = len(one.prompt_ids) + len(one.ids)
         if length > context:
@@ -164,7 +166,7 @@ def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, ser
         fits = smallest >= 0 and largest < vocabulary
         if fits and number < SHOWN:
             read = tokenizer.decode(one.ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            fits = read.startswith(one.text)  # a stop string may have been left out of the text
+            fits = read.startswith(one.text)  # the text may lack a stop string that the tokens have
         if not fits:
             raise MarlRayError(
                 f"{one.where}, column ids: policy {name!r} has another tokenizer than the arm that wrote it"

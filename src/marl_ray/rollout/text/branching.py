@@ -2,11 +2,11 @@
 
 All members of a group read the same prompt at their first turn only. Their later prompts differ, so later answers have
 nothing to be compared with. Branching makes the group's first episode the trunk. It keeps the trunk's state before each
-of its next turns, and every other member continues from that state with its own answer to its own end. So every such turn
-has a group of answers to one prompt (AT-GRPO, arXiv 2510.11062, algorithm 1). The score of an answer is the sum of the
-rewards from it to the end of its episode. AT-GRPO itself scores an answer by the reward of its own step and continues
-with the best answer. That score says nothing if rewards come at the end, and after the best answer the states are no
-longer those that the policy reaches.
+of its next turns, and every other member continues from that state with its own answer to its own end. So each of these
+turns has a group of answers to one prompt (AT-GRPO, arXiv 2510.11062, algorithm 1). The score of an answer is the sum
+of the rewards from it to the end of its episode. AT-GRPO itself scores an answer by the reward of its own step and
+continues with the best answer. That score says nothing if rewards come at the end, and after the best answer the states
+are no longer those that the policy reaches.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,16 +16,16 @@ from marl_ray.rollout.text.episode import TextCopy
 from marl_ray.rollout.text.responses import ResponseRow
 
 ATTEMPTS = 32
-"""Bits of a stream's attempt below the turn that a branch begins with."""
+"""Number of bits for the attempt in a stream's number; the turn that a branch begins with has the bits above."""
 
 
 class Branch(NamedTuple):
-    """A member of a group that continues the first one's episode."""
+    """A member of a group that continues the episode of the group's first member."""
 
     copy: TextCopy
     group: int
     begun: int
-    """Turns, of all agents, that are not its own."""
+    """Number of turns, of all agents, that it shares with the first member's episode."""
 
     @property
     def row(self) -> ResponseRow:
@@ -40,12 +40,12 @@ def keep_state(copy: TextCopy, turns: int, agents: Collection[str]) -> None:
 
 
 def branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
-    """Make one branch of every kept state of the first member for each other member, not played yet."""
+    """Make one branch from every kept state of the first member for each other member; the branches are not played yet."""
     first, *others = members
     result = []
     for state in first.states:
         begun = len(state.turns)
-        if begun == len(first.turns):  # its prompt was too long for the agent that was to act
+        if begun == len(first.turns):  # the agent's prompt was too long, so the turn was not played
             continue
         attempt = first.start.stream[2] | begun << ATTEMPTS
         result += [Branch(state.branch(other.number, attempt), group, begun) for other in others]

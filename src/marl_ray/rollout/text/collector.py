@@ -1,8 +1,8 @@
-"""Copies of a text environment played by language models, in waves of one turn of every copy.
+"""Language models play copies of a text environment, in waves of one turn of every copy.
 
-In a wave each policy answers all copies whose agent to act it plays, in one call of its engine; then these copies step
-side by side. What an episode becomes depends on its task and on its own random streams alone, so neither the number of
-workers nor the order of waves changes a result.
+In a wave each policy answers, in one call of its engine, all copies in which an agent of the policy acts next; then
+these copies step side by side. An episode depends only on its task and on its own random streams, so neither the number
+of workers nor the order of waves changes a result.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,17 +24,18 @@ from marl_ray.rollout.text.curriculum import Curriculum
 from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
 from marl_ray.rollout.text.episode import EpisodeStart, EpisodeTurn, TextCopy, TextEpisode
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
-from marl_ray.rollout.text.transcripts import Sums, Transcript, metric_sums, transcript
+from marl_ray.rollout.text.transcripts import MetricSums, Transcript, metric_sums, transcript
 from marl_ray.trajectories import Trajectories
 
 THREADS = 32
-"""Copies that step at once."""
+"""Most copies that step at once."""
 STEP_DEADLINE = 600.0
 """Seconds that a step or reset of an environment may take."""
 TRANSCRIPTS = 2
 """Episodes of an iteration, over all workers, that are kept as text."""
 TRANSCRIPT_ORDER = (1 << 27) - 2
-"""Number of the permutation that draws them, where minibatch orders have their epoch."""
+"""Number of the permutation that draws the episodes of transcripts; it takes the place that the epoch has in minibatch
+orders."""
 
 
 class TextBatch(NamedTuple):
@@ -45,11 +46,12 @@ class TextBatch(NamedTuple):
     episodes: list[TextEpisode]
     """The last episode of each copy."""
     steps: int
-    """Turns of all agents that were played for it; an episode that nobody could begin counts as one."""
-    sums: Sums
-    """Metrics of roles and environment; `transcripts.means` of all workers' sums are their means."""
+    """Turns of all agents that were played for the batch. An episode whose first prompt nobody could read counts as one
+    turn."""
+    sums: MetricSums
+    """Sums of the metrics of roles and environment; `transcripts.means` turns all workers' sums into means."""
     transcripts: list[Transcript]
-    """Transcripts of those drawn episodes that this worker played."""
+    """Transcripts of the drawn episodes that this worker played."""
 
 
 class TextCollector:
@@ -68,11 +70,10 @@ class TextCollector:
         curriculum: str | None = None,
         deadline: float = STEP_DEADLINE,
     ):
-        """`make` returns a new copy of the environment; `agents` are policy -> its agents.
-
-        `copies` are the numbers of this worker's copies among all, whole groups of `plan.group_size`. `gather` gives every
-        worker's plain value by rank; all workers collect together. `state` continues where `state()` was taken, on any
-        number of workers. `curriculum` is `train.curriculum`.
+        """`make` returns a new copy of the environment; `agents` are policy -> its agents. `copies` are the numbers of
+        this worker's copies among all, in whole groups of `plan.group_size`. `gather` returns every worker's plain
+        value by rank; all workers collect together. With `state` the collector continues from what `state()` returned,
+        on any number of workers. `curriculum` is `train.curriculum`.
         """
         self.copies = [TextCopy(make(), number, signals, plan.steps, agents) for number in copies]
         env = self.copies[0].env
@@ -84,7 +85,7 @@ class TextCollector:
             self.groups.setdefault(copy.number // plan.group_size, []).append(copy)
         saved = state or {}
         self.position: int = saved.get("position", 0)
-        """Groups that all workers have played: the index of the next task, where no curriculum chooses it."""
+        """Number of groups that all workers have played. Without a curriculum it is the index of the next task."""
         self.group_sums: dict[str, GroupSums] = {}
         """Policy -> how its scores differed among the members of the last batch's groups."""
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
@@ -122,7 +123,8 @@ class TextCollector:
                 self._begin(self.groups[group], positions[group], iteration, attempt)
             playing = [copy for group in pending for copy in self.groups[group]]
             self._play(players, playing, comparing)
-            steps += sum(max(1, len(copy.turns)) for copy in playing)  # a run of prompts that nobody can read ends too
+            # The limit also ends a row of tasks whose prompts nobody can read.
+            steps += sum(max(1, len(copy.turns)) for copy in playing)
             for name, player in players.items():
                 self.group_sums[name] += GroupSums.from_scores(
                     [_scores(self.groups[g], player.agents) for g in pending]
@@ -139,7 +141,7 @@ class TextCollector:
         steps += sum(len(branch.copy.turns) - branch.begun for branch in branched)
         batch = {}
         for name, player in players.items():
-            # What still teaches nothing does not count in the means.
+            # Groups whose members still score the same are left out of the means.
             kept = teaching if name in self.plan.judges else list(self.groups)
             batch[name] = to_trajectories(player, self._rows(player.agents, kept, branched), self.signals)
         drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:TRANSCRIPTS]
@@ -156,10 +158,10 @@ class TextCollector:
         samples: int = 1,
         key: int = 0,
     ) -> list[TextEpisode]:
-        """`samples` episodes of every task of `indices`, task by task; nothing of training's play or state changes.
+        """Play `samples` episodes of every task of `indices`, task by task. Training's play and state do not change.
 
-        Random streams are (EVALUATION, key, sample, index, agent, turn): they depend on no worker, and are never those
-        of training.
+        Random streams are numbered (EVALUATION, key, sample, index, agent, turn). They do not depend on the worker, and
+        training never uses them.
         """
         jobs = [(index, sample) for index in indices for sample in range(samples)]
         episodes: list[TextEpisode] = []
@@ -173,7 +175,7 @@ class TextCollector:
         return episodes
 
     def _begin(self, members: Sequence[TextCopy], position: int, iteration: int, attempt: int) -> None:
-        """The members of a group get the same task and the same seed."""
+        """Begin the copies' next episodes; the members of a group get the same task and the same seed."""
         index = self.curriculum.task(position) if self.curriculum else position
         seed = episode_seed(self.seed, position, TRAINING)
         for copy in members:
@@ -181,9 +183,9 @@ class TextCollector:
             copy.begin(EpisodeStart(index, "train", seed, greedy, (TRAINING, iteration, attempt, copy.number)))
 
     def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[ResponseRow]:
-        """The turns of these agents in the copies of these groups, and of branches those that they begin with.
-
-        Group by group, so that the order of all workers' rows, which minibatches are drawn by, is that of one worker.
+        """Return the turns of these agents in the copies of these groups, and of each branch the turn that it begins
+        with. They are ordered by group. So the rows of all workers, from which minibatches are drawn, have the order
+        that they have on one worker.
         """
         rows: list[ResponseRow] = []
         for group in groups:
@@ -198,7 +200,8 @@ class TextCollector:
     def _play(
         self, players: Mapping[str, TokenPlayer], copies: Sequence[TextCopy], comparing: Collection[str] = ()
     ) -> None:
-        """Play the episodes that `copies` have begun to their ends; with branches to come where `comparing` agents act."""
+        """Play the episodes that `copies` have begun to their ends, and keep states for branches where agents of
+        `comparing` act."""
         self._side_by_side(copies, TextCopy.reset)
         trunks = [copy for copy in copies if comparing and copy.number % self.plan.group_size == 0]
         self._play_on(players, copies, trunks, comparing)
@@ -225,7 +228,7 @@ class TextCollector:
         encoded: dict[str, tuple[list[int], bool] | None] = {}
         prompted, prompts, numbers = [], [], []
         for copy in copies:
-            if copy.observation not in encoded:  # members of a group begin with the same prompt
+            if copy.observation not in encoded:  # members of a group begin with the same prompt, which is encoded once
                 encoded[copy.observation] = _encode(player, copy)
             if (fitted := encoded[copy.observation]) is None:
                 copy.cannot_read()
@@ -278,12 +281,12 @@ def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
 
 
 def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
-    """(members that do not play greedily, agents)"""
+    """The scores (members that do not play greedily, agents) of a group."""
     return np.array([[copy.rewards[agent] for agent in agents] for copy in members if not copy.start.greedy])
 
 
 def _outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
-    """Index of a group's task, and the share of its members that solved it; one that was cut did not."""
+    """The index of a group's task, and the share of its members that solved it. A member that was cut did not solve it."""
     solved = [False if copy.cut and copy.solved is None else copy.solved for copy in members]
     if None in solved:
         raise MarlRayError(f'train.curriculum: {members[0].where()} reports no infos[agent]["solved"]')

@@ -9,22 +9,23 @@ from marl_ray.errors import MarlRayError
 from marl_ray.imports import imported
 
 Chooser = Callable[[int, Mapping[int, float], int], int]
-"""(position, solved, tasks) -> index in [0, tasks) of the task to play. `position` counts the groups of the run, `solved`
-has the running mean of every task that was played, by index."""
+"""A function (position, solved, tasks) -> index in [0, tasks) of the task to play. `position` counts the groups of the
+run; `solved` maps the index of every task that was played to its running mean."""
 
 STAGES = 10
 """Equally large parts into which `easiest_first` cuts the tasks."""
 PASSED = 0.7
 """Mean solved share of the open tasks at which the next part opens."""
 RECENT = 5
-"""Visits that a running mean remembers."""
+"""Number of visits that a running mean remembers."""
 
 
 class Curriculum:
     """A chooser, and the running mean of the share of episodes that solved each task."""
 
     def __init__(self, name: str, env: AECEnv, saved: Mapping[str, Any]):
-        """`name` is `train.curriculum`; `saved` continues where `state()` was taken. Raises MarlRayError naming the key."""
+        """`name` is `train.curriculum`. With `saved` the curriculum continues from what `state()` returned. Raises
+        MarlRayError naming the key."""
         self.name = name
         self.tasks = getattr(env.unwrapped, "tasks", 0)
         if not isinstance(self.tasks, int) or self.tasks < 1:
@@ -40,7 +41,8 @@ class Curriculum:
         return {str(index): [self.visits[index], mean] for index, mean in self.solved.items()}
 
     def task(self, position: int) -> int:
-        """Index of the task that the group at this position plays; MarlRayError if the chooser's choice is none."""
+        """The index of the task that the group at this position plays. Raises MarlRayError if the chooser returns no
+        valid index."""
         index = self.chooser(position, self.solved, self.tasks)
         if not isinstance(index, int) or not 0 <= index < self.tasks:
             raise MarlRayError(
@@ -49,7 +51,7 @@ class Curriculum:
         return index
 
     def add(self, outcomes: Iterable[tuple[int, float]]) -> None:
-        """(index, solved share) of groups that were played, in the order of their positions."""
+        """Add the (index, solved share) of groups that were played, in the order of their positions."""
         for index, share in outcomes:
             visits = self.visits[index] = self.visits.get(index, 0) + 1
             mean = self.solved.get(index, 0.0)
@@ -59,9 +61,9 @@ class Curriculum:
 def easiest_first(levels: Sequence[float]) -> Chooser:
     """Tasks in turn from the easiest tenth by level; a further tenth opens as soon as the open ones are solved.
 
-    Solved means a mean of PASSED over all open tasks, where those that were never played count as unsolved. Open tasks
-    stay open, so that nothing learned is forgotten, and come in order of their index, which is the environment's own. A
-    curriculum by competence (Bengio et al., ICML 2009).
+    Solved means a mean of at least PASSED over all open tasks, of which those that were never played count as unsolved.
+    Open tasks stay open, so that the policy does not forget them, and are played in the order of the environment's
+    index. This is a curriculum by competence (Bengio et al., ICML 2009).
     """
     order = sorted(range(len(levels)), key=lambda index: levels[index])
     stages = [sorted(order[: -(-stage * len(levels) // STAGES)]) for stage in range(1, STAGES + 1)]

@@ -1,4 +1,4 @@
-"""Calls that wait (for a sandbox, for HTTP) made side by side, each with a deadline."""
+"""Make calls that wait (for a sandbox, for HTTP) side by side, each with a deadline."""
 
 import threading
 import time
@@ -17,8 +17,8 @@ class DeadlineMissed(Exception):
 def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: float) -> None:
     """Make all calls, at most `threads` at once, each within `deadline` seconds of its own beginning.
 
-    Raises the error of the first call, in their order, that failed, or Late. Threads are daemons: one that hangs keeps no
-    process alive (an executor's would be waited for at exit).
+    Raises the error of the first call, in the order of the calls, that failed, or DeadlineMissed. The threads are
+    daemons, so one that hangs keeps no process alive; Python would wait at exit for the threads of an executor.
     """
     waiting, done = SimpleQueue[int](), SimpleQueue[int]()
     began: dict[int, float] = {}
@@ -56,7 +56,7 @@ def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: fl
 
 
 def _drop(waiting: SimpleQueue[int]) -> None:
-    """Leave nothing for the threads that still run."""
+    """Empty the queue, so that the threads that still run find nothing more to do."""
     while True:
         try:
             waiting.get_nowait()

@@ -19,7 +19,7 @@ class TextEpisode(NamedTuple):
     """A finished episode; the first five fields, `start` and `decisions` are those of `collector.Episode`."""
 
     step: int
-    """Turn, of all agents, at which it ended; -1 where nobody could read the first prompt."""
+    """Number of the turn, of all agents, at which it ended; -1 if nobody could read the first prompt."""
     copy: int
     ret: float
     """Return: sum of rewards, averaged over the agents."""
@@ -30,7 +30,7 @@ class TextEpisode(NamedTuple):
     task: int
     """Index of its task in the environment's order."""
     sample: int
-    """Number of this episode among its task's in evaluation; 0 in training."""
+    """Number of this episode among the episodes of its task in an evaluation; 0 in training."""
     solved: bool | None
     """True if the environment reported the task as solved; None if it reported nothing."""
     tokens: int
@@ -38,11 +38,11 @@ class TextEpisode(NamedTuple):
     cut: bool
     """True if the horizon, a prompt that was too long, or a refused text has ended the episode."""
     metrics: dict[str, float]
-    """The environment's own, averaged over the reports of the episode."""
+    """Metrics that the environment reports, averaged over the episode."""
     decisions: dict[str, int]
-    """Policy -> its own decisions: the tokens of its agents' responses."""
+    """Policy -> number of its decisions: the tokens of its agents' responses."""
     start: int = 0
-    """The meaning is that of `collector.Episode`; every batch is whole episodes, so none waits for another."""
+    """The same as in `collector.Episode`. Every batch is whole episodes, so no episode waits for another."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class EpisodeTurn:
 
     agent: str
     number: int
-    """Number of this turn among the agent's own."""
+    """Number of this turn among the agent's turns."""
     prompt: list[int]
     completion: Completion
     observation: str
@@ -61,7 +61,7 @@ class EpisodeTurn:
     reward: float = 0.0
     """The sum of the agent's rewards from this turn to the end of the episode."""
     shortened: bool = False
-    """True if the prompt lost its middle, because it did not fit."""
+    """True if the middle of the prompt was left out, because the prompt did not fit."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class EpisodeStart:
     seed: int
     greedy: bool
     stream: tuple[int, int, int, int]
-    """First four numbers of its responses' streams (`response_streams.response_stream`)."""
+    """The first four numbers of the streams of its responses (see `response_streams.response_stream`)."""
     sample: int = 0
 
 
@@ -83,7 +83,7 @@ class TextCopy:
 
     env: AECEnv
     number: int
-    """Among the copies of all workers."""
+    """Number of this copy among the copies of all workers."""
     signals: int
     horizon: int
     """Turns of all agents after which an episode is cut."""
@@ -95,13 +95,13 @@ class TextCopy:
     """The observation of that agent."""
     turns: list[EpisodeTurn] = field(default_factory=list)
     states: "list[TextCopy]" = field(default_factory=list)
-    """The running episode as it was before some of its turns, in their order (see `keep`)."""
+    """The states of the running episode before some of its turns, in order (see `keep`)."""
 
     def __post_init__(self) -> None:
         priced = getattr(self.env.unwrapped, "cost", ())
         priced = priced[: self.signals] if isinstance(priced, list | tuple) else ()
         self.token_signals = [k for k, name in enumerate(priced) if name == "tokens"]
-        """Cost signals that are tokens of responses, which are counted here: an environment sees only their text."""
+        """Cost signals that count the tokens of responses. The copy counts them, because an environment sees only text."""
 
     @property
     def acting(self) -> str:
@@ -123,7 +123,7 @@ class TextCopy:
         self.reports: dict[str, list[float]] = {}
 
     def reset(self) -> None:
-        """Begin the episode of `begin`. Raises as `step` does."""
+        """Begin the episode that `begin` was given. Raises the errors of `step`."""
         with self.named():
             options = {"index": self.start.index, "split": self.start.split}
             self.env.reset(seed=self.start.seed, options=options)
@@ -135,8 +135,8 @@ class TextCopy:
         """Play the last of `turns`.
 
         An environment may refuse a text that is not in the agent's action space; that ends the episode. Raises
-        MarlRayError naming environment, copy and agent if the environment does otherwise, or reports what is no reward or
-        cost.
+        MarlRayError naming environment, copy and agent if the environment raises any other error, or reports something
+        that is no reward or cost.
         """
         with self.named():
             text = self.turns[-1].response
@@ -151,7 +151,7 @@ class TextCopy:
             self._go_on()
 
     def keep(self) -> None:
-        """Add the episode as it stands to `states`. Raises MarlRayError where the environment cannot be copied."""
+        """Add the present state of the episode to `states`. Raises MarlRayError where the environment cannot be copied."""
         with self.named():
             try:
                 self.states.append(copy.deepcopy(self, {id(self.states): []}))
@@ -161,7 +161,7 @@ class TextCopy:
                 ) from error
 
     def branch(self, number: int, attempt: int) -> "TextCopy":
-        """An episode that goes on from here as copy `number` would, with random streams of that `attempt`."""
+        """Make an episode that continues from this state as copy `number`, with the random streams of `attempt`."""
         twin = copy.deepcopy(self)
         twin.number = number
         kind, iteration, _, _ = self.start.stream
@@ -169,12 +169,13 @@ class TextCopy:
         return twin
 
     def _refuse(self) -> None:
-        """End the episode: the environment did not take the last response, which cost its tokens all the same."""
+        """End the episode, because the environment refused the last response. The response's tokens still count as
+        costs."""
         self._spend(np.zeros(self.signals))
         self.refused, self.agent, self.cut = True, None, True
 
     def cannot_read(self) -> None:
-        """End the episode: the prompt is too long for the agent that acts next. What was earned so far counts."""
+        """End the episode, because the prompt is too long for the agent that acts next. Rewards and costs so far count."""
         self.unread, self.agent, self.cut = self.agent, None, True
 
     def episode(self) -> TextEpisode:
@@ -198,7 +199,7 @@ class TextCopy:
         )
 
     def where(self) -> str:
-        """Environment, copy and agent, for errors."""
+        """Text that names environment, copy and agent in errors."""
         name = (self.env.metadata or {}).get("name") or type(self.env.unwrapped).__name__
         agent = f", agent {self.agent}" if self.agent else ""
         return f"environment {name}, copy {self.number}{agent}"

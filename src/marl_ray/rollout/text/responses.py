@@ -1,4 +1,4 @@
-"""Responses of one policy as Trajectories: a row per response, a step per token."""
+"""Turn the responses of one policy into Trajectories: a row per response, a step per token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,17 @@ from marl_ray.trajectories import Trajectories
 
 @dataclass(frozen=True)
 class TokenPlayer:
-    """One language model as the collector needs it: weights and engine to sample from, agents, value normalisers."""
+    """One language model as the collector needs it: the weights and the engine that sample, its agents, its value
+    normalisers."""
 
     policy: TokenPolicy
-    """The copy that samples; its critic heads, where it has any, value the responses."""
+    """The copy of the policy that samples. Its critic heads, if it has any, estimate the values of responses."""
     engine: Engine
     agents: list[str]
     value_norm: ValueNorm
     cost_norms: tuple[ValueNorm, ...] = ()
     micro_batch: int = 16
-    """Responses valued in one pass; never changes results."""
+    """Number of responses whose values are estimated in one pass; it changes no result."""
 
 
 class ResponseRow(NamedTuple):
@@ -39,7 +40,8 @@ class ResponseRow(NamedTuple):
 
 
 def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: int) -> Trajectories:
-    """The batch of one policy; B = len(rows), which may be 0, T and P those of its longest response and prompt."""
+    """Make the batch of one policy. B is len(rows), which may be 0; T and P are the lengths of the longest response and
+    prompt."""
     completions = [row.turn.completion for row in rows]
     prompts, actions, mask = padded([row.turn.prompt for row in rows], [completion.ids for completion in completions])
     batch, steps = mask.shape

@@ -1,4 +1,4 @@
-"""Report a batch of text episodes: means over roles, and a few episodes in full."""
+"""Report on a batch of text episodes: means for each role, and a few episodes in full."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,9 +9,10 @@ MAX_CHARACTERS = 4_000
 """Greatest length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
 CUT = "cut"
-"""Counts episodes that were cut before the environment reported them as solved or not; no metric by itself."""
+"""Key of the count of episodes that were cut before the environment reported them as solved or not. It is not reported
+itself."""
 
-Sums = dict[str, tuple[float, int]]
+MetricSums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
 
 
@@ -42,11 +43,11 @@ def transcript(copy: TextCopy) -> Transcript:
     return Transcript(copy.number, episode.task, episode.ret, episode.solved, lines)
 
 
-def metric_sums(copies: Sequence[TextCopy]) -> Sums:
-    """Per agent: tokens of a response, share of responses that ended by themselves and share that the environment refused,
-    of its prompts the share that was shortened and the share that was too long even so, reward of an episode; and the
-    environment's own metrics as `env/NAME`."""
-    sums: Sums = {}
+def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
+    """Add up metrics. For each agent: the tokens of a response, the shares of responses that ended by themselves and
+    that the environment refused, the shares of prompts that were shortened and that were too long even so, and the
+    reward of an episode. Besides these, the environment's own metrics as `env/NAME`."""
+    sums: MetricSums = {}
 
     def add(name: str, value: float) -> None:
         total, count = sums.get(name, (0.0, 0))
@@ -75,8 +76,9 @@ def metric_sums(copies: Sequence[TextCopy]) -> Sums:
 
 
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Means of all workers' sums. If the environment reports solved episodes, an episode that was cut is not solved."""
-    sums: Sums = {}
+    """Turn the sums of all workers into means. If the environment reports solved episodes, an episode that was cut is
+    not solved."""
+    sums: MetricSums = {}
     for part in parts:
         for name, (total, count) in part.items():
             before, counted = sums.get(name, (0.0, 0))

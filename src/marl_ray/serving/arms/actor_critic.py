@@ -11,19 +11,19 @@ import numpy as np
 from marl_ray.policies.actor_critic.stacked import Stack, stackable
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError, new_pass
-from marl_ray.serving.arms.protocol import Answer, Observations
+from marl_ray.serving.arms.protocol import Answer, ArraysByAgent
 
 
 @dataclass(slots=True)
 class _Waiting:
     bundle: Bundle
-    observations: Observations
-    masks: Observations
+    observations: ArraysByAgent
+    masks: ArraysByAgent
     greedy: bool
     answer: "asyncio.Future[Answer]"
 
 
-Act = Callable[[Sequence[_Waiting], np.random.Generator | None], list[Answer]]
+SharedPass = Callable[[Sequence[_Waiting], np.random.Generator | None], list[Answer]]
 
 
 def _alone(batch: Sequence[_Waiting], noise: np.random.Generator | None) -> list[Answer]:
@@ -67,7 +67,7 @@ class Passes:
         self._stack = None
 
     def act(
-        self, bundle: Bundle, observations: Observations, greedy: bool, masks: Observations
+        self, bundle: Bundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
     ) -> "asyncio.Future[Answer]":
         """One request's actions and log-probabilities. ArmError if its pass fails, NotFiniteError if one of these is not
         finite."""
@@ -91,7 +91,7 @@ class Passes:
                         else:
                             w.answer.set_result(answer)
 
-    def _by_pass(self, requests: list[_Waiting]) -> list[tuple[list[_Waiting], Act]]:
+    def _by_pass(self, requests: list[_Waiting]) -> list[tuple[list[_Waiting], SharedPass]]:
         """Requests that may share a pass, and what computes it."""
         if not requests:
             return []
@@ -108,7 +108,9 @@ class Passes:
             self._stack = places, Stack(list(bundles.values())) if stackable(list(bundles.values())) else None
         return self._stack
 
-    def _answers(self, batch: Sequence[_Waiting], act: Act, greedy: bool, number: int) -> list[Answer | ArmError]:
+    def _answers(
+        self, batch: Sequence[_Waiting], act: SharedPass, greedy: bool, number: int
+    ) -> list[Answer | ArmError]:
         """One answer per request of one pass, or the error in its place."""
         try:
             answers = act(batch, None if greedy else self._noise)
@@ -145,7 +147,7 @@ class ArmBatcher:
         passes.join(bundle)
 
     def act(
-        self, observations: Observations, greedy: bool, masks: Observations | None = None
+        self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None
     ) -> "asyncio.Future[Answer]":
         """Actions and log-probabilities for one request; `masks` are its agents' allowed actions, as far as given.
 

@@ -16,7 +16,7 @@ from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.protocol import RequestError
 
 Given = TypeVar("Given")
-Answer = TypeVar("Answer")
+Returned = TypeVar("Returned")
 
 CALLS = 2
 """Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
@@ -24,21 +24,21 @@ LARGEST = 256
 """Requests of one call at most."""
 
 
-class _CallRequest(Generic[Given, Answer]):
+class _CallRequest(Generic[Given, Returned]):
     __slots__ = ("answer", "answered_before", "call", "given", "sent_at")
 
-    def __init__(self, given: Given, answer: "asyncio.Future[Answer]", answered_before: int):
+    def __init__(self, given: Given, answer: "asyncio.Future[Returned]", answered_before: int):
         self.given, self.answer, self.answered_before = given, answer, answered_before
         self.call: int | None = None  # its number, and when it was sent; none while the request waits
         self.sent_at = math.inf
 
 
-class CallBatcher(Generic[Given, Answer]):
+class CallBatcher(Generic[Given, Returned]):
     """Shares calls between requests to one callee, on one event loop."""
 
     def __init__(
         self,
-        call: Callable[[Sequence[Given]], Awaitable[Sequence[Answer | Exception]]],
+        call: Callable[[Sequence[Given]], Awaitable[Sequence[Returned | Exception]]],
         replicas: int,
         deadline_s: float,
     ):
@@ -47,17 +47,17 @@ class CallBatcher(Generic[Given, Answer]):
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
         self._most = CALLS * replicas
         self._deadlines = Deadlines()
-        self._waiting: list[_CallRequest[Given, Answer]] = []
+        self._waiting: list[_CallRequest[Given, Returned]] = []
         self._under_way: dict[asyncio.Task[None], int] = {}
         """Calls and their numbers, the oldest first."""
         self._answered_calls = 0
         self._sends_soon = False
 
-    async def ask(self, given: Given) -> Answer:
+    async def ask(self, given: Given) -> Returned:
         """The answer, or what the call raised: LostError after the deadline, with the number of its call. A request that
         waited most of that time for room in a call is refused (RequestError 503) if other calls were answered meanwhile."""
         loop = asyncio.get_running_loop()
-        request = _CallRequest[Given, Answer](given, loop.create_future(), self._answered_calls)
+        request = _CallRequest[Given, Returned](given, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
         if not self._sends_soon and len(self._under_way) < self._most:
             # After all callbacks that are ready now, and those are the other requests of this moment.
@@ -95,8 +95,8 @@ class CallBatcher(Generic[Given, Answer]):
         self._under_way.pop(task, None)
         self._send()
 
-    async def _answer(self, requests: Sequence[_CallRequest[Given, Answer]], number: int) -> None:
-        answers: Sequence[Answer | Exception]
+    async def _answer(self, requests: Sequence[_CallRequest[Given, Returned]], number: int) -> None:
+        answers: Sequence[Returned | Exception]
         try:
             async with asyncio.timeout(self._deadline_s):
                 answers = await self._call([one.given for one in requests])

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from marl_ray.policies.bundles.language import TokenBundle
 
 AnyBundle: TypeAlias = "Bundle | TokenBundle | ExternalModel"
-Observations = Mapping[str, np.ndarray]
-"""Agent -> observation, checked by `Bundle.check`."""
+ArraysByAgent = Mapping[str, np.ndarray]
+"""Agent -> its observation, checked by `Bundle.check`, or its action mask."""
 Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
 
-Message = Mapping[str, Any]
-"""`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
-Messages = tuple[Message, ...]
+Messages = tuple[Mapping[str, Any], ...]
+"""Each is a `policies.prompting.prompts.Message`; importing that loads Jinja."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,9 @@ class Arm(Protocol):
 
     bundle: Bundle
 
-    def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Awaitable[Answer]: ...
+    def act(
+        self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None
+    ) -> Awaitable[Answer]: ...
 
 
 def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle | ExternalModel]":

@@ -23,7 +23,7 @@ from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.call_batching import CallBatcher, on_loop
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import Answer, AnyBundle, Observations, TextArm, is_text
+from marl_ray.serving.arms.protocol import Answer, AnyBundle, ArraysByAgent, TextArm, is_text
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 
 START_S = 300.0
@@ -31,7 +31,7 @@ START_S = 300.0
 MAX_ONGOING_REQUESTS = 2_000
 _POLL_S = 0.25
 
-ActRequest: TypeAlias = tuple[Observations, bool, Observations]
+ActRequest: TypeAlias = tuple[ArraysByAgent, bool, ArraysByAgent]
 """Observations, whether to take the likeliest actions, and masks."""
 
 
@@ -98,7 +98,7 @@ class RemoteArm:
 
         self._requests: CallBatcher[ActRequest, Answer] = CallBatcher(call, replicas, deadline_s)
 
-    async def act(self, observations: Observations, greedy: bool, masks: Observations | None = None) -> Answer:
+    async def act(self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None) -> Answer:
         """See `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
         return await self._requests.ask((observations, greedy, masks or {}))
 

@@ -2,20 +2,19 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.evidence.series import Series
 from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
-from marl_ray.experiments.statistics.intervals import Interval, Summary, verdict
+from marl_ray.experiments.statistics.intervals import Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
 from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
 from marl_ray.serving.evidence.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
 from marl_ray.serving.evidence.rollout_control import Findings, Reporting
 
-Series = Mapping[str, Iterable[tuple[float, Summary]]]
-"""Arm -> (seconds since 1970, the observations until then), by time."""
 _UNMET = ArmSummary(0, 0, NO_OUTCOME)
 
 

@@ -42,7 +42,7 @@ class _ReadReport:
     at: float | None
 
 
-Answer = dict[str, Any] | RequestError
+OutcomeResult = dict[str, Any] | RequestError
 
 
 async def outcome(service: Service, request: Request) -> Response:
@@ -79,7 +79,7 @@ async def outcomes(service: Service, request: Request) -> Response:
     return Response(orjson.dumps({"answers": [_part(answer) for answer in answers]}))
 
 
-def _part(answer: Answer) -> dict[str, Any]:
+def _part(answer: OutcomeResult) -> dict[str, Any]:
     if isinstance(answer, RequestError):
         return {"status": answer.status, **orjson.loads(answer.body())}
     return answer
@@ -128,7 +128,7 @@ def _moment(given: Any) -> float | None:
     return min(seconds, now)
 
 
-async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) -> list[Answer]:
+async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) -> list[OutcomeResult]:
     """Write outcomes, each to the newest of its experiments that knows the session."""
     results = await service.in_thread(_write, service, actor, reports)
     # ... which another replica's queue may still hold, for moments.
@@ -185,7 +185,7 @@ def _report(router: Router, reported: _ReadReport) -> Report:
     return Report(reported.session, reported.values, reported.at, measured)
 
 
-def _answer(reported: _ReadReport, result: tuple[Router, Recorded] | MarlRayError) -> Answer:
+def _answer(reported: _ReadReport, result: tuple[Router, Recorded] | MarlRayError) -> OutcomeResult:
     if isinstance(result, UnknownUnitError):
         return RequestError(
             404, "session_id", f"no session {reported.session!r} has acted in experiment {reported.name!r}"

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.config.serving.gateway import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.serving.http.protocol import Request, RequestError
 
 SESSION_LENGTH = 256
-Attributes = Mapping[str, bool | int | float | str]
 
 
 def session_id(given: Any, request: Request) -> str:

@@ -115,8 +115,8 @@ class LoggedText(_OfUnit):
     """The settings that the request itself chose, by name."""
 
 
-Logged = LoggedAct | LoggedText
-_LOGGED: TypeAdapter[Logged] = TypeAdapter(Annotated[Logged, Field(union_mode="left_to_right")])
+LoggedRequest = LoggedAct | LoggedText
+_LOGGED: TypeAdapter[LoggedRequest] = TypeAdapter(Annotated[LoggedRequest, Field(union_mode="left_to_right")])
 
 
 def open_folder(folder: str, argument: str) -> tuple[fs.FileSystem, str]:
@@ -164,7 +164,7 @@ class ActLog:
         except OSError as error:
             raise MarlRayError(f"decision_log: {str(self._local)!r} cannot be written to: {one_line(error)}") from error
         self._segment_bytes, self._segment_s, self._limit = segment_bytes, segment_s, limit_bytes
-        self._queue: deque[Logged] = deque()
+        self._queue: deque[LoggedRequest] = deque()
         self._capacity = capacity
         self._refused = self._lost = 0
         self._open: dict[str, _Writing] = {}
@@ -190,7 +190,7 @@ class ActLog:
             for thread in self._threads:
                 thread.start()
 
-    def put(self, record: Logged) -> bool:
+    def put(self, record: LoggedRequest) -> bool:
         """Queue a decision, whose parts must not change any more; False if the queue is full."""
         if len(self._queue) >= self._capacity:
             self._refused += 1
@@ -305,7 +305,7 @@ def _whole_lines(data: bytes) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def read_decisions(folder: str, experiment: str) -> Iterator[Logged]:
+def read_decisions(folder: str, experiment: str) -> Iterator[LoggedRequest]:
     """The decisions of an experiment, unit by unit in the order of their names, each unit's in time order.
 
     A local folder's partial segments are read too, up to the last whole line. Memory is bounded: what is more than
@@ -313,7 +313,7 @@ def read_decisions(folder: str, experiment: str) -> Iterator[Logged]:
     """
     unreadable = 0
 
-    def parse(line: bytes) -> tuple[str, float, Logged] | None:
+    def parse(line: bytes) -> tuple[str, float, LoggedRequest] | None:
         nonlocal unreadable
         try:
             # By the parser of the one who wrote it: pydantic's own reads JSON only up to some 200 levels.

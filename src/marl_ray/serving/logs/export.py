@@ -20,8 +20,8 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Outcome
 from marl_ray.serving.logs import text_rows
 from marl_ray.serving.logs.act_log import (
-    Logged,
     LoggedAct,
+    LoggedRequest,
     LoggedText,
     open_folder,
     read_decisions,
@@ -126,7 +126,7 @@ def _write(
     first = next(logged, None)
     everything = itertools.chain(() if first is None else (first,), logged)
 
-    def of_units() -> Iterator[tuple[list[Logged], list[dict[str, Any]]]]:
+    def of_units() -> Iterator[tuple[list[LoggedRequest], list[dict[str, Any]]]]:
         """Yield the log and the rows of each unit that is kept."""
         for unit, of_unit in itertools.groupby(everything, key=lambda logged: logged.unit):
             acts, outcome, cost = list(of_unit), outcome_of(unit), cost_of(unit)
@@ -159,7 +159,7 @@ def _write(
     return counts
 
 
-def _rows(logged: list[Logged], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
     """A unit's rows; its log is of one kind."""
     texts = [one for one in logged if isinstance(one, LoggedText)]
     if texts:

@@ -118,7 +118,7 @@ class _Hot(Collector):
         yield from (exposures, seconds, first, tokens, cost, unpriced, requests, errors, holdouts)
 
 
-class Metrics:
+class GatewayMetrics:
     """A private registry, so that several gateways in one process, and Ray's own metrics, stay apart."""
 
     def __init__(self, replica: str | None = None) -> None:

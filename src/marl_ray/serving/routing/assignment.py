@@ -10,7 +10,7 @@ from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment, held_out
 from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.logs.metrics import Metrics
+from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current, draining, remembering
 from marl_ray.serving.routing.look_ups import Answers, LookUps, UnitKey
@@ -75,7 +75,9 @@ class SessionArm(NamedTuple):
 class Assigner:
     """Gives requests their experiment and arm, on one event loop."""
 
-    def __init__(self, read: Callable[[Sequence[UnitKey]], Answers], holdouts: Mapping[str, float], metrics: Metrics):
+    def __init__(
+        self, read: Callable[[Sequence[UnitKey]], Answers], holdouts: Mapping[str, float], metrics: GatewayMetrics
+    ):
         """`read` asks the database for sessions' arms, and blocks; `holdouts` are shares by endpoint."""
         self.look_ups = LookUps(read, LOOK_UP_THREADS)
         self._circuit = Breaker(LOOK_UP_CIRCUIT)

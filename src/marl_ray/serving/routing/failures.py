@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.lines import log_line
-from marl_ray.serving.logs.metrics import Metrics
+from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
@@ -28,7 +28,7 @@ from marl_ray.serving.routing.unit_reports import UnitReports
 class Failures:
     """Counts the failures of arms."""
 
-    def __init__(self, reports: UnitReports, metrics: Metrics, roll_back: Callable[[Router, str, str], None]):
+    def __init__(self, reports: UnitReports, metrics: GatewayMetrics, roll_back: Callable[[Router, str, str], None]):
         """`roll_back` is given the experiment, the arm and a reason."""
         self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
 

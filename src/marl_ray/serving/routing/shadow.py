@@ -14,7 +14,7 @@ from marl_ray.errors import one_line
 from marl_ray.serving.arms.errors import ArmError, new_pass
 from marl_ray.serving.arms.protocol import Answer, Piece, Refusal, ScoringArm, TextArm, TextRequest
 
-Act = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
+ActCall = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""
 TEXT_DEADLINE_S = 60.0
 """Seconds that a copy of a text may take."""
@@ -74,7 +74,7 @@ class Shadows:
     def send(
         self,
         arm: str,
-        act: Act,
+        act: ActCall,
         observations: Mapping[str, np.ndarray],
         masks: Mapping[str, np.ndarray],
         answer: Answer,

@@ -1,7 +1,7 @@
 """Evaluations while a team trains: whole episodes from starts that stay the same for the whole run.
 
-Evaluations select the bundle, stop trials and make the curves of reports. Means over training episodes are no good for
-that: they favour short episodes, which end first, and they lag behind the weights.
+The scores of evaluations select the bundle, stop trials and make the curves of reports. Means over training episodes
+cannot do that: they favour short episodes, which end first, and they lag behind the weights.
 """
 
 import math
@@ -20,8 +20,8 @@ from marl_ray.training.collectives import gather, world
 from marl_ray.training.learner.prepared_batch import Diverged
 
 SCORED, CONFIRMED = 0, 1
-"""Kinds of starts: episodes from the first choose the best policy, and episodes from the second measure it. The best of
-several noisy scores is too high; a score that chose nothing is not."""
+"""Kinds of starts. Episodes from the first kind choose the best policy, and episodes from the second kind measure it.
+The best of several noisy scores is too high on average; a score that chose nothing is not."""
 
 
 class EpisodeResult(Protocol):
@@ -40,9 +40,9 @@ class Evaluation(NamedTuple):
 
     metrics: dict[str, float]
     score: float
-    """The mean return of the sampled episodes; a team within its budgets beats every one that is not."""
+    """The mean return of the sampled episodes. A team within its budgets scores above every team that exceeds one."""
     steps: int
-    """Environment steps that were played for it, on all workers."""
+    """Environment steps that all workers played for this evaluation."""
 
 
 class Evaluator:
@@ -51,7 +51,7 @@ class Evaluator:
     def __init__(
         self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
     ):
-        """`collector` is training's; that of a text environment plays its evaluations too."""
+        """`collector` is the one that training uses. In text environments it plays the evaluations too."""
         self.config, self.env, self.agents, self.collector = config, env, agents, collector
         self.arena: Arena | None = None
 
@@ -60,7 +60,8 @@ class Evaluator:
             self.arena.close()
 
     def evaluate(self, players: Mapping[str, Any], kind: int, steps: int) -> Evaluation:
-        """Play and score sampled episodes, and greedy ones too for the kind SCORED; `steps` of training are for errors.
+        """Play and score sampled episodes, and for the kind SCORED greedy episodes too. Errors name `steps`, the
+        training steps so far.
 
         Raises Diverged if a return or a cost is not finite.
         """
@@ -95,7 +96,8 @@ class Evaluator:
         return Evaluation(metrics | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
 
     def _play(self, players: Mapping[str, Player], kind: int) -> list[WholeEpisode]:
-        """Play every n-th episode on each of n workers, and gather them: the sampled ones, then the greedy ones."""
+        """Play the episodes and gather them from all n workers, each of which plays every n-th one; returns the sampled
+        episodes, then the greedy ones."""
         count = self.config.evaluation_episodes
         ways = (False, True) if kind == SCORED else (False,)
         starts = [FixedStart(number, kind, greedy) for greedy in ways for number in range(count)]
@@ -106,7 +108,7 @@ class Evaluator:
         return [episode for _, episode in sorted(everywhere)]
 
     def _arena(self, episodes: int) -> Arena:
-        """Copies of the environment beside training's, at most as many."""
+        """Make copies of the environment for evaluations alone, at most as many as training has."""
         if self.arena is None:
             config = self.config
             own = -(-episodes // config.resources.workers)

@@ -14,11 +14,11 @@ from marl_ray.training.collectives import gather, world
 def play_held_out(
     config: RunConfig, collector: TextCollector, players: Mapping[str, TokenPlayer], kind: int, with_greedy: bool
 ) -> tuple[list[TextEpisode], list[TextEpisode]]:
-    """Play `evaluation.samples` sampled episodes per held-out task, task by task, and a greedy one `with_greedy`.
+    """Play `evaluation.samples` sampled episodes of each held-out task, and a greedy one if `with_greedy`.
 
-    Every worker takes part, with every n-th task. All evaluations of a run of one `kind` draw the same random numbers, so
-    that they differ by the policies alone. Those of kind 1 share none with those of kind 0, and play the tasks that follow,
-    where the environment has enough of them.
+    Each of the n workers plays every n-th task. All of a run's evaluations of one `kind` draw the same random numbers,
+    so that only the policies differ between them. Evaluations of kind 1 share no random numbers with those of kind 0,
+    and play the tasks that come after theirs, if the environment has enough tasks.
     """
     rank, workers = world()
     env, settings = collector.copies[0].env, config.evaluation
@@ -53,5 +53,5 @@ def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples
 
 
 def _ks(samples: int) -> list[int]:
-    """1, 2, 4, ... and the number of samples itself."""
+    """The values of k: 1, 2, 4, ... and the number of samples itself."""
     return sorted({samples, *(1 << i for i in range(samples.bit_length()))})

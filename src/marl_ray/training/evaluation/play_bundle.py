@@ -18,8 +18,8 @@ def play_bundle(
 ) -> list[WholeEpisode]:
     """Play `episodes` whole episodes of at most `steps` steps with the bundle's team in the config's environment.
 
-    Actions are drawn from the policies, or the most likely ones with `greedy`. With the `seed` of a training run the
-    starts are those of its evaluations.
+    Actions are drawn from the policies; with `greedy` they are the most likely ones. With the `seed` of a training run
+    the episodes have the starts of that run's evaluations.
     """
     team = {name: policy.model_copy(update={"bundle": str(bundle)}) for name, policy in config.team.items()}
     env = make_env(config.env, config.constraints)

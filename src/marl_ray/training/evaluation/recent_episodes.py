@@ -1,5 +1,5 @@
-"""The last training episodes: the training curve, the costs that constraints are held to, and where nothing is evaluated
-the score that selects the best checkpoint."""
+"""The last training episodes. They give the training curve, the costs that are compared with the budgets and, in a run
+without evaluations, the score that selects the best checkpoint."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ class RecentEpisodes:
         self.held_back: list[EndedEpisode] = old["held_back"]
 
     def add(self, ended: Iterable[EndedEpisode], running: Sequence[tuple[int, int]]) -> list[EndedEpisode]:
-        """Add the episodes that have ended, given the (start, steps played) of those that have not, on all workers.
+        """Add the episodes that have ended on all workers; returns the episodes that are released now.
 
-        Returns the episodes that are released now.
+        `running` are the (start, steps played) of the episodes that go on.
         """
         released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
         self.episodes.extend(released)
@@ -35,7 +35,7 @@ class RecentEpisodes:
         return {"window": [list(one) for one in self.episodes], "held_back": [list(one) for one in self.held_back]}
 
     def metrics(self) -> dict[str, float]:
-        """Means over the window, and shares within the budgets; nothing before the first episode."""
+        """Means over the window, and the shares of its episodes within the budgets; empty before the first episode."""
         if not self.episodes:
             return {}
         count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
@@ -62,8 +62,8 @@ def _ended(plain: Sequence[Any]) -> EndedEpisode:
 
 
 def cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
-    """Policy -> mean costs and decisions of the episodes that this batch has released, or, if it has released none, of the
-    last batch that did."""
+    """Policy -> mean costs and decisions of the episodes that this batch has released. If it has released none, these
+    are the means of the last batch that did."""
     if not released:
         return {name: replace(stats, episodes=0) for name, stats in before.items()}
     means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)

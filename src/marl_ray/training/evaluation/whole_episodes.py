@@ -1,9 +1,9 @@
 """Hold back training episodes from averages until every episode that began no later has ended.
 
-Among the episodes that have ended by some moment, short ones are over-represented. In a gridworld quick successes end
-first, so a team that succeeds in one of seven episodes seems to succeed in six of seven. Among the episodes that began
-before some moment none is missing. So an ended episode is held back until all episodes that began before it, or with it,
-have ended too.
+Short episodes are over-represented among those that have ended by some moment. In a gridworld quick successes end
+first, so a team that succeeds in one of seven episodes seems to succeed in six of seven. The set of all episodes that
+began before some moment has no such bias. So an ended episode is held back until all episodes that began before it, or
+with it, have ended too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,18 +24,19 @@ class EndedEpisode(NamedTuple):
     costs: tuple[float, ...]
     length: int
     decisions: dict[str, int]
-    """Policy -> its own decisions in the whole episode."""
+    """Policy -> number of its decisions in the whole episode."""
 
     @classmethod
     def from_episode(cls, episode: BatchEpisode) -> "EndedEpisode":
-        """Keep the fields that both families of policies have."""
+        """Keep the fields of a collector's episode that both families of policies have."""
         return cls(episode.start, episode.copy, episode.ret, episode.costs, episode.length, episode.decisions)
 
 
 def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
-    """(released, held back), each by start and copy; `running` are the starts of all episodes that have not ended.
+    """Part ended episodes into those that are released and those that are held back, each ordered by start and copy.
 
-    Episodes are released in the order in which they began, whatever the order in which they end.
+    `running` are the starts of all episodes that have not ended. Episodes are released in the order in which they
+    began, whatever the order in which they end.
     """
     earliest = min(running, default=None)
     in_order = sorted(ended, key=lambda episode: (episode.start, episode.copy))
@@ -46,7 +47,7 @@ def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list
 def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
     """Starts of running episodes, given as (start, steps played), that delay the release of episodes that began later.
 
-    An episode that has played `most_steps` is ignored: else one that never ends delays all others for ever.
+    An episode that has played `most_steps` delays no others: it might never end.
     """
     return [start for start, played in running if played < most_steps]
 
@@ -54,9 +55,10 @@ def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
 def gather_episodes(
     config: RunConfig, batch: CollectedBatch, collector: BatchCollector
 ) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
-    """Gather from all workers the episodes that have ended, (start, steps played) of those that have not, and the steps.
+    """Gather from all workers the ended episodes, the (start, steps played) of those that go on, and the number of
+    steps.
 
-    Episodes that were played greedily, as a group's baseline, are left out: they do not measure the policy that samples.
+    Greedy episodes, which are the baselines of groups, are left out: they do not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
     own = [tuple(EndedEpisode.from_episode(episode)) for episode in sampled]

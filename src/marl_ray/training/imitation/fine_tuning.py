@@ -3,9 +3,9 @@
     max  mean over tokens of log pi(response token | prompt, response before it)
 
 for each policy over the demonstrations of its agents, within the tokens that begin and end a turn
-(`policies.prompting.turn_ends`), at the temperature at which the policy will sample. A gradient step is on
-`warm_start.batch` demonstrations over all workers; each takes every n-th of them by length, in passes of
-`train.micro_batch`, so that the gradients are the same for any number of workers.
+(`policies.prompting.turn_ends`), at the temperature at which the policy will sample. A gradient step takes
+`warm_start.batch` demonstrations over all workers. Each of n workers takes every n-th of them in the order of their
+lengths, in passes of `train.micro_batch`. So the gradients are the same for any number of workers.
 """
 
 import math
@@ -27,8 +27,9 @@ from marl_ray.training.team.assembly import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 FASTER = 10
-"""Learning rate of a warm start without one of its own, as a multiple of `hyper.lr`: demonstrations say every token that is
-right, rewards only how a whole response was (verl, TRL and OpenRLHF fine-tune with 5e-6 to 2e-5, and learn with 1e-6)."""
+"""Learning rate of a warm start that sets none, as a multiple of `hyper.lr`. It may be larger because a demonstration
+gives the right token everywhere, and a reward judges only a whole response (verl, TRL and OpenRLHF fine-tune with 5e-6
+to 2e-5, and learn from rewards with 1e-6)."""
 
 
 def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str, float]], None]) -> None:
@@ -38,7 +39,8 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
-    # Rank 0 alone plays them: an environment that runs programs may take long, and a time limit ends programs at random.
+    # Rank 0 alone plays the demonstrations. An environment that runs programs may take long, and a time limit may end a
+    # program on one worker and not on another.
     examples = from_first(lambda: read_demonstrations(config, env, team.agents))
     fits = {
         name: _Fit(
@@ -53,7 +55,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
 
 
 class _Fit:
-    """One policy, its demonstrations, and an optimiser of its own: the run's begins fresh."""
+    """One policy, its demonstrations, and an optimiser for the warm start alone: the run begins with a fresh one."""
 
     def __init__(self, name: str, policy: TrainedPolicy, examples: list[Example], settings: WarmStartConfig):
         self.name, self.policy, self.examples, self.batch = name, policy, examples, settings.batch
@@ -77,8 +79,9 @@ class _Fit:
         """Take one gradient step on all workers' examples; returns this worker's sum of log-likelihoods."""
         policy, (rank, workers) = self.policy, world()
         own = sorted(chosen, key=lambda example: -example.length)[rank::workers]
-        most = -(-len(chosen) // workers)  # of a worker: all make as many passes as that one
-        size = policy.micro_batch or most
+        # Most demonstrations of one worker; all workers make as many passes as that one needs.
+        most = -(-len(chosen) // workers)
+        size = policy.settings.micro_batch or most
         tokens = sum(len(example.response) for example in chosen)
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)

@@ -5,9 +5,9 @@ maximises the log-likelihood of the actions in the units with the best outcomes,
 
     max  sum log pi(a | s)   over the decisions of the best `top` of the units,
 
-and the critic is fitted to the discounted rewards that followed, in all units: from the best alone it would learn to expect
-luck. Every worker reads all data and takes every n-th decision of a minibatch, so that the gradients are the same for
-any number of workers.
+and the critic is fitted to the discounted rewards that followed, in all units. From the best units alone it would learn
+to expect luck. Every worker reads all data and takes every n-th decision of a minibatch, so that the gradients are the
+same for any number of workers.
 """
 
 import math
@@ -44,7 +44,7 @@ class Fit(Protocol):
 
 
 BEFORE = -1
-"""The iteration whose random orders are used: no other has them."""
+"""The iteration that random orders of a warm start are drawn for; training begins with iteration 0."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Decisions:
     allowed: Tensor | None
     """(N, choices) bool."""
     imitated: Tensor
-    """(N,) bool: of the best units."""
+    """(N,) bool: decisions in the best units, which the actor imitates."""
     returns: Tensor
-    """(N,) discounted rewards that followed, in reward units."""
+    """(N,) discounted rewards that followed each decision, in reward units."""
     valued: Tensor
     """(N,) bool: decisions that the critic is fitted to."""
     agent: Tensor
-    """(N,) which of the policy's agents decided."""
+    """(N,) number of the policy's agent that decided."""
     states: Tensor
-    """(M, S) joint observations; of no rows unless the critic is central."""
+    """(M, S) joint observations; M is 0 unless the critic is central."""
     state: Tensor
     """(N,) the row of `states` at each decision."""
 
@@ -110,7 +110,7 @@ def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callab
 
 
 class _Fit:
-    """One policy, its logged decisions, and an optimiser of its own: the run's begins fresh."""
+    """One policy, its logged decisions, and an optimiser for the warm start alone: the run begins with a fresh one."""
 
     def __init__(
         self, name: str, learner: Learner, logged: Logged, env: ParallelEnv, team: Team, settings: WarmStartConfig
@@ -118,7 +118,7 @@ class _Fit:
         model, hyper = learner.policy.model, learner.policy.hyper
         self.name, self.learner, self.batch = name, learner, settings.batch
         self.data = _decisions(name, learner.policy, logged, env, team, settings.top)
-        # A critic that is fitted to every batch before the actor moves needs no start, and has targets of its own.
+        # A critic that is fitted to every batch before the actor moves needs no warm start, and has targets of its own.
         follows = model.critic is not None and not learner.policy.algorithm.spec.critic_first
         self.critic = model.critic if follows and bool(self.data.valued.any()) else None
         parts = [([model.actor], settings.lr or hyper.lr)]
@@ -151,7 +151,8 @@ class _Fit:
         data, policy, (rank, workers) = self.data, self.learner.policy, world()
         own = chosen[rank::workers]
         share = 1.0 if len(own) else 0.0
-        own = own if len(own) else chosen[:1]  # no part of the minibatch, but its part in the collectives of the pass
+        # This worker has no part of the minibatch, but takes part in the collectives of the pass.
+        own = own if len(own) else chosen[:1]
         actor = Prepared.from_rows(policy.model.actor, data.rows[own])
         central = policy.model.central
         critic = Prepared.from_rows(policy.model.critics[0], data.states[data.state[own]]) if central else actor
@@ -177,7 +178,8 @@ class _Fit:
 
 
 def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
-    """(units,) bool: the best `top` share by outcome, at least one; of equals the first."""
+    """(units,) bool: the share `top` of the units with the best outcomes, at least one unit; among equal outcomes the
+    first units."""
     chosen = np.zeros(len(outcomes), bool)
     count = max(1, math.ceil(top * len(outcomes) - 1e-9))
     chosen[np.argsort(-outcomes, kind="stable")[:count]] = True
@@ -217,10 +219,11 @@ def _decisions(name: str, policy: TrainedPolicy, logged: Logged, env: ParallelEn
 
 
 def joint_states(logged: Logged, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
-    """Build the inputs of a central critic, (units, T, S), and say in which units they are known, (units,) bool.
+    """Build the inputs of a central critic, (units, T, S); returns them and the units in which they are known, (units,)
+    bool.
 
-    Rows tell no times, so it is known only where every agent has one sequence and all are of one length: there, step t
-    of each was the same moment.
+    Logged rows hold no times. So the joint observations of a unit are known only if every agent has one sequence there,
+    and all have the same length: then step t was the same moment for all.
     """
     members = [(name, number) for name, own in agents.items() for number in range(len(own))]
     space = joint_space([env.observation_space(agents[name][number]) for name, number in members])

@@ -33,7 +33,7 @@ def descend(
         for cut in epoch:
             size = next(rows)
             if not size[0]:
-                continue  # nothing to learn from: a step would only follow the optimiser's momentum
+                continue  # no decision is trained on: a step would only follow the optimiser's momentum
             state, metrics = _step(policy, state, prepared, cut, size, steps == 0)
             sums += metrics
             steps += 1
@@ -70,7 +70,7 @@ def _step(
     sharded = cast(FSDPModule, policy.model)
     parts = list(micro_batches(cut, prepared.shape, policy.pass_copies, prepared.order))
     only = EvaluatedPass(policy, prepared, parts[0][0], first) if len(parts) == 1 else None
-    gates = torch.zeros(len(policy.budgets), device=policy.device)
+    gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":
         gates = _penalty_gates(policy, prepared, parts, only, size, first)
     policy.optimizer.zero_grad(set_to_none=True)
@@ -81,12 +81,14 @@ def _step(
             sharded.set_requires_gradient_sync(last)
             sharded.set_reshard_after_backward(last)
         one = only if only is not None else EvaluatedPass(policy, prepared, part, first)
+        # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, one, size, gates)
         # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
         (loss * world()[1]).backward()
         metrics += part_metrics
         if policy.algorithm.every_step:
-            # The change of the cost by this policy's own steps; `costs` has the changes by policies before it already.
+            # How much this policy's own steps change the cost; `costs` already contains the changes by the policies
+            # before it.
             change = (one.ratio.detach() - 1)[..., None] * one.cost_advantages * one.mask[..., None]
             moved += change.sum((0, 1)) / max(size[0], 1)
     trained = [policy.actor] if spec.constraint != "trust_region" else []
@@ -110,7 +112,8 @@ def _penalty_gates(
     size: Sequence[float],
     first: bool,
 ) -> Tensor:
-    """Weights of the cost surrogates, (K,): the hinge is around the mean of the whole minibatch, so it comes first."""
+    """Compute the weights of the cost surrogates, (K,). The penalty's hinge is around the mean of the whole minibatch,
+    so these passes come before those with gradients."""
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:

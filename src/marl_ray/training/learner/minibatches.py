@@ -1,8 +1,9 @@
 """Cut a batch into minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
 
-A minibatch is a set of time indices, or of copies where rows are whole episodes: the same set for any number of workers,
-because the order is drawn over all of them. Micro-batches are parts of the copies of a minibatch. A copy is an environment
-copy with the rows of its agents; of a token policy it is one row, a response.
+A minibatch is a set of time indices or, where rows are whole episodes, a set of copies. It is the same set for any
+number of workers, because the order is drawn over the copies of all workers. A micro-batch is a part of the copies of a
+minibatch. For an actor-critic a copy is an environment copy with the rows of its agents; for a token policy it is one
+row, a response.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ class Shape:
     steps: int
     rank: int
     bounds: tuple[int, ...]
-    """(workers + 1,) where each worker's copies begin among all, and how many there are."""
+    """(workers + 1,) the number of each worker's first copy among all copies, then the count of all copies."""
 
     @property
     def first_copy(self) -> int:
@@ -72,7 +73,7 @@ def everything(shape: Shape) -> Cut:
 def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Cut]:
     """Draw the `count` minibatches of an epoch; returns this worker's part of each (possibly of no copies)."""
     batch = everything(shape)
-    if count == 1:  # the order of a sum's terms does not matter, so nothing need be moved
+    if count == 1:  # the order of a sum's terms does not matter, so no row is moved
         return [batch]
     size = shape.all_copies if by_copy else shape.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
@@ -87,9 +88,10 @@ def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape,
 
 
 def micro_batches(cut: Cut, shape: Shape, size: int | None, order: Tensor | None = None) -> Iterator[tuple[Cut, bool]]:
-    """Yield parts of a minibatch of at most `size` copies, each with True if it is the last; as many on every worker.
+    """Yield the parts of a minibatch, of at most `size` copies each, with True for the last part.
 
-    `order` (copies,) puts copies with like numbers together, the largest first. Some parts may be of no copies.
+    Every worker gets equally many parts, of which some may be empty. `order` (copies,) puts copies with similar numbers
+    into one part, the largest first.
     """
     if size is None or size >= cut.most:
         yield cut, True

@@ -66,17 +66,17 @@ def pass_loss(
     size: Sequence[float],
     gates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this pass's part of the minibatch's loss, and of METRICS (7,).
+    """Compute this pass's part of the minibatch's loss, a scalar with gradients, and of METRICS (7,).
 
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
     """
     algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.take, prepared.shape.agents
     tokens, sequences = size
-    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, policy.horizon)
+    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
     mean = one.mask / max(size[0], 1)
     advantages = one.advantages
-    if state.multipliers:
+    if state.multipliers:  # Lagrangian algorithms learn from the rewards less the priced costs
         strengths = [multiplier.multiplier for multiplier in state.multipliers]
         advantages = combine(advantages, one.cost_advantages, strengths, algorithm.rescale)
     evaluated = Evaluated(
@@ -88,15 +88,15 @@ def pass_loss(
         part(prepared.batch.values, agents),
         None if prepared.reference is None else part(prepared.reference, agents),
     )
-    result = algorithm.policy_loss(evaluated, hyper)
+    result = algorithm.policy_loss(evaluated, hyper)  # the named algorithm's own formula: a loss per decision
     for key in ("loss", "clipped"):
         given = getattr(getattr(result, key, None), "shape", None)
-        if given != one.mask.shape:  # another shape would be spread over the decisions
+        if given != one.mask.shape:  # torch would broadcast another shape over the decisions
             raise MarlRayError(
                 f"algorithm {algorithm.name}: policy_loss's {key} has shape {given and tuple(given)}, expected "
                 f"{tuple(one.mask.shape)}"
             )
-    terms = result.loss
+    terms = result.loss  # (R, T'); the weights below turn it into this pass's part of the minibatch's mean
     if prepared.importance is not None:
         terms = terms * part(prepared.importance, agents)
     policy_loss = (terms * weights).sum()

@@ -31,9 +31,10 @@ def in_passes(
     evaluate: Callable[[Cut], Sequence[Tensor | None]],
     cuts: Sequence[Cut] | None = None,
 ) -> list[Tensor | None]:
-    """Call `evaluate` on every part of the batch without gradients, and put its parts (R, T', ...) together to (B, T, ...).
+    """Call `evaluate` on every part of the batch without gradients, and join its outputs (R, T', ...) to (B, T, ...).
 
-    The passes are those of the minibatches `cuts`, or of the whole batch when not given. A None of a part stays None.
+    The parts are the micro-batches of the minibatches `cuts`, or of the whole batch where `cuts` is None. An output
+    that is None for a part is None in the result.
     """
     arrays: list[Tensor | None] = []
     order = policy.family.order(policy.model, batch, shape.agents)
@@ -62,10 +63,11 @@ def evaluate_all(
     shape: Shape,
     cuts: Sequence[Cut] | None = None,
 ) -> Outputs:
-    """Evaluate the whole batch by the trained weights as they are, without gradients; valid where `mask` (B, T) is True.
+    """Evaluate the whole batch by the current weights, without gradients; the outputs are valid where `mask` (B, T) is
+    True.
 
-    `inputs` are the family's. `cuts` are minibatches that make up the batch: their passes give the same bits as the same
-    passes with gradients.
+    `inputs` are what the family's `inputs` returned. `cuts` are minibatches that make up the batch: evaluated in these
+    parts, the outputs have the same bits as those of the gradient steps' own passes.
     """
 
     def one(cut: Cut) -> Outputs:
@@ -98,7 +100,7 @@ def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Te
             loss = (algorithm.value_loss(valued, hyper) * (own & (not empty))).sum() / count
             (loss * world()[1]).backward()
         for parameter in policy.actor.parameters():
-            parameter.grad = None  # of a trunk that both share: it is the actor's
+            parameter.grad = None  # the fit must not move a trunk that the actor shares with the critic
         clip_gradients([nn.ModuleList(policy.critics)], hyper.max_grad_norm)
         policy.optimizer.step()
     values = evaluate_all(policy, inputs, batch, mask, shape).values

@@ -9,21 +9,22 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms.advantages.of_batch import cost_advantages
-from marl_ray.config import AlgorithmConfig, ConstraintConfig
 from marl_ray.training.collectives import total, world
 from marl_ray.training.learner import gradient_epochs, trust_region_step
 from marl_ray.training.learner.families import family_actor_critic
 from marl_ray.training.learner.minibatches import Shape, minibatches
-from marl_ray.training.learner.prepared_batch import CostStats, prepare, trained_decisions
-from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
+from marl_ray.training.learner.preparation.estimates import trained_decisions
+from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
 
 class Learner:
-    """Trains one policy; holds a plain copy of it for the rollout, refreshed after every update.
+    """Trains one policy, and holds a plain copy of it for the rollout, which it refreshes after every update.
 
-    An update goes one way: prepare the batch, take a trust-region step or none, take the gradient steps. Each part is a
-    function that returns what changes besides the weights; `update` alone assigns it.
+    An update prepares the batch, takes a trust-region step if the algorithm has one, and takes the gradient steps. Each
+    of these parts is a function that returns what changes besides the weights; `update` alone assigns it.
     """
 
     policy: TrainedPolicy
@@ -31,46 +32,19 @@ class Learner:
     trust_region: float
     """The bound of a trust region's step (nats) at this point of the run."""
 
-    def __init__(
-        self,
-        model: Any,
-        algorithm: str,
-        hyper: AlgorithmConfig,
-        mesh: DeviceMesh,
-        mixed_precision: bool,
-        constraints: tuple[ConstraintConfig, ...] = (),
-        horizon: int = 1,
-        by_episode: bool = False,
-        micro_batch: int | None = None,
-        served: bool = False,
-        other_engine: bool = False,
-    ):
-        """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker.
-
-        TrainedPolicy says what the other arguments mean.
-        """
-        self.policy = TrainedPolicy.set_up(
-            model,
-            algorithm,
-            hyper,
-            mesh,
-            mixed_precision,
-            constraints,
-            horizon,
-            by_episode,
-            micro_batch,
-            served,
-            other_engine,
-        )
+    def __init__(self, model: Any, mesh: DeviceMesh, settings: LearnerSettings):
+        """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
+        self.policy = TrainedPolicy.set_up(model, mesh, settings)
         self.state = UpdateState.fresh(self.policy)
-        self.trust_region = hyper.trust_region
+        self.trust_region = settings.hyper.trust_region
         self.own_groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.policy.optimizer.param_groups
         ]
 
     def set_progress(self, share: float, batches: int) -> None:
-        """Set learning rates and trust region for a run of which `share` (0 to 1) and `batches` are done."""
+        """Set the learning rates and the trust region for the next batch. `share` (0 to 1) of the run's steps and
+        `batches` batches are done."""
         hyper = self.policy.hyper
         scale = max(0.0, 1.0 - share) if hyper.lr_decay else 1.0
         scale *= min(1.0, (batches + 1) / max(hyper.lr_warmup, 1))
@@ -89,41 +63,44 @@ class Learner:
     ) -> dict[str, float]:
         """Train on one batch for all epochs; every worker calls it with its own part. Metrics are means over all parts.
 
-        `factor` (copies, T) is how much more likely the policies updated before this one have made the joint action.
-        Raises Diverged naming `where` and the tensor if a number is not finite.
+        `factor` (copies, T) is the ratio by which the policies that were updated before this one have changed the
+        probability of the joint action. Raises Diverged naming `where` and the tensor if a number is not finite.
         """
         policy = self.policy
         hyper, spec = policy.hyper, policy.algorithm.spec
         batch = batch.to(policy.device)
-        agents = 2 if spec.pairs else batch.agents
+        agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
         shape = Shape(agents, batch.mask.shape[1], world()[0], policy.family.bounds(batch, agents))
         batch = policy.family.padded(batch, agents)
         plan = [
-            minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.by_episode)
+            minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)
             for epoch in range(hyper.epochs)
         ]
+        # Rewards become advantages, and the outputs of the old weights are kept.
         prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)
-        if spec.constraint == "trust_region":
+        if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
             family_actor_critic.adopt_actor(policy.copies, weights)
             metrics |= step_metrics
+        # Advantages become losses, and losses become gradients and steps.
         self.state, epoch_metrics = gradient_epochs.descend(policy, self.state, prepared, where)
         metrics |= epoch_metrics
-        policy.refresh_rollout_model()
+        policy.refresh_rollout_model()  # the next batch is played with the new weights
         self.state = self.state.steered(hyper, metrics, prepared.sequences)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """(copies, T) change of the log-probability of this actor-critic's recorded actions by the update, on CPU."""
+        """(copies, T) how much the update has changed the log-probabilities of this actor-critic's recorded actions, on
+        CPU."""
         return family_actor_critic.log_ratio(self.policy.rollout_model, batch)
 
     def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
         """Estimate what an episode costs after this update.
 
-        `after` and `before` (copies, T) are the factors of all updates up to this one, with and without it.
-        Sequential constrained updates share one budget: what one policy's step uses of it, the next must not use again.
-        A factor is of all agents that act together, and a cost is the team's, so a step of a copy counts once: with the
-        mean of the cost advantages of the deciding agents.
+        `after` and `before` (copies, T) are the ratios by which the updates so far, with and without this one, have
+        changed the probability of the joint action. Sequential constrained updates share one budget: the part that one
+        policy's step uses is not free for the next. The joint action is that of all agents, and the cost is the team's.
+        So each step of a copy counts once, with the mean of the cost advantages of the agents that decide there.
         """
         policy = self.policy
         if not policy.budgets or costs.means is None:

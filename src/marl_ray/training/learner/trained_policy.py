@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ from marl_ray.training.learner.families.family import Copies, PolicyFamily
 from marl_ray.training.learner.optimizers import optimizer_of
 
 ENGINE_CAP = 2.0
-"""`importance_cap` where another engine samples in fewer digits than the learner computes with (verl's and TRL's bound)."""
+"""The `importance_cap` of a run whose engine samples with fewer digits than the learner computes with (the bound of
+verl and TRL)."""
 LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
 """The fields of a multiplier that an update changes; the other fields are settings."""
 
@@ -34,70 +35,77 @@ def family_of(model: Any) -> PolicyFamily:
     return family_token
 
 
+@dataclass(frozen=True)
+class LearnerSettings:
+    """The settings that one policy learns by, as its learner takes them from the run's config."""
+
+    algorithm: str
+    """A built-in name, or `package.module:NAME`."""
+    hyper: AlgorithmConfig
+    mixed_precision: bool = False
+    """The learner computes in bfloat16, and keeps its weights in float32."""
+    constraints: tuple[ConstraintConfig, ...] = ()
+    horizon: int = 1
+    """The greatest length of a sequence."""
+    by_episode: bool = False
+    """Rows are whole episodes, so minibatches are sets of rows; otherwise minibatches are sets of time indices."""
+    micro_batch: int | None = None
+    """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
+    served: bool = False
+    """Other policies wrote the batches. Ratios are then to the probabilities that these policies recorded."""
+    other_engine: bool = False
+    """The engine that samples computes the model by its own code, so its log-probabilities are compared with the
+    learner's."""
+
+
 @dataclass(frozen=True, eq=False)
 class TrainedPolicy:
-    """One policy and the settings that it learns by.
+    """One policy with its optimiser, and the settings that it learns by.
 
     No step of an update assigns a field. The steps move the weights and the optimiser's moments in place, as torch does,
     and return everything else that changes (see UpdateState).
     """
 
+    settings: LearnerSettings
     algorithm: Algorithm
-    hyper: AlgorithmConfig
+    """The algorithm that the settings name."""
     family: PolicyFamily
     copies: Copies
     optimizer: torch.optim.Optimizer
     device: torch.device
-    mixed_precision: bool
-    budgets: tuple[float, ...]
-    """The mean cost of an episode that each constraint allows; empty where the algorithm has no constraints."""
-    horizon: int
-    """The greatest length of a sequence."""
-    by_episode: bool
-    """Rows are whole episodes, so minibatches are sets of rows; otherwise minibatches are sets of time indices."""
-    micro_batch: int | None
-    """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
-    served: bool
-    """Other policies wrote the batches. Ratios are then to the probabilities that these policies recorded."""
-    other_engine: bool
-    """An engine with code of its own for the model samples, so its log-probabilities are compared with the learner's."""
+    samples_alike: bool
+    """The copy that plays and the copy that learns compute equal log-probabilities. In bfloat16 they differ by more than
+    GSPO's clip is wide. A trust region learns on the very copy that plays."""
 
     @classmethod
-    def set_up(
-        cls,
-        model: Any,
-        algorithm: str,
-        hyper: AlgorithmConfig,
-        mesh: DeviceMesh,
-        mixed_precision: bool,
-        constraints: tuple[ConstraintConfig, ...],
-        horizon: int,
-        by_episode: bool,
-        micro_batch: int | None,
-        served: bool,
-        other_engine: bool,
-    ) -> "TrainedPolicy":
+    def set_up(cls, model: Any, mesh: DeviceMesh, settings: LearnerSettings) -> "TrainedPolicy":
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker, and shard it."""
-        named, family = algorithm_of(algorithm), family_of(model)
-        copies = family.set_up(model, mesh, mixed_precision, hyper.kl_coef > 0 or named.spec.pairs)
+        algorithm, family, hyper = algorithm_of(settings.algorithm), family_of(model), settings.hyper
+        spec = algorithm.spec
+        copies = family.set_up(model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper))
         # A trust region moves the actor without an optimiser.
-        actor = [family.actor(copies.trained)] if named.spec.constraint != "trust_region" else []
+        actor = [family.actor(copies.trained)] if spec.constraint != "trust_region" else []
         critics = family.critics(copies.trained)
+        in_float32 = all(parameter.dtype == torch.float32 for parameter in copies.rollout.parameters())
         return cls(
-            named,
-            hyper,
-            family,
-            copies,
-            optimizer_of(hyper, [(actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr)]),
-            torch.device(mesh.device_type),
-            mixed_precision,
-            tuple(constraint.budget for constraint in constraints) if named.spec.costs else (),
-            horizon,
-            by_episode,
-            micro_batch,
-            served,
-            other_engine,
+            settings=settings,
+            algorithm=algorithm,
+            family=family,
+            copies=copies,
+            optimizer=optimizer_of(hyper, [(actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr)]),
+            device=torch.device(mesh.device_type),
+            samples_alike=spec.constraint == "trust_region" or (in_float32 and not settings.mixed_precision),
         )
+
+    @property
+    def hyper(self) -> AlgorithmConfig:
+        return self.settings.hyper
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """The mean cost of an episode that each constraint allows; empty where the algorithm has no constraints."""
+        constraints = self.settings.constraints if self.algorithm.spec.costs else ()
+        return tuple(constraint.budget for constraint in constraints)
 
     @property
     def model(self) -> Any:
@@ -120,47 +128,42 @@ class TrainedPolicy:
     @property
     def needs_reference(self) -> bool:
         """True if an update compares the policy with a frozen reference policy."""
-        return self.hyper.kl_coef > 0 or self.algorithm.spec.pairs
-
-    @property
-    def samples_alike(self) -> bool:
-        """True if the copy that plays and the copy that learns compute equal log-probabilities.
-
-        In bfloat16 they differ by more than GSPO's clip is wide. A trust region learns on the very copy that plays.
-        """
-        if self.algorithm.spec.constraint == "trust_region":
-            return True
-        return not self.mixed_precision and all(own.dtype == torch.float32 for own in self.rollout_model.parameters())
+        return _needs_reference(self.algorithm, self.hyper)
 
     @property
     def recomputes(self) -> bool:
         """True if the learner evaluates old log-probabilities and values itself, and does not take the recorded ones."""
-        if self.served:
-            return self.algorithm.spec.pairs  # whose rows have none
-        apart = self.other_engine or not self.samples_alike
+        if self.settings.served:
+            return self.algorithm.spec.pairs  # the rows of pairs have no recorded log-probabilities
+        apart = self.settings.other_engine or not self.samples_alike
         return self.algorithm.spec.recompute or self.importance_cap is not None or apart
 
     @property
     def importance_cap(self) -> float | None:
-        """Bound of the weights of truncated importance sampling; None for none."""
-        if self.hyper.importance_cap is None and self.other_engine and not self.samples_alike:
+        """The bound of the weights of truncated importance sampling; None if decisions are not weighted."""
+        if self.hyper.importance_cap is None and self.settings.other_engine and not self.samples_alike:
             return ENGINE_CAP
         return self.hyper.importance_cap
 
     @property
     def pass_copies(self) -> int | None:
-        """Copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses."""
-        pairs = self.algorithm.spec.pairs and self.micro_batch is not None
-        return max(1, cast(int, self.micro_batch) // 2) if pairs else self.micro_batch
+        """Most copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses; None for all."""
+        size = self.settings.micro_batch
+        return max(1, size // 2) if self.algorithm.spec.pairs and size is not None else size
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
-        self.family.refresh(self.copies, self.mixed_precision)
+        self.family.refresh(self.copies, self.settings.mixed_precision)
+
+
+def _needs_reference(algorithm: Algorithm, hyper: AlgorithmConfig) -> bool:
+    return hyper.kl_coef > 0 or algorithm.spec.pairs
 
 
 @dataclass(frozen=True)
 class UpdateState:
-    """Everything besides weights and optimiser that one update hands to the next; equal on all workers."""
+    """Everything besides the weights and the optimiser that an update changes and the next update reads; equal on all
+    workers."""
 
     value_norm: ValueNorm
     cost_norms: tuple[ValueNorm, ...]
@@ -202,7 +205,7 @@ class UpdateState:
         }
 
     def restored(self, plain: Mapping[str, Any]) -> "UpdateState":
-        """The state that `plain()` has written; this state says of which type each multiplier is."""
+        """Make the state from what `plain()` returned; the types of the multipliers are those of this state."""
         pairs = zip(self.multipliers, plain["multipliers"], strict=True)
         return UpdateState(
             ValueNorm(**plain["value_norm"]),

@@ -1,7 +1,7 @@
 """The actor's step of CPO and MACPO, on the plain copy of the policy that every worker holds.
 
-Second-order steps are for small policies: gradients, Fisher products and line-search values are sums over the workers, and
-the weights they lead to are equal on all of them.
+Second-order steps are for small policies. Gradients, Fisher products and line-search values are summed over the
+workers, so all workers arrive at equal weights.
 """
 
 import torch
@@ -32,7 +32,8 @@ CASES = {"unconstrained": 0.0, "constrained": 1.0, "recovery": 2.0}
 def constrained_weights(
     policy: TrainedPolicy, prepared: PreparedBatch, trust_region: float
 ) -> tuple[Parameters, dict[str, float]]:
-    """The weights of the rollout copy's actor after one constrained step, equal on all workers, and metrics of the step.
+    """Compute the weights of the rollout copy's actor after one constrained step, equal on all workers, and the step's
+    metrics.
 
     `trust_region` bounds the mean KL divergence of the step (nats).
     """

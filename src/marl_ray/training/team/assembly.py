@@ -20,9 +20,10 @@ from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.tracking.mlflow_run import uri_of
 
-if TYPE_CHECKING:  # importing them takes seconds, and actor-critics do not need them
+if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
     from marl_ray.policies.engines.base import Engine
     from marl_ray.policies.language.token_policy import TokenPolicy
     from marl_ray.rollout.text.responses import TokenPlayer
@@ -74,7 +75,7 @@ class Team:
 
 
 def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
-    """Policy -> the agents it plays, in the environment's order.
+    """Map each policy to the agents that it plays, in the environment's order.
 
     Raises MarlRayError if an agent has no policy, a policy no agent, agents of one policy differ in their spaces, or the
     environment is for the other family of policies.
@@ -101,7 +102,8 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> "Mapping[str, PolicyModel]":
-    """ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` where given."""
+    """Make the team's ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle`
+    where given."""
     if config.language:
         from marl_ray.training.team.language import build_policies
 
@@ -145,24 +147,15 @@ def build_team(
     mixed_precision: bool,
     engine_of: "EngineOf | None" = None,
 ) -> Team:
-    """Models and learners on this worker; every worker takes part. `engine_of` makes the engine of a language model from
-    its name and the copy that samples; when not given, the engine is in this process or beside it."""
+    """Make the models and learners of this worker; every worker takes part.
+
+    `engine_of` makes the engine of a language model from its name and the copy that samples. When it is not given, the
+    engine is in this process or in one beside it.
+    """
     agents = team_agents(config, env)
     models = build_models(config, env, agents)
     learners = {
-        name: Learner(
-            model,
-            config.algorithm_of(name),
-            config.hyper_of(name),
-            mesh,
-            mixed_precision,
-            config.constraints,
-            config.team[name].generation.max_tokens if config.language else config.train.horizon,
-            config.whole_episodes,
-            config.train.micro_batch,
-            config.data is not None,
-            config.language and config.data is None and config.team[name].generation.engine == "vllm",
-        )
+        name: Learner(model, mesh, _learner_settings(config, name, mixed_precision))
         for name, model in models.items()
         if not config.team[name].frozen
     }
@@ -183,10 +176,26 @@ def build_team(
     return Team(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
 
 
+def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> LearnerSettings:
+    """The part of the run's config that the learner of the policy `name` reads."""
+    generation = config.team[name].generation
+    return LearnerSettings(
+        algorithm=config.algorithm_of(name),
+        hyper=config.hyper_of(name),
+        mixed_precision=mixed_precision,
+        constraints=config.constraints,
+        horizon=generation.max_tokens if config.language else config.train.horizon,
+        by_episode=config.whole_episodes,
+        micro_batch=config.train.micro_batch,
+        served=config.data is not None,
+        other_engine=config.language and config.data is None and generation.engine == "vllm",
+    )
+
+
 def export_bundle(
     folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]
 ) -> None:
-    """Write the team's bundle so that `folder` itself is the bundle."""
+    """Write the team's bundle; `folder` itself becomes the bundle."""
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},

@@ -1,7 +1,7 @@
 """Measure how many responses fit into one pass on a GPU, before the first gradient step, so that none runs out of memory.
 
-Several workers cannot run out of memory and try again: the others would wait in the pass's collectives for the
-one that left it.
+A worker that runs out of memory cannot try a smaller pass: the other workers would wait for it in the collectives of
+the pass that it left.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ SHARE = 0.85
 
 
 def limit_passes(learners: Iterable[Learner]) -> None:
-    """Lower `micro_batch` of language models' learners until a pass fits, the same on every worker; nothing on a CPU.
+    """Lower `micro_batch` of language models' learners on GPUs until a pass fits, to the same number on every worker.
 
-    Every worker takes part. Two passes are measured, of one and of two sequences as long as the context.
+    Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context.
     """
     together = [learner for learner in learners if learner.policy.device.type == "cuda"]
-    # Adam's two moments, which the first step makes.
+    # Adam makes its two moments in the first step.
     coming = sum(
         2 * _bytes(group["params"])
         for learner in together
@@ -37,20 +37,22 @@ def limit_passes(learners: Iterable[Learner]) -> None:
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
         rows = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
-        learner.policy = replace(policy, micro_batch=min(rows, policy.micro_batch or rows))
+        limited = replace(policy.settings, micro_batch=min(rows, policy.settings.micro_batch or rows))
+        learner.policy = replace(policy, settings=limited)
 
 
 def rows_that_fit(one: float, two: float, free: float) -> int:
-    """Rows of a pass that takes `one` with one row, `two` with two and equally much more with each; at least one."""
+    """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one` bytes with one row,
+    `two` with two rows, and equally much more with each further row."""
     return 1 + max(0, int((free - one) // max(two - one, 1.0)))
 
 
 def rehearse(model: Any, rows: int) -> None:
-    """A forward and a backward pass of responses that fill the context; leaves no gradients."""
+    """Make a forward and a backward pass with `rows` responses that fill the context; leaves no gradients."""
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
-    prompts[:, 0] = torch.arange(rows)  # equal prompts would be read once
+    prompts[:, 0] = torch.arange(rows)  # the model would read equal prompts only once
     outputs = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
     parts = (outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()
@@ -58,7 +60,7 @@ def rehearse(model: Any, rows: int) -> None:
 
 
 def _peak(policy: TrainedPolicy, rows: int) -> float:
-    """Bytes that a forward and backward pass of `rows` sequences takes beside what is allocated before it."""
+    """Bytes that a forward and a backward pass of `rows` sequences takes besides what is allocated before it."""
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
     rehearse(policy.model, rows)

@@ -22,7 +22,8 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 
 
 def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> dict[str, TokenPolicy]:
-    """The team's policies on CPU, equal on every worker; those that learn have critics as their algorithms need them."""
+    """Make the team's policies on CPU, equal on every worker. A policy that learns has the critics that its algorithm
+    needs."""
     policies = {}
     for number, (name, members) in enumerate(agents.items()):
         spec, own = config.spec_of(name), config.team[name]
@@ -46,7 +47,8 @@ def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> di
 
 
 def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Mapping[str, TokenPolicy], str] | None:
-    """The policies of `team.NAME.bundle`, not read yet, and which of them plays `agent`; None where no bundle is given."""
+    """The policies of `team.NAME.bundle`, whose weights are not read yet, and the name of the one that plays `agent`;
+    None where no bundle is given."""
     reference = config.team[name].bundle
     if reference is None:
         return None
@@ -66,7 +68,8 @@ def build_text_collector(
     state: Mapping[str, Any] | None = None,
     data: Mapping[str, Sequence[Block]] | None = None,
 ) -> TextCollector:
-    """The collector of one worker's share of the environment copies; of its share of `data` where there are any."""
+    """Make the collector of one worker's share of the environment copies, or of its share of `data` where the run has
+    data."""
 
     def make() -> AECEnv:
         return cast(AECEnv, make_env(config.env, config.constraints))
@@ -80,7 +83,7 @@ def build_text_collector(
 def build_data(
     config: RunConfig, agents: Mapping[str, Sequence[str]], models: Mapping[str, Any]
 ) -> dict[str, list[Block]]:
-    """The run's `data`, as these policies read it."""
+    """Read the run's `data` as token ids of these policies."""
     return read_data(config, agents, {name: Reader(model.lm, model.tokenizer) for name, model in models.items()})
 
 

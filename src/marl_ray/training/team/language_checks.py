@@ -26,7 +26,7 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 
 WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
 SAMPLE = 16
-"""Episodes that an environment is asked to demonstrate beforehand."""
+"""Number of episodes that the check lets an environment demonstrate."""
 
 
 class CheckedPolicy(NamedTuple):
@@ -91,7 +91,7 @@ def _check_parts(parts: int, settings: Any, name: str) -> None:
 
 
 def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
-    """A model that can be built, with its adapters, and its tokenizer."""
+    """Build the model, with its adapters, and its tokenizer."""
     if model.preset is not None:
         tokenizer = byte_tokenizer(model.context)
         lm: Any = tiny_model(model.preset, tokenizer, model.context)
@@ -101,7 +101,7 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
                 settings = AutoConfig.from_pretrained(folder)
                 with torch.device("meta"):
                     lm = AutoModelForCausalLM.from_config(settings)
-            except Exception as error:  # what transformers raises differs from model to model
+            except Exception as error:  # transformers raises different errors for different models
                 raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
             tokenizer = load_tokenizer(folder)
             check_vocabulary(tokenizer, lm, str(model.path))
@@ -124,5 +124,5 @@ def _check_weights(folder: str, path: str) -> None:
 def _generation_config(folder: str, otherwise: Any) -> Any:
     try:
         return ModelGenerationConfig.from_pretrained(folder)
-    except OSError:  # what the model's own config says holds where there is no such file
+    except OSError:  # without such a file the model's own config counts
         return otherwise

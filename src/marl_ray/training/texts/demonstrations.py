@@ -12,7 +12,7 @@ from marl_ray.policies.prompting.prompts import check_fits, encode_reply, uses_t
 from marl_ray.policies.prompting.turn_ends import turn_begin, turn_end
 
 EPISODES = 2_000
-"""Demonstrated by an environment where `warm_start.count` is not given."""
+"""Number of episodes that an environment demonstrates where `warm_start.count` is not given."""
 
 
 class DemonstrationRecord(BaseModel):
@@ -25,7 +25,7 @@ class DemonstrationRecord(BaseModel):
 
 
 class GivenResponse(NamedTuple):
-    """One demonstration and where it stands, for errors."""
+    """One demonstration, and its file and line for errors."""
 
     where: str
     prompt: str
@@ -87,14 +87,15 @@ def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenRespons
 
 
 def encode(given: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
-    """Encode demonstrations as the policy reads prompts and writes responses; of `lm` only the end tokens are read.
+    """Encode demonstrations as the policy reads prompts and writes responses. The function reads only the end tokens of
+    `lm`.
 
     Raises MarlRayError where one is too long.
     """
     policy = config.team[name]
     assert policy.model is not None
     most, examples = policy.generation.max_tokens, []
-    # Without a template nothing says where a turn ends but the tokenizer.
+    # Without a chat template the tokenizer's end token ends a turn.
     chats = uses_template(tokenizer, policy.model.chat)
     before = turn_begin(tokenizer) if chats else ""
     between, end = turn_end(lm, tokenizer) if chats else ("", tokenizer.eos_token_id)

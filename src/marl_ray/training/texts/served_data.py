@@ -16,11 +16,12 @@ from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable,
 from marl_ray.training.texts.demonstrations import GivenResponse, encode
 
 GROUP = 16
-"""Most responses to one prompt that are compared with each other, so that a batch has many prompts."""
+"""Most responses to one prompt that are compared with each other. More would leave a batch with few prompts."""
 
 
 class Reader(NamedTuple):
-    """The tokenizer and model that encode a policy's data; of `lm` only end tokens and vocabulary are read."""
+    """The tokenizer and the model for which a policy's data are encoded. Only the end tokens and the vocabulary of `lm`
+    are read."""
 
     lm: Any
     tokenizer: Any
@@ -39,7 +40,8 @@ class Pair(BaseModel):
 def read_data(
     config: RunConfig, agents: Mapping[str, Sequence[str]], readers: Mapping[str, Reader]
 ) -> dict[str, list[Block]]:
-    """The blocks of every policy that learns (policy -> its agents): the same in every process that reads them.
+    """Read the blocks of every policy that learns, given `players` (policy -> its agents). Every process reads the same
+    blocks.
 
     Raises MarlRayError naming the file and the line that does not fit, or a policy that has nothing to learn from.
     """
@@ -85,22 +87,22 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
 
 
 def preferred_pairs(group: Sequence[ServedResponse]) -> list[Block]:
-    """Pair responses to one prompt that have different rewards, the better one first: the best with the worst, the second
-    with the second last and so on, so that none is in two pairs."""
+    """Pair responses to one prompt that have different rewards, the better one first. The best is paired with the
+    worst, the second with the second last and so on, so that no response is in two pairs."""
     ranked = sorted(group, key=lambda one: -one.reward)
     pairs = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
     return [(better, worse) for better, worse in pairs if better.reward > worse.reward]
 
 
 def _cut(group: Sequence[ServedResponse], size: int) -> list[Block]:
-    """A group in parts of at most `size` responses, as even as they can be."""
+    """Cut a group into parts of at most `size` responses, as even as possible."""
     parts = -(-len(group) // size)
     bounds = [len(group) * part // parts for part in range(parts + 1)]
     return [tuple(group[begin:end]) for begin, end in pairwise(bounds)]
 
 
 def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, Pair]]]:
-    """Lines by policy, each with where it stands."""
+    """Policy -> its lines, each with its file and line for errors."""
     by_policy: dict[str, list[tuple[str, Pair]]] = {}
     for row in rows(path, read_bytes(path)):
         pair = read_record(Pair, row)

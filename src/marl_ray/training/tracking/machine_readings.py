@@ -1,4 +1,4 @@
-"""Sample CPU, memory and GPU use of a worker's machine now and then."""
+"""Sample the CPU, memory and GPU use of a worker's machine at intervals."""
 
 import time
 
@@ -15,11 +15,11 @@ class MachineReadings:
     def __init__(self) -> None:
         self.process = psutil.Process()
         self.next = 0.0
-        psutil.cpu_percent()  # the first call measures from here on
+        psutil.cpu_percent()  # psutil measures from this first call on
         self.process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """`system/...` metrics, in percent and GiB, at most every EVERY_S seconds; nothing between."""
+        """Return metrics `system/...`, in percent and GiB; empty if the last reading is less than EVERY_S seconds old."""
         if time.monotonic() < self.next:
             return {}
         self.next = time.monotonic() + EVERY_S

@@ -15,7 +15,7 @@ from marl_ray.training.tracking.other_sinks import Sink
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
 TRANSCRIPTS = "transcripts"
-"""Key of episodes as text among rows of metrics on their way to the driver, and the folder of MLflow that they go to."""
+"""Key of rows that hold episodes as text, and the folder of MLflow for these."""
 QUEUE_GET_S = 1.0
 DRAIN_S = 30.0
 """Seconds that the driver waits, after the workers have ended, for the last metrics to be logged."""
@@ -60,7 +60,7 @@ class MetricsLog:
                         return
                     continue
                 except RayError:
-                    return  # the cluster is going down; the error of the run says why
+                    return  # the cluster is going down, and the run's error gives the reason
                 for shown in [row for row in rows if TRANSCRIPTS in row]:
                     self._keep(shown)
                 rows = [row for row in rows if TRANSCRIPTS not in row]
@@ -78,17 +78,17 @@ class MetricsLog:
             try:
                 sink.log(self.unlogged[name])
                 self.unlogged[name].clear()
-            except Exception as error:  # a tracker that is away must not end a training run; rows wait for it
+            except Exception as error:  # an unreachable tracker must not end a training run; the rows wait for it
                 self.problems[name] = one_line(error)
 
     def _keep(self, row: Mapping[str, Any]) -> None:
-        """Transcripts become files of the run."""
+        """Store the transcripts as files of the MLflow run."""
         with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
             path = Path(temporary) / f"{row['iteration']:.0f}.jsonl"
             path.write_text("".join(json.dumps(one) + "\n" for one in row[TRANSCRIPTS]))
             try:
                 self.tracker.artifact(path, TRANSCRIPTS)
-            except Exception as error:  # samples to look at: nothing depends on them
+            except Exception as error:  # transcripts are for people; nothing depends on them
                 what = f"transcripts of iteration {row['iteration']:.0f}"
                 print(f"{self.config.name}: {what}: {one_line(error)}", file=sys.stderr)
 

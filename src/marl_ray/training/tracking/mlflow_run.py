@@ -1,4 +1,5 @@
-"""One MLflow run per training run, whatever restarts it: parameters, batched metrics, curve, registered bundle."""
+"""The MLflow run of a training run: parameters, batched metrics, curve, registered bundle. A run that restarts keeps
+it."""
 
 import logging
 import math
@@ -12,13 +13,13 @@ from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
 
 BEST_SCORE = "best_score"
-"""Metric of a run, and tag of a version in the registry: the score of its bundle on episodes that chose nothing."""
+"""Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
 BEST = "best"
-"""Alias in the registry. MLflow itself keeps `latest`."""
+"""Alias of the best version in the registry. MLflow itself keeps the alias `latest`."""
 BATCH = 1000
 GIT_S = 5.0
 PARAM_BATCH = 100
-"""Metrics per request, MLflow's limit."""
+"""Most metrics of one request: MLflow's limit."""
 
 
 def uri_of(config: RunConfig) -> str:
@@ -27,20 +28,21 @@ def uri_of(config: RunConfig) -> str:
 
 
 class Tracker:
-    """One MLflow run. All calls are explicit about the run: nothing is global to the process."""
+    """One MLflow run. Every call names the run, so that nothing is global to the process."""
 
     def __init__(self, config: RunConfig, run_id: str | None = None, tags: Mapping[str, str] | None = None):
-        """Look at `run_id`, or begin a run with these tags. Raises MarlRayError if the server does not answer."""
+        """Open the run `run_id`, or begin a run where it is None. Raises MarlRayError if the server does not answer."""
         import mlflow
 
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it announces every table
+        # This logger announces every table that MLflow makes.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         self.config, self.tags = config, dict(tags or {})
         self.uri = uri_of(config)
         try:
             self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             self.run_id = run_id or self._begin()
             self.client.get_run(self.run_id)
-        except Exception as error:  # MLflow, SQLAlchemy and HTTP errors alike mean the same to the user
+        except Exception as error:  # errors of MLflow, SQLAlchemy and HTTP mean the same to the user
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
 
     def _begin(self) -> str:
@@ -62,7 +64,7 @@ class Tracker:
         return str(run.info.run_id)
 
     def _tags(self) -> dict[str, str]:
-        """The tags that runs are searched by. The commit has MLflow's own key, by which its pages show it."""
+        """The tags that runs are searched by. The key of the commit is MLflow's own, so that its pages show the commit."""
         algorithms = dict.fromkeys(self.config.algorithm_of(name) for name in self.config.team)
         tags = {
             "algorithm": ",".join(algorithms),
@@ -73,7 +75,7 @@ class Tracker:
         return tags | ({"mlflow.source.git.commit": commit} if commit else {}) | self.tags
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Rows of metrics, each with its `steps`; values that are not finite are left out."""
+        """Log rows of metrics, each with its `steps`. Values that are not finite are left out."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -87,7 +89,7 @@ class Tracker:
             self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
 
     def history(self, key: str) -> list[tuple[int, float]]:
-        """(environment steps, value) of a metric, by step; of several values for one step the last counts."""
+        """The (environment steps, value) of a metric, ordered by step. Of several values for one step the last counts."""
         points = {m.step: m.value for m in self.client.get_metric_history(self.run_id, key)}
         return sorted(points.items())
 
@@ -101,8 +103,8 @@ class Tracker:
     def register(self, bundle: Path, digest: str, score: float | None = None) -> str:
         """Store a bundle and make it a version in the model registry; returns `models:/name/version`.
 
-        The run and the version get the score as `best_score`, and the version with the greatest score of the registered
-        model has the alias `best`. A digest that the registry has already is not registered again.
+        The run and the version get the score as `best_score`. The alias `best` names the version of the model with the
+        greatest score. A bundle whose digest the registry has already is not registered again.
         """
         name = self.config.tracking.register_as or self.config.name
         tags = {"digest": digest} | ({} if score is None else {BEST_SCORE: repr(score)})
@@ -148,7 +150,7 @@ def git_commit() -> str:
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys; lists stay values, empty mappings vanish."""
+    """Flatten nested mappings to dotted keys. Lists stay values, and empty mappings vanish."""
     if not isinstance(data, Mapping):
         return {prefix: data}
     return {

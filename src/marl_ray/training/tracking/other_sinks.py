@@ -17,17 +17,18 @@ from marl_ray.errors import MarlRayError, one_line
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
 EVENTS_S = 1
-"""Seconds until an event is on the disk; tensorboardX's own are 120, and its `flush` skips what is queued."""
+"""Most seconds until an event is on the disk. tensorboardX's default is 120, and its `flush` skips queued events."""
 
 
 class Sink(Protocol):
     """Takes rows of metrics, each with its `steps`, until the run ends."""
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Values that are not finite are left out. What could not be written raises, and is given again."""
+        """Write the rows, without values that are not finite. Raises if they could not be written; the caller then
+        gives them again."""
 
     def end(self, status: str) -> None:
-        """The run is FINISHED, FAILED or KILLED."""
+        """Close the sink; `status` is FINISHED, FAILED or KILLED."""
 
 
 def check_sinks(config: RunConfig) -> None:
@@ -52,7 +53,8 @@ def _logged_in() -> bool:
 
 
 def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
-    """The sinks that the config asks for, by name. `run_id` is the MLflow run's: a run that is resumed is the same there.
+    """The sinks that the config asks for, by name. `run_id` is the id of the MLflow run, so that a resumed run is the
+    same run in every sink.
 
     Raises MarlRayError if one cannot be opened.
     """
@@ -61,7 +63,7 @@ def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
     for name in config.tracking.also:
         try:
             made[name] = kinds[name](config, run_id)
-        except Exception as error:  # each library has its own kinds
+        except Exception as error:  # each library has its own error types
             for sink in made.values():
                 with contextlib.suppress(Exception):
                     sink.end("FAILED")
@@ -77,7 +79,8 @@ class TensorBoard:
 
         remote = "://" in config.storage
         root = config.storage.rstrip("/") if remote else str(Path(config.storage).resolve())
-        # By itself a file is named by the second: one that is resumed at once would write over the first.
+        # tensorboardX names a file by the second, so a run that is resumed within a second would write over its first
+        # file.
         suffix = f".{time.time_ns()}"
         self.writer = SummaryWriter(f"{root}/{config.name}/{TENSORBOARD}", flush_secs=EVENTS_S, filename_suffix=suffix)
 
@@ -106,7 +109,7 @@ class WeightsAndBiases:
             config=config.resolved(),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # wandb's own step may only rise; after a restart steps are played, and reported, again.
+        # wandb's own step may only rise, but a restarted run plays and reports some steps again.
         self.run.define_metric("*", step_metric="steps")
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:

@@ -61,10 +61,11 @@ class ProgressBar:
 
 def iteration_line(config: RunConfig, row: Mapping[str, float], scored: float | None) -> str:
     """One iteration in a few words; `scored` is the last evaluation's mean return."""
-    parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]  # until episodes are released
+    # There is no return until episodes are released.
+    parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]
     if scored is not None:
         parts.append(f"evaluated {scored:.3f}")
-    # Before training has costs of its own, those of the evaluation are shown.
+    # Until training episodes have costs, the line shows those of the evaluation.
     parts += against_budgets(config, row, "") or against_budgets(config, row, "eval/")
     if "steps_per_second" in row:
         parts.append(f"{row['steps_per_second']:,.0f} steps/s")

@@ -5,14 +5,14 @@ import time
 from typing import Any
 
 SENDING_S = 0.5
-"""Least seconds between two messages to the driver."""
+"""Least time between two messages to the driver, in seconds."""
 
 
 def metrics_queue(owner: str) -> Any:
-    """A Ray queue for rows of metrics, whose actor the dashboard shows as `OWNER metrics`."""
+    """Make a Ray queue for rows of metrics. The dashboard shows its actor as `OWNER metrics`."""
     from ray.util.queue import Queue
 
-    # Ray wants each name once in a namespace, and the queue of a run that has just failed is not gone at once.
+    # A name must be unique in Ray's namespace, and the queue of a run that has just failed may still exist.
     return Queue(
         actor_options={"num_cpus": 0, "name": f"{owner} metrics", "namespace": f"marl-ray-{secrets.token_hex(8)}"}
     )

@@ -7,7 +7,7 @@ from marl_ray.config import RunConfig
 
 
 def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[str]:
-    """`cost 29.81 of 30` for each budget, numbered where there are several; empty where the costs are not known."""
+    """Text such as `cost 29.81 of 30` for each budget, numbered if there are several; empty if the costs are not known."""
     costs = _costs(config, metrics, prefix)
     names = ["cost"] if len(costs) == 1 else [f"cost {k}" for k in range(len(costs))]
     pairs = zip(names, costs, config.budgets, strict=False)
@@ -15,7 +15,7 @@ def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str
 
 
 def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
-    """The best policy and the last one, against the budgets where there are any.
+    """Lines about the best policy and the last one, with their costs and budgets if the run has constraints.
 
     `best` are the metrics of the iteration whose weights are the best bundle, `last` those of the last iteration.
     """
@@ -55,10 +55,10 @@ def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[i
 
 
 def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | None:
-    """The number that compares the best bundle of this run with those of others: its return, less its violations of budgets.
+    """The number by which the best bundles of several runs are compared: the return, less the violations of budgets.
 
-    `metrics` are those of the bundle's iteration. Where the bundle was evaluated, the number is of other episodes than those
-    that chose it; otherwise it is of training episodes, and None where nothing was played.
+    `metrics` are those of the iteration of this run's best bundle. If the bundle was evaluated, the number is measured
+    on other episodes than those that chose it, otherwise on training episodes; None if nothing was played.
     """
     ret = metrics.get("best/return")
     if ret is None:
@@ -77,7 +77,7 @@ def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list
 
 
 def _within(metrics: Mapping[str, float], prefix: str) -> list[str]:
-    """Shares of the episodes that kept the budgets."""
+    """The shares of the episodes that kept the budgets, as text."""
     shares = []
     for key, what in (("within_budget", "the budget"), ("within_budget_105", f"{SLACK:g} times the budget")):
         share, least = metrics.get(f"{prefix}{key}"), metrics.get(f"{prefix}{key}_certified")

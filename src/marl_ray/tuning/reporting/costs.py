@@ -8,10 +8,10 @@ from marl_ray.algorithms.constraints.budgets import violation
 from marl_ray.config import RunConfig
 from marl_ray.training.tracking.summary import run_summary
 
-Rows = Sequence[Mapping[str, float]]
+MetricRows = Sequence[Mapping[str, float]]
 
 
-def seed_metrics(rows: Rows, seed: int, prefix: str) -> dict[str, float]:
+def seed_metrics(rows: MetricRows, seed: int, prefix: str) -> dict[str, float]:
     """The last reported metrics of a seed that begin with `prefix`, with their `steps`; empty if there are none."""
     for row in reversed(rows):
         of_seed = f"seed-{seed}/"
@@ -27,7 +27,7 @@ def budgets_of(configs: Sequence[Mapping[str, Any]]) -> list[float]:
     return [float(constraint["budget"]) for constraint in constraints]
 
 
-def cost_cells(rows: Rows, seeds: Sequence[int], budgets: Sequence[float]) -> list[dict[str, Any]]:
+def cost_cells(rows: MetricRows, seeds: Sequence[int], budgets: Sequence[float]) -> list[dict[str, Any]]:
     """For each budget, the least and the greatest mean cost among the seeds; empty while a seed has none."""
     last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
     cells = []
@@ -41,7 +41,7 @@ def cost_cells(rows: Rows, seeds: Sequence[int], budgets: Sequence[float]) -> li
     return cells
 
 
-def share_cells(rows: Rows, seeds: Sequence[int]) -> list[dict[str, float]]:
+def share_cells(rows: MetricRows, seeds: Sequence[int]) -> list[dict[str, float]]:
     """The worst seed's shares of episodes within 1.00 and 1.05 of the budgets, and their certified bounds."""
     last = [seed_metrics(rows, seed, "eval/within") for seed in seeds]
     if not all(last):
@@ -53,7 +53,7 @@ def share_cells(rows: Rows, seeds: Sequence[int]) -> list[dict[str, float]]:
     ]
 
 
-def seed_summary(rows: Rows, config: Mapping[str, Any]) -> list[str]:
+def seed_summary(rows: MetricRows, config: Mapping[str, Any]) -> list[str]:
     """Lines about the best bundle of a seed and its last policy; empty if nothing was evaluated."""
     seed = int(config["seed"])
     best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")

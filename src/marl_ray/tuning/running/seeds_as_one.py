@@ -22,6 +22,8 @@ from marl_ray.evaluation.statistics import iqm
 from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
+OBJECTIVES = "objectives.json"
+"""The file of a checkpoint with the recent values of the metrics, which the objectives are means of."""
 LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/", "benchmark/")
 """Prefixes of metrics that are missing until training episodes are released, or until the next evaluation."""
 EVALUATED = ("eval/", "best/", "benchmark/")
@@ -45,7 +47,7 @@ class SeedsAsOne:
         for config in configs:
             folder = None if resume_from is None else resume_from / f"seed-{config.seed}"
             self.runs[config.seed] = Run(config, device, folder, lambda row: None, own_hyper=own_hyper)
-        state = {} if resume_from is None else json.loads((resume_from / "unit.json").read_text())
+        state = {} if resume_from is None else json.loads((resume_from / OBJECTIVES).read_text())
         self.iteration: int = state.get("iteration", 0)
         saved = state.get("recent", {})
         self.recent = {
@@ -148,12 +150,12 @@ class SeedsAsOne:
                 values.append(value)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint of every seed to `seed-SEED`, and the values that judge the sweep."""
+        """Write a checkpoint of every seed to `seed-SEED`, and what the objectives are computed from to OBJECTIVES."""
         for seed, run in self.runs.items():
             run.save(folder / f"seed-{seed}")
         state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}
         if next(iter(self.runs.values())).rank == 0:
-            (folder / "unit.json").write_text(json.dumps(state))
+            (folder / OBJECTIVES).write_text(json.dumps(state))
 
     def close(self) -> None:
         for run in self.runs.values():

@@ -1,1 +1,1 @@
-"""Batched decoding token by token: the cache, drawing, stop strings, guides and biases."""
+"""Batched decoding, token by token: the cache, the drawing of tokens, stop strings, guides and biases."""

@@ -21,7 +21,7 @@ from marl_ray.policies.language.philox import token_uniforms
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of one forward over prompts."""
 MOST_STOPS = 64
-"""Sets of stop strings whose tokens are kept."""
+"""Most sets of stop strings whose tokens are kept."""
 
 
 _Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
@@ -39,7 +39,7 @@ class _Row:
     state: GuideState | None = None
     """The state of the row's guide."""
     added: Tensor | None = None
-    """(V,) the numbers that its prompt's bias adds to the next logits; from the first step on."""
+    """(V,) the numbers that its prompt's bias adds to the next logits; set at the first step."""
 
     @property
     def newest(self) -> int:
@@ -47,15 +47,15 @@ class _Row:
 
 
 class Decoder:
-    """Responses in the making, one token per row and step.
-
-    A response depends on its prompt, stream, seed and generation alone, whatever the other rows are (up to rounding of
-    logits). The cache holds all tokens of a row but the newest, which the next step feeds to the model: of a new row that is
-    the prompt's last token, so new and old rows take the same step.
+    """Responses that are being written, one token per row and step. A response depends on its prompt, stream, seed and
+    generation alone, and not on the other rows (up to rounding of logits). The cache holds all tokens of a row but the
+    newest, which the next step feeds to the model. The newest token of a new row is the prompt's last, so new and old
+    rows take the same step.
     """
 
     def __init__(self, model: CachedModel, tokenizer: Any, ends: Set[int], rows: int = 1) -> None:
-        """`ends`: tokens that end a response. `rows`: how many there is room for at first; more make the cache grow."""
+        """`ends` are tokens that end a response. `rows` is the number of rows that the cache has room for at first; it
+        grows for more."""
         self._model = model
         self._tokenizer = tokenizer
         self._ends = ends
@@ -69,7 +69,7 @@ class Decoder:
 
     @torch.inference_mode()
     def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
-        """Let responses to `prompts` begin; equal prompts are read once. Returns a handle per prompt."""
+        """Begin responses to `prompts`; the model reads equal prompts once. Returns a handle per prompt."""
         handles = list(range(self._next_handle, self._next_handle + len(prompts)))
         self._next_handle += len(prompts)
         uniforms = token_uniforms(seed, [prompt.stream for prompt in prompts], generation.max_tokens)
@@ -77,7 +77,7 @@ class Decoder:
             _Row(handle, prompt, generation, own, state=prompt.guide)
             for handle, prompt, own in zip(handles, prompts, uniforms, strict=True)
         ]
-        # By length, so that prompts that are read together need little padding.
+        # Prompts are sorted by length, so that those that are read together need little padding.
         rows.sort(key=lambda row: (len(row.prompt.ids), row.prompt.ids))
         distinct = list(dict.fromkeys(row.prompt.ids for row in rows))
         for part in _parts(distinct):
@@ -93,10 +93,10 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, not_finite: list[int] | None = None) -> list[Token]:
-        """The next token of every row. Rows that end with theirs are gone afterwards.
+        """Take one step: returns the next token of every row. Rows that end with it are removed.
 
-        Where a row's logits are not finite, it is given up and its handle is appended to `not_finite`; without a list it is
-        a MarlRayError, and the decoder cannot be used any more.
+        A row whose logits are not finite is removed, and its handle is appended to `not_finite`. Without that list such
+        a row raises MarlRayError, and the decoder cannot be used any more.
         """
         if not self._rows:
             return []
@@ -112,7 +112,8 @@ class Decoder:
                 row.state = guides_of(self._tokenizer).after(row.state, token)
         stopped = self._stopped()
         tokens = []
-        for number in range(len(self._rows) - 1, -1, -1):  # backwards: a row that leaves is replaced by the last one
+        # Backwards, because the last row takes the place of a row that leaves.
+        for number in range(len(self._rows) - 1, -1, -1):
             row, (token, log_prob, top) = self._rows[number], drawn[number]
             if log_prob != log_prob:
                 if not_finite is None:
@@ -131,7 +132,7 @@ class Decoder:
 
     @torch.inference_mode()
     def remove(self, handle: int) -> None:
-        """Give a row up before its end; KeyError if there is none of this handle."""
+        """Remove a row before its end. Raises KeyError if no row has this handle."""
         for number, row in enumerate(self._rows):
             if row.handle == handle:
                 return self._remove(number)
@@ -143,7 +144,7 @@ class Decoder:
         self._rows.pop()
 
     def _prefill(self, ids: np.ndarray) -> Tensor:
-        if not ids.size:  # prompts of one token
+        if not ids.size:  # prompts of one token have nothing to read before the first step
             shape = self._model.shape
             return torch.empty(len(ids), shape.layers, 2, shape.heads, 0, shape.width)
         return self._model.prefill(torch.from_numpy(ids).to(self._model.shape.device))
@@ -168,7 +169,7 @@ class Decoder:
         return drawn
 
     def _allowed(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
-        """(R, V) bool: which tokens the rows' guides let come next; None if no row has one."""
+        """(R, V) bool: True for the tokens that each row's guide allows next; None if no row has a guide."""
         if all(row.state is None for row in rows):
             return None
         masks = np.ones(logits.shape, bool)
@@ -187,7 +188,7 @@ class Decoder:
         stopped: set[int] = set()
         for stops, numbers in groups.items():
             if stops not in self._stops:
-                if len(self._stops) >= MOST_STOPS:  # clients of a server that runs for weeks name ever new ones
+                if len(self._stops) >= MOST_STOPS:  # clients of a server that runs for weeks use ever new stop strings
                     self._stops.clear()
                 self._stops[stops] = StopStrings(self._tokenizer, stops)
             completed = self._stops[stops].completed([self._rows[number].ids for number in numbers])
@@ -195,7 +196,7 @@ class Decoder:
         return stopped
 
     def _room(self) -> int:
-        """Tokens that the rows may still get."""
+        """Greatest number of tokens that a row may still get."""
         return max(row.generation.max_tokens - len(row.ids) for row in self._rows)
 
     def _device(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> Tensor:
@@ -203,7 +204,7 @@ class Decoder:
 
 
 def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
-    """(R, V) the numbers that the rows' biases add to the logits; None if no row has one."""
+    """(R, V) the numbers that the rows' biases add to the logits; None if no row has a bias."""
     if all(row.prompt.bias is None for row in rows):
         return None
     added = torch.zeros_like(logits, dtype=torch.float32)
@@ -216,7 +217,8 @@ def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
 
 
 def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[tuple[tuple[int, float], ...]]:
-    """Per row the tokens that its prompt's `top` asks for, with the log-probabilities that `draw` gives."""
+    """For each row, the most likely tokens, as many as its prompt's `top` asks for, with the log-probabilities that
+    `draw` uses."""
     most = max(row.prompt.top for row in rows)
     if not most:
         return [()] * len(rows)
@@ -226,7 +228,7 @@ def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[t
 
 
 def _parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Prompts, sorted by length, in parts of at most PREFILL_TOKENS tokens, padding included."""
+    """Cut prompts, which are sorted by length, into parts of at most PREFILL_TOKENS tokens, padding included."""
     parts: list[list[tuple[int, ...]]] = []
     for ids in prompts:
         if not parts or len(ids) * (len(parts[-1]) + 1) > PREFILL_TOKENS:

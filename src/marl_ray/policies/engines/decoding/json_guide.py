@@ -1,9 +1,9 @@
 """Restrict the next token of a response that must be a JSON object: an automaton over characters (RFC 8259).
 
-A `GuideState` is where the text stands. `advance` reads one character more, and `Guides` finds the tokens whose whole text
-the automaton can read from a state, as Willard and Louf do with the states of regular expressions (arXiv 2307.09702). What
-it lets through is JSON with three limits: an object is at most DEPTH levels deep, at most SPACES blanks stand together, and
-texts have no `\\u` escapes, because every character can be written as itself.
+A `GuideState` is the automaton's state after a text. `advance` reads one more character, and `Guides` finds the tokens
+whose complete text the automaton can read from a state, as Willard and Louf do with the states of regular expressions
+(arXiv 2307.09702). It allows JSON with three limits: an object is at most DEPTH levels deep, at most SPACES
+blanks stand together, and strings have no `\\u` escapes, because every character can be written as itself.
 """
 
 from threading import Lock
@@ -17,9 +17,9 @@ from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 
 DEPTH, SPACES = 32, 64
 MASKS = 256
-"""States whose tokens are kept, per tokenizer: one byte for each token of the vocabulary."""
+"""Most states of a tokenizer whose allowed tokens are kept; each takes one byte for each token of the vocabulary."""
 NEEDED = frozenset(map(chr, range(0x20, 0x7F)))
-"""Characters that must be tokens by themselves, so that from every state some text leads to the end."""
+"""Characters that must each be a token, so that every state can reach the end of a text."""
 _BLANK = frozenset(" \t\n\r")
 _DIGITS = frozenset("0123456789")
 _NUMBERS = {
@@ -48,9 +48,9 @@ class GuideState(NamedTuple):
     texts: tuple[str, ...] = ()
     """The strings of which one must be written exactly, in the modes `before`, `word` and `after`."""
     behind: str = ""
-    """The text that must be written behind the object."""
+    """The text that must follow the object."""
     spaces: int = 0
-    """Blanks just before."""
+    """Number of blanks just before this state."""
 
 
 OBJECT = GuideState()
@@ -58,12 +58,13 @@ OBJECT = GuideState()
 
 
 def framed(before: tuple[str, ...], behind: str) -> GuideState:
-    """The response is one of the texts `before`, none of which begins another, a JSON object, and the text `behind`."""
+    """A guide to a response that is one of the texts `before`, then a JSON object, then the text `behind`. No text of
+    `before` may be the beginning of another."""
     return GuideState("before", texts=before, behind=behind)
 
 
 def advance(state: GuideState, character: str) -> GuideState | None:
-    """The state behind one more character, or None if it may not come."""
+    """The state after one more character, or None if the character is not allowed."""
     mode = state.mode
     if mode in ("before", "word", "after"):
         return _exactly(state, character)
@@ -133,9 +134,10 @@ class Guides:
     """The automaton over the tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Any):
-        """MarlRayError if a tokenizer has not every printable character of ASCII as a token."""
+        """Raises MarlRayError if some printable character of ASCII is no token of the tokenizer."""
         size = 1 + max(tokenizer.get_vocab().values())
-        # Behind another token, because some tokenizers leave out the blank before a text's first word.
+        # Each token is decoded after another one, because some tokenizers leave out the blank before a text's first
+        # word.
         [anchor] = tokenizer.encode("\n", add_special_tokens=False, verbose=False)[-1:]
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         start = len(tokenizer.decode([anchor], **options))
@@ -145,7 +147,7 @@ class Guides:
         self._by_first: dict[str, list[int]] = {}
         self._plain = np.zeros(size, bool)
         self._marked: list[int] = []
-        """Tokens with a quote, a backslash or a control character; all others may stand anywhere in a text."""
+        """Tokens with a quote, a backslash or a control character; all others may stand anywhere in a string."""
         for token, full in zip(known, decoded, strict=True):
             text = self._texts[token] = full[start:]
             if text:
@@ -160,13 +162,13 @@ class Guides:
         self._lock = Lock()
 
     def after(self, state: GuideState, token: int) -> GuideState:
-        """The state behind an allowed token."""
+        """The state after an allowed token."""
         after = self._read(state, token)
         assert after is not None
         return after
 
     def allowed(self, state: GuideState, size: int) -> np.ndarray:
-        """(size,) bool: which tokens may come next, of as many as the model has."""
+        """(size,) bool: True for the tokens that are allowed next; `size` is the number of the model's tokens."""
         with self._lock:
             mask = self._masks.get(state)
             if mask is None:
@@ -200,7 +202,8 @@ _making = Lock()
 
 
 def guides_of(tokenizer: Any) -> Guides:
-    """The tokenizer's, made once: about a second for 150,000 tokens. MarlRayError as of `Guides`."""
+    """The guides of the tokenizer, which are made once, in about a second for 150,000 tokens. Raises MarlRayError as
+    `Guides` does."""
     with _making:
         if tokenizer not in _GUIDES:
             _GUIDES[tokenizer] = Guides(tokenizer)

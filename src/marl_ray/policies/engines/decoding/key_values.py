@@ -24,14 +24,14 @@ class CacheShape:
 class KeyValues:
     """Rows of cached tokens that all end at the same column, so that a step writes one column for the whole batch.
 
-    Row r holds the columns [start(r), end). Rows come and go between steps: a row that leaves is replaced by the last one
-    (one row is copied), so the rows in use are always the first ones.
+    Row r holds the columns [start(r), end). Rows come and go between steps. The last row is copied to the place of a
+    row that leaves, so the rows in use are always the first ones.
     """
 
     def __init__(self, shape: CacheShape, rows: int) -> None:
         self._shape = shape
         self._capacity = rows
-        """Rows there is room for; more make it grow."""
+        """Number of rows that there is room for; more rows make the cache grow."""
         self._storage = torch.empty(0, 0, 0, 0, 0, 0)
         """(rows, layers, 2, heads, columns, width)."""
         self._hidden = torch.empty(0, 0)
@@ -50,7 +50,8 @@ class KeyValues:
     def add(self, prefix: Tensor, lengths: list[int], sources: list[int], room: int) -> None:
         """Append one row per entry of `sources`: the first `lengths[s]` tokens of `prefix[s]`.
 
-        `prefix` is (S, layers, 2, heads, P, width), left-aligned; `room` is how many more tokens the rows may get.
+        `prefix` is (S, layers, 2, heads, P, width), left-aligned; `room` is the number of tokens that the rows may
+        still get.
         """
         longest = max((lengths[s] for s in sources), default=0)
         if not self._starts:
@@ -71,8 +72,8 @@ class KeyValues:
     def column(self, room: int) -> tuple[Tensor, Tensor | None]:
         """Open a column for the next token of every row.
 
-        Returns the cache (R, layers, 2, heads, t, width), whose last column is to be written, and what to add to attention
-        scores (R, 1, 1, t), None where no row sees less than all t columns.
+        Returns the cache (R, layers, 2, heads, t, width), whose last column the caller writes, and the numbers to add
+        to attention scores, (R, 1, 1, t), or None if every row sees all t columns.
         """
         if self._end == self._storage.shape[-2]:
             self._rebuild(self._end - self._first(), room)
@@ -84,8 +85,8 @@ class KeyValues:
         return cache, self._hidden[:rows, None, None, first : self._end]
 
     def clear(self, row: int) -> None:
-        """Forget what a row holds, before it is taken out: another row's hidden columns must not hold NaN, because they
-        are multiplied by 0."""
+        """Overwrite a row with zeros before it is taken out. Its memory may become hidden columns of another row, and
+        these are multiplied by 0, so they must not hold NaN."""
         self._storage[row] = 0
 
     def remove(self, row: int) -> None:
@@ -102,10 +103,11 @@ class KeyValues:
         return min(self._starts, default=self._end)
 
     def _rebuild(self, end: int, room: int) -> None:
-        """Storage anew, with `room` columns behind `end` and those in use moved to just before it."""
+        """Allocate the storage again, with `room` columns after `end`, and move the columns in use to just before
+        `end`."""
         shape, used, first = self._shape, len(self._starts), self._first()
         sizes = (self._capacity, shape.layers, 2, shape.heads, end + room, shape.width)
-        # Zeros, because a hidden column is multiplied by 0, and uninitialised memory may hold NaN.
+        # The storage begins with zeros: a hidden column is multiplied by 0, and uninitialised memory may hold NaN.
         storage = torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
         hidden = torch.zeros((self._capacity, end + room), dtype=shape.dtype, device=shape.device)
         length = self._end - first
@@ -118,7 +120,7 @@ class KeyValues:
 
 
 def _runs(values: list[int]) -> list[tuple[int, int]]:
-    """(value, how often in a row) of consecutive equal values."""
+    """(value, count) of each run of equal consecutive values."""
     runs: list[tuple[int, int]] = []
     for value in values:
         if runs and runs[-1][0] == value:

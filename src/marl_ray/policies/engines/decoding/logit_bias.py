@@ -1,7 +1,7 @@
-"""Biases of tokens, and penalties for tokens that a response has already, as OpenAI's API defines them.
+"""Biases of tokens, and penalties for tokens that a response already contains, as OpenAI's API defines them.
 
-Token j of V gets the logit `mu_j + bias_j - frequency * c_j - presence * (c_j > 0)`, where `c_j` counts j in the response so
-far, the prompt not included.
+Token j of V gets the logit `mu_j + bias_j - frequency * c_j - presence * (c_j > 0)`, where `c_j` is the count of j in
+the response so far, without the prompt.
 """
 
 from dataclasses import dataclass

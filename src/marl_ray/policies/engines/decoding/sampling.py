@@ -16,11 +16,11 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """One token per row and its log-probability: ((R,) int64, (R,) float32).
 
-    `logits` (R, V); `uniforms` (R,) float64, as `token_uniforms` makes them; `greedy` (R,) bool marks rows that take the
-    most likely token, None if no row does. Log-probabilities are of softmax(logits / temperature) over all tokens; top_k and
-    top_p only forbid tokens, and so does `allowed` (R, V) bool, before them. A token exactly as likely as the last one that
-    is let in, is let in too. `added` (R, V) is added to the logits that are drawn from, and not to those of the
-    log-probabilities.
+    `logits` (R, V); `uniforms` (R,) float64, as `token_uniforms` makes them; `greedy` (R,) bool marks rows that take
+    the most likely token, None if no row does. Log-probabilities are of softmax(logits / temperature) over all tokens;
+    `allowed` (R, V) bool, and after it top_k and top_p, only forbid tokens. A token that is exactly as likely as the
+    last one within the limit is within it too. `added` (R, V) is added to the logits from which tokens are drawn, and
+    not to those of the log-probabilities.
 
     A row takes the first token, in the vocabulary's order, whose cumulative probability exceeds uniform * sum, summed in
     float64. Logits that differ by some relative rounding e move every edge by at most about e, so two batch layouts choose
@@ -29,14 +29,14 @@ def draw(
     """
     log_p = torch.log_softmax(logits.float() / temperature, -1)
     within = log_p if added is None else torch.log_softmax((logits.float() + added) / temperature, -1)
-    # What is allowed may be so unlikely that its probability is zero in float32.
+    # The allowed tokens may be so unlikely that their probabilities are zero in float32.
     within = within if allowed is None else torch.log_softmax(within.masked_fill(~allowed, -torch.inf), -1)
     p = _cut(within.exp(), top_k, top_p)
     edges = p.double().cumsum(-1)
     tokens = torch.searchsorted(edges, uniforms[:, None] * edges[:, -1:], right=True)
     tokens = tokens.clamp(
         max=logits.shape[-1] - 1
-    )  # only where the logits are NaN, which then shows in the log-probability
+    )  # this happens only if the logits are NaN, and then the log-probability is NaN too
     if greedy is not None:
         tokens = torch.where(greedy[:, None], within.argmax(-1, keepdim=True), tokens)
     return tokens[:, 0], log_p.gather(-1, tokens)[:, 0]

@@ -1,14 +1,14 @@
-"""Finding stop strings while tokens arrive."""
+"""Find stop strings while tokens arrive."""
 
 from collections.abc import Sequence, Set
 from typing import Any
 
 
 class StopStrings:
-    """Tells when a response's text holds a stop string, be it with the special tokens in it or without them.
+    """Finds out when a response's text contains a stop string, with its special tokens or without them.
 
     Only the end of a response is decoded: a string of n bytes that the newest token completes lies within the last n
-    tokens that count, for each of them has at least one byte. One token more is decoded before them, because some
+    tokens that count, for each of them has at least one byte. One more token before them is decoded, because some
     tokenizers write the first token of a text differently.
     """
 
@@ -17,11 +17,12 @@ class StopStrings:
         self._stops = stops
         self._special = frozenset(special_tokens(tokenizer))
         self._known = 1 + max(tokenizer.get_vocab().values())
-        """Models may have more tokens than their tokenizer; those have no text."""
+        """Number of the tokenizer's tokens. A model may have more tokens; those have no text."""
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
-        """True for each response whose newest token completes a stop string; before that token it held none."""
+        """True for each response whose newest token completes a stop string. Before that token no response may contain
+        one."""
         ends = [self._end(ids, frozenset()) for ids in responses]
         complete = self._hold(ends)
         mixed = [row for row, ids in enumerate(ends) if self._special.intersection(ids)]
@@ -36,7 +37,7 @@ class StopStrings:
         return [any(stop in text for stop in self._stops) for text in texts]
 
     def _end(self, ids: Sequence[int], left_out: Set[int]) -> list[int]:
-        """The newest tokens that have text, and are not to be left out."""
+        """The newest tokens that have text and are not in the set that is left out."""
         end = list(ids[-self._window :])
         if max(end) < self._known and not left_out:
             return end
@@ -57,12 +58,12 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:
-    """Texts with their special tokens in them."""
+    """Decode token ids to texts that show special tokens."""
     texts: list[str] = tokenizer.batch_decode(responses, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return texts
 
 
 def first_stop(tokenizer: Any, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:
-    """Index of the token with which a response first holds a stop string; None if it holds none."""
+    """Index of the token that completes the first stop string of a response; None if it contains none."""
     completed = StopStrings(tokenizer, stops).completed([ids[: end + 1] for end in range(len(ids))])
     return completed.index(True) if True in completed else None

@@ -1,8 +1,9 @@
 """The language models that the engines sample from. tests/integration/test_architectures.py checks every entry.
 
-An engine samples from an architecture where what it decodes token by token has the log-probabilities of a full forward
-pass, and `TokenPolicy.evaluate` has them too. Others give wrong ones without a word: encoders see what follows, the decoders
-of encoder-decoders count positions from the batch's first token, recurrent layers keep states and no keys and values.
+An engine may sample from an architecture if decoding token by token gives the log-probabilities of a full forward pass,
+and `TokenPolicy.evaluate` gives the same. Other architectures give wrong log-probabilities without an error: encoders
+see later tokens, the decoders of encoder-decoders count positions from the batch's first token, and recurrent layers
+keep states instead of keys and values.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -11,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # 
 
 from marl_ray.errors import MarlRayError
 
-Engine = Literal["torch", "transformers", "vllm"]
+EngineName = Literal["torch", "transformers", "vllm"]
 
 _PAGED = """
 afmoe apertus arcee aria_text biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe exaone4
@@ -35,22 +36,22 @@ PAGED = frozenset(_PAGED.split())
 DECODED = PAGED | frozenset(_DECODED.split())
 """Model types with one key and one value per layer and token, of the same sizes in every layer."""
 SCORED = DECODED | frozenset(_SCORED.split())
-"""Model types that `TokenPolicy.evaluate` scores: vLLM may sample from them, where it knows them."""
-SAMPLED: dict[Engine, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
+"""Model types that `TokenPolicy.evaluate` scores. vLLM may sample from those of them that it knows."""
+SAMPLED: dict[EngineName, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
-"""Keys of configs, as of embedding models made of decoders, and values with which a forward pass is not causal."""
+"""Keys of configs, for example of embedding models made from decoders, and their values with which a forward pass is
+not causal."""
 _MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (True,)}}
-"""The same for single architectures: Doge's routing mixes the tokens of a batch."""
+"""The same keys and values for single architectures: Doge's routing mixes the tokens of a batch."""
 
 
-def check_architecture(config: Any, engine: Engine, context: int, where: str) -> None:
-    """Raise MarlRayError where an engine cannot sample from a model of this config; types of others pass.
-
-    `where` begins the error.
+def check_architecture(config: Any, engine: EngineName, context: int, where: str) -> None:
+    """Raise MarlRayError if an engine cannot sample from a model of this config; `where` begins the message. Model
+    types that transformers does not know pass.
     """
     kind = config.model_type
-    if kind not in CONFIG_MAPPING_NAMES:  # registered from outside of transformers: the engine's own probe tells
+    if kind not in CONFIG_MAPPING_NAMES:  # the type is not transformers' own, so the engine's own probe decides
         return
     text = config.get_text_config()
     for name, values in (_LOOK_AHEAD | _MORE_LOOK_AHEAD.get(kind, {})).items():

@@ -17,8 +17,8 @@ class CachedModel(Protocol):
     shape: CacheShape
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Keys and values (S, layers, 2, heads, P, width) of left-aligned sequences (S, P) int64; what stands behind a
-        sequence's end is of no matter."""
+        """Keys and values (S, layers, 2, heads, P, width) of left-aligned sequences (S, P) int64. The values after a
+        sequence's end do not matter."""
 
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
         """Logits (R, V) after one more token per row, int64 (R,), at positions (R,); `cache` and `hidden` as
@@ -76,7 +76,7 @@ def _probe(lm: Any) -> CacheShape:
     try:
         lm(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
         shapes = {tuple(part.shape) for layer in cache.layers for part in (layer.keys, layer.values)}
-    except Exception as error:  # whatever a model does that knows no such cache
+    except Exception as error:  # a model without such a cache may raise anything
         raise MarlRayError(
             f"architecture {kind} takes no plain key-value cache ({one_line(error)}): {expected}"
         ) from error

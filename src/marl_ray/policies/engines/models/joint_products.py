@@ -1,4 +1,4 @@
-"""Linear layers of the same input as one product, adapters included."""
+"""Compute linear layers with the same input, and their adapters, as one product."""
 
 import math
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ class Product:
 
 
 def product(*layers: Any) -> Product:
-    """One product for linear layers with the same input; their outputs stand one behind the other.
+    """Make one product of linear layers with the same input; it returns their outputs one after another.
 
-    The layers' parameters become views of the product's, so that writing to a parameter writes to it; they are moved only
-    once.
+    The layers' parameters become views of the product's weight, so that a write to a parameter changes the product.
+    They are moved only once.
     """
     inputs = layers[0].weight.shape[1]
     adapted = [layer for layer in layers if isinstance(layer, Adapted)]
@@ -68,7 +68,7 @@ def _stacked(parts: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Place]]:
 
 
 def _placed(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]) -> Tensor:
-    """One tensor with parameters at their places, the first of them at the begin, and zeros elsewhere."""
+    """One tensor with the parameters at their places, of which the first is at the beginning, and zeros elsewhere."""
     steps = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
     first = pieces[0][0]
     storage, start = first.untyped_storage().data_ptr(), first.storage_offset()

@@ -1,10 +1,10 @@
 """A short forward for decoders of the Llama family.
 
-Rotary positions (Su et al. 2021, arXiv 2104.09864), RMS norms before each part, grouped queries (Ainslie et al. 2023, arXiv
-2305.13245), gated MLPs, and where the model has them biases of the query, key and value projections and norms of queries and
-keys. A step of a small model costs what its Python costs, so there is little of that: projections of the same input are one
-product, rotary tables are made once, and the queries that share keys are a sequence to the attention kernel, so that no key
-is repeated.
+Rotary positions (Su et al. 2021, arXiv 2104.09864), RMS norms before each part, grouped queries (Ainslie et al. 2023,
+arXiv 2305.13245), gated MLPs, and, if the model has them, biases of the query, key and value projections and norms of
+queries and keys. A step of a small model takes as long as its Python code, so there is little of that: projections of
+the same input are one product, rotary tables are made once, and the queries that share keys are a sequence to the
+attention kernel, so that no key is repeated.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from marl_ray.policies.engines.models.joint_products import Product, product
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions that do not depend on how long the sequence is."""
+"""Kinds of rotary positions that do not depend on the length of the sequence."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries (N, heads, width), keys and values (N, groups, width)) to (N, heads * width)."""
@@ -52,7 +52,8 @@ def is_llama(lm: Any, context: int) -> bool:
 
 
 class LlamaModel:
-    """Reads a transformers model's weights. Those that are multiplied together become views of one tensor, in place."""
+    """A forward pass that reads the weights of a transformers model. Weights that are multiplied together become views
+    of one tensor, in place."""
 
     def __init__(self, lm: Any, context: int) -> None:
         config, model = lm.config, lm.model
@@ -69,7 +70,7 @@ class LlamaModel:
             positions = torch.arange(context, device=weight.device)[None]
             cos, sin = model.rotary_emb(weight[:1], positions)
         half = self._width // 2
-        # Turning by an angle swaps the halves of a head and turns one half's sign; the sign is put into the table.
+        # A rotation swaps the halves of a head and changes the sign of one half. The table contains that sign.
         self._cos = cos[0, :, None]
         self._sin = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], -1)
 

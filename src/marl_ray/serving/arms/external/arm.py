@@ -17,11 +17,12 @@ import orjson
 
 from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.prompting.prompts import Message
 from marl_ray.policies.prompting.tool_template import CLOSE, OPEN
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import Message, Messages, NamedToken, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Messages, NamedToken, Piece, Refusal, TextRequest
 
 BUSY = (429, 503)
 LOST = (500, 502, 504)

@@ -1,13 +1,12 @@
 """The protocol's paths in our OpenAPI document: answers as pydantic models, requests as JSON schema."""
 # ruff: noqa: UP013, UP035 (as the other answers; pydantic wants this TypedDict)
 
-from typing import Any, Literal
+from typing import Literal
 
 from typing_extensions import NotRequired, TypedDict
 
 from marl_ray.serving.handlers.open_inference.models import DATATYPES
-
-Schema = dict[str, Any]
+from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 
 # fmt: off
 InferError = TypedDict("InferError", {"error": str})
@@ -32,8 +31,8 @@ InferAnswer = TypedDict("InferAnswer", {
 })
 # fmt: on
 
-_PARAMETERS: Schema = {"type": "object", "properties": {"binary_data": {"const": False}}}
-INFER_PARTS: dict[str, Schema] = {
+_PARAMETERS: JsonSchema = {"type": "object", "properties": {"binary_data": {"const": False}}}
+INFER_PARTS: dict[str, JsonSchema] = {
     "InferRequest": {
         "type": "object",
         "properties": {

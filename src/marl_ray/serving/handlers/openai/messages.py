@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from marl_ray.serving.arms.protocol import Message, Messages
+from marl_ray.policies.prompting.prompts import Message
+from marl_ray.serving.arms.protocol import Messages
 from marl_ray.serving.http.fields import flag
 from marl_ray.serving.http.protocol import RequestError
 

@@ -1,7 +1,7 @@
 """OpenAI's paths in our OpenAPI document: answers as pydantic models, requests as JSON schema."""
 # ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
@@ -15,9 +15,8 @@ from marl_ray.serving.handlers.openai.completions import (
 )
 from marl_ray.serving.handlers.openai.fields import IGNORED, LARGEST_BIAS, LARGEST_PENALTY, MOST_TOP
 from marl_ray.serving.handlers.openai.messages import ROLES, TOOL_NAME, TOOLS
+from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.http.text_settings import LARGEST_TOKENS
-
-Schema = dict[str, Any]
 
 # fmt: off
 Finish = Literal["stop", "length"]
@@ -56,9 +55,9 @@ CompletionAnswer = TypedDict("CompletionAnswer", {
 ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
 # fmt: on
 
-_FLAG: Schema = {"type": ["boolean", "null"]}
-_PENALTY: Schema = {"type": ["number", "null"], "minimum": -LARGEST_PENALTY, "maximum": LARGEST_PENALTY}
-_SHARED: dict[str, Schema] = {
+_FLAG: JsonSchema = {"type": ["boolean", "null"]}
+_PENALTY: JsonSchema = {"type": ["number", "null"], "minimum": -LARGEST_PENALTY, "maximum": LARGEST_PENALTY}
+_SHARED: dict[str, JsonSchema] = {
     "stream_options": {
         "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "description": "Only with stream.",
     },
@@ -73,7 +72,7 @@ _SHARED: dict[str, Schema] = {
     **{name: {"description": "A hint, which is ignored."} for name in sorted(IGNORED)},
 }  # fmt: skip
 _NOTHING_ELSE = "Nothing else is supported."
-_CHAT: dict[str, Schema] = _SHARED | {
+_CHAT: dict[str, JsonSchema] = _SHARED | {
     "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
     "max_completion_tokens": {
         "type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS,
@@ -102,10 +101,10 @@ _CHAT: dict[str, Schema] = _SHARED | {
     },
     **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in CHAT_NEUTRAL.items()},
 }  # fmt: skip
-_TOKEN_IDS: Schema = {
+_TOKEN_IDS: JsonSchema = {
     "type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": LARGEST_TOKEN},
 }  # fmt: skip
-_COMPLETION: dict[str, Schema] = _SHARED | {
+_COMPLETION: dict[str, JsonSchema] = _SHARED | {
     "prompt": {
         "anyOf": [
             {"type": "string"},
@@ -121,18 +120,18 @@ _COMPLETION: dict[str, Schema] = _SHARED | {
     },
     **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in COMPLETION_NEUTRAL.items()},
 }  # fmt: skip
-OPENAI_REQUESTS: dict[str, tuple[dict[str, Schema], frozenset[str], tuple[str, ...]]] = {
+OPENAI_REQUESTS: dict[str, tuple[dict[str, JsonSchema], frozenset[str], tuple[str, ...]]] = {
     "ChatRequest": (_CHAT, frozenset(CHAT_FIELDS), ("model", "messages")),
     "CompletionRequest": (_COMPLETION, frozenset(COMPLETION_FIELDS), ("model", "prompt")),
 }
 """Schema -> fields that mean something else on other paths, all fields, those that must be there."""
-_TEXT_PART: Schema = {
+_TEXT_PART: JsonSchema = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_TEXT_CONTENT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]}
-_TOOL_CALL: Schema = {
+_TEXT_CONTENT: JsonSchema = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]}
+_TOOL_CALL: JsonSchema = {
     "type": "object",
     "properties": {
         "id": {"type": ["string", "null"]},
@@ -150,7 +149,7 @@ _TOOL_CALL: Schema = {
 }
 
 
-def _message(roles: list[str], content: Schema, *required: str, **more: Schema) -> Schema:
+def _message(roles: list[str], content: JsonSchema, *required: str, **more: JsonSchema) -> JsonSchema:
     return {
         "type": "object",
         "properties": {"role": {"enum": roles}, "content": content, **more},
@@ -158,7 +157,7 @@ def _message(roles: list[str], content: Schema, *required: str, **more: Schema) 
     }
 
 
-OPENAI_PARTS: dict[str, Schema] = {
+OPENAI_PARTS: dict[str, JsonSchema] = {
     "ChatRequestMessage": {
         "anyOf": [
             _message([role for role in ROLES if role != "tool"], _TEXT_CONTENT, "content"),

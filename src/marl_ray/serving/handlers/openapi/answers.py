@@ -14,12 +14,12 @@ from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.serving.handlers.openai.schemas import Finish, ModelName
 
 # fmt: off
-Problem = TypedDict("Problem", {
+ErrorDetail = TypedDict("ErrorDetail", {
     "field": str | None, "message": str,
     # Of OpenAI's paths, for its clients:
     "type": NotRequired[str], "param": NotRequired[str | None], "code": NotRequired[str | None],
 })
-Error = TypedDict("Error", {"error": Problem})
+Error = TypedDict("Error", {"error": ErrorDetail})
 ActAnswer = TypedDict("ActAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
     "log_probs": dict[str, float], "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
@@ -28,7 +28,7 @@ AssignAnswer = TypedDict("AssignAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "bundle": str, "digest": str, "exposed": bool,
     "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
 })
-PartError = TypedDict("PartError", {"status": int, "error": Problem})
+PartError = TypedDict("PartError", {"status": int, "error": ErrorDetail})
 BatchAnswer = TypedDict("BatchAnswer", {"answers": list[ActAnswer | PartError]})
 GenerateAnswer = TypedDict("GenerateAnswer", {
     "experiment": str, "arm": str, "epoch": int, "propensity": float, "text": str, "tokens": list[int],
@@ -43,7 +43,7 @@ ExperimentRow = TypedDict("ExperimentRow", {
     "epoch": int, "control": str, "arms": dict[str, float], "created": float,
 })
 ExperimentList = TypedDict("ExperimentList", {"experiments": list[ExperimentRow]})
-Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
+IntervalEnds = Annotated[list[float], Field(min_length=2, max_length=2)]
 TestReport = TypedDict("TestReport", {
     "margin": float, "alpha": float, "gain": float | None, "bound": float | None, "e_value": float | None, "proven": bool,
 })
@@ -56,9 +56,9 @@ ArmReport = TypedDict("ArmReport", {
     "bundle": str | None, "digest": str, "lineage": Lineage | None, "propensity": float, "rolled_back": bool,
     "exposures": int, "judged": int, "in_window": int, "outcomes": int, "observations": int,
     "mean": float | None, "variance": float | None,
-    "interval": Interval | None,
+    "interval": IntervalEnds | None,
     # Of treatments only:
-    "difference": NotRequired[float | None], "difference_interval": NotRequired[Interval | None],
+    "difference": NotRequired[float | None], "difference_interval": NotRequired[IntervalEnds | None],
     "verdict": NotRequired[Verdict], "harm": NotRequired[TestReport], "promotion": NotRequired[TestReport],
 })
 DecisionReport = TypedDict("DecisionReport", {"step": RolloutStep, "arm": str | None, "reason": str})
@@ -67,7 +67,7 @@ ReportingReport = TypedDict("ReportingReport", {
     "metric": str, "arm": str, "reported": int, "judged": int, "control_reported": int, "control_judged": int,
     "p_value": float, "alarm": bool,
 })
-Report = TypedDict("Report", {
+ExperimentReport = TypedDict("ExperimentReport", {
     "name": str, "endpoint": str, "created": float, "status": ExperimentStatus, "winner": str | None, "strategy": str,
     "randomize": str, "stages": list[float], "stage": int, "epoch": int, "control": str, "decision": DecisionReport,
     "srm": SampleRatio, "reporting": list[ReportingReport], "warnings": list[str], "guardrails": list[GuardrailReport],

@@ -42,6 +42,7 @@ from marl_ray.serving.handlers.openapi.answers import (
     EndpointList,
     Error,
     ExperimentList,
+    ExperimentReport,
     GenerateAnswer,
     Health,
     Model,
@@ -49,8 +50,8 @@ from marl_ray.serving.handlers.openapi.answers import (
     OutcomeAnswer,
     OutcomesAnswer,
     Ready,
-    Report,
 )
+from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.handlers.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
 from marl_ray.serving.http.fields import SESSION_LENGTH
 from marl_ray.serving.http.keys import Permission
@@ -59,15 +60,19 @@ from marl_ray.serving.http.text_settings import LARGEST_TEMPERATURE, LARGEST_TOK
 
 PAGES = ("/ui", "/docs")
 """The prefixes of pages for people; the document describes all other paths."""
-Schema = dict[str, Any]
 
-_IDENTIFIER: Schema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
-_NUMBER: Schema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
-_REASON: Schema = {"type": "string", "minLength": 1, "maxLength": REASON_LENGTH, "description": "For the audit log."}
-_TOKENS: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS}
-_STOP: Schema = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH}
-_FLAG: Schema = {"type": ["boolean", "null"]}
-_FIELDS: dict[str, Schema] = {
+_IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
+_NUMBER: JsonSchema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
+_REASON: JsonSchema = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": REASON_LENGTH,
+    "description": "For the audit log.",
+}
+_TOKENS: JsonSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS}
+_STOP: JsonSchema = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH}
+_FLAG: JsonSchema = {"type": ["boolean", "null"]}
+_FIELDS: dict[str, JsonSchema] = {
     "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
     "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; or else the header x-session-id."},
     "cluster_id": _IDENTIFIER | {"description": "Of experiments that randomize clusters: the match, the lobby."},
@@ -119,9 +124,9 @@ _FIELDS: dict[str, Schema] = {
 def _object(
     fields: Iterable[str],
     *required: str,
-    example: Schema | None = None,
-    own: Mapping[str, Schema] = MappingProxyType({}),
-) -> Schema:
+    example: JsonSchema | None = None,
+    own: Mapping[str, JsonSchema] = MappingProxyType({}),
+) -> JsonSchema:
     """`own` fields mean something else here than elsewhere."""
     known = {**_FIELDS, **own}
     properties = {field: known[field] for field in sorted(fields)}
@@ -129,7 +134,7 @@ def _object(
     return made | ({"examples": [example]} if example is not None else {})
 
 
-_SCHEMAS: dict[str, Schema] = {
+_SCHEMAS: dict[str, JsonSchema] = {
     "Array": {
         "anyOf": [{"type": ["number", "boolean"]}, {"type": "array", "items": {"$ref": "#/components/schemas/Array"}}]
     },
@@ -215,8 +220,8 @@ _OPERATIONS = {
     ),
     "endpoints": _Operation("What clients act on, and what serves it", EndpointList, _READER, scope="read"),
     "experiments": _Operation("All experiments in a few words", ExperimentList, (401, 403, 429), scope="read"),
-    "create": _Operation("Begin an experiment", Report, (*_ADMIN, 413, 503), "ExperimentRequest", "admin"),
-    "experiment": _Operation("An experiment and what its outcomes prove", Report, (404, *_READER), scope="read"),
+    "create": _Operation("Begin an experiment", ExperimentReport, (*_ADMIN, 413, 503), "ExperimentRequest", "admin"),
+    "experiment": _Operation("An experiment and what its outcomes prove", ExperimentReport, (404, *_READER), scope="read"),
     "audit": _Operation("Every change of an experiment", Audit, (404, *_READER), scope="read"),
     "series": _Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
     "change": _Operation("Change an experiment", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin"),
@@ -256,10 +261,10 @@ _PROBLEMS = {
     503: "The database is away, or no arm answers.",
     504: "Not done in time.",
 }
-_TEXT: Schema = {"type": "string"}
-_EVENT: Schema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+_TEXT: JsonSchema = {"type": "string"}
+_EVENT: JsonSchema = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 """The schema of one event of a stream; its data is a part of the answer, as JSON."""
-_PARAMETERS: dict[str, Schema] = {
+_PARAMETERS: dict[str, JsonSchema] = {
     "x-request-timeout-seconds": {"type": "number", "exclusiveMinimum": 0},
     "x-session-id": _TEXT | {"description": "The unit, where the body names none."},
     "x-arm": _TEXT | {"description": "Needs an admin key: act with this arm, outside of the experiment."},
@@ -267,7 +272,7 @@ _PARAMETERS: dict[str, Schema] = {
     "agent": _TEXT | {"pattern": "^[^/]+$"},
     "version": _TEXT | {"pattern": "^[^/]+:[^/]+$", "description": "NAME:VERSION of the model registry."},
 }
-_HEADERS: Schema = {"x-request-id": {"schema": _TEXT, "description": "The caller's own if it sent a sane one."}}
+_HEADERS: JsonSchema = {"x-request-id": {"schema": _TEXT, "description": "The caller's own if it sent a sane one."}}
 
 
 @lru_cache(maxsize=8)
@@ -297,7 +302,7 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
     )
 
 
-def _models() -> dict[str, Schema]:
+def _models() -> dict[str, JsonSchema]:
     models = [
         Error,
         InferError,
@@ -306,7 +311,7 @@ def _models() -> dict[str, Schema]:
     ]
     inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
     made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
-    schemas: dict[str, Schema] = made["$defs"]
+    schemas: dict[str, JsonSchema] = made["$defs"]
     schemas["GuardrailConfig"]["required"].remove("better")  # which is known of some metrics
     new = schemas["ExperimentConfig"]
     parts = {"properties": new["properties"] | {"reason": _REASON}, "required": [*new["required"], "reason"]}
@@ -317,7 +322,7 @@ def _operation(route: Route, keyed: bool) -> dict[str, Any]:
     kind, last = route.handler.__name__, route.template.rpartition("/")[2]
     described = _OPERATIONS[kind]
     headers = _HEADERS
-    content: Schema = {"application/json": {"schema": {"type": "object"}}}
+    content: JsonSchema = {"application/json": {"schema": {"type": "object"}}}
     if kind == "metrics":
         content = {"text/plain": {"schema": _TEXT}}
     elif described.answer is not None:
@@ -332,7 +337,7 @@ def _operation(route: Route, keyed: bool) -> dict[str, Any]:
     elif kind in ("server_ready", "model_ready"):
         responses["503"] = good | {"description": "Not ready."}
 
-    def error_response(status: int) -> Schema:
+    def error_response(status: int) -> JsonSchema:
         if described.error is Error:
             return {"$ref": f"#/components/responses/{status}"}
         return _problem(status, described.error.__name__)
@@ -357,12 +362,12 @@ def _operation(route: Route, keyed: bool) -> dict[str, Any]:
     return operation
 
 
-def _parameter(name: str, schema: Schema) -> Schema:
+def _parameter(name: str, schema: JsonSchema) -> JsonSchema:
     where = "header" if name.startswith("x-") else "path"
     return {"name": name, "in": where, "required": where == "path", "schema": schema}
 
 
-def _problem(status: int, error: str = "Error") -> Schema:
+def _problem(status: int, error: str = "Error") -> JsonSchema:
     retry = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}} if status in (429, 503) else {}
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     return {"description": _PROBLEMS[status], "headers": _HEADERS | retry, "content": content}

@@ -37,8 +37,9 @@ class PolicyFamily(Protocol):
     """The functions of a family's module. `model` is a trained or a reference module of it."""
 
     accumulates: bool
-    """Gradients of several passes are added before they are reduced over the workers, and weights stay gathered meanwhile:
-    fast, where they fit in memory. Otherwise every pass gathers and reduces."""
+    """True if gradients of several passes are added before they are reduced over the workers, and weights stay gathered
+    meanwhile. That is fast for weights that fit in memory. Otherwise every pass gathers the weights and reduces the
+    gradients."""
 
     def set_up(self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
         """Take over `model`, which has the same weights on every worker."""
@@ -56,10 +57,11 @@ class PolicyFamily(Protocol):
         """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
     def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
-        """(workers + 1,) the number of each worker's first copy among all, and of all copies; every worker takes part."""
+        """(workers + 1,) the number of each worker's first copy among all copies, then the count of all copies; every
+        worker takes part."""
 
     def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
-        """(copies,) numbers: copies with like ones cost less in one pass; None where all passes cost the same."""
+        """(copies,) numbers: a pass over copies with similar numbers costs less; None where all passes cost the same."""
 
     def inputs(self, model: Any, batch: Trajectories) -> Any:
         """Encode the inputs once per batch, for `evaluate`."""

@@ -19,7 +19,7 @@ from marl_ray.trajectories import Trajectories
 accumulates = True
 
 
-class Inputs(NamedTuple):
+class EncodedInputs(NamedTuple):
     """Encoded inputs of a batch."""
 
     actor: Prepared
@@ -73,7 +73,7 @@ def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> None:
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
     """Return the batch as it is: every worker has at least one copy."""
-    return batch  # a worker has one copy at least
+    return batch  # no worker is without copies
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
@@ -87,18 +87,20 @@ def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None
     return None
 
 
-def inputs(model: ActorCritic, batch: Trajectories) -> Inputs:
+def inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
     """Encode the inputs of actor and critics."""
     own = Prepared.from_rows(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
         # Both networks of a local critic read the same rows, whose encoding depends on no weights.
-        return Inputs(own, own)
+        return EncodedInputs(own, own)
     assert batch.states is not None
-    return Inputs(own, Prepared.from_rows(model.critics[0], batch.states.flatten(0, 1)))
+    return EncodedInputs(own, Prepared.from_rows(model.critics[0], batch.states.flatten(0, 1)))
 
 
-def evaluate(model: ActorCritic, inputs: Inputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
-    """Evaluate the cut (R rows, T' steps) of a batch by the model; all of it, whatever `mask` asks for."""
+def evaluate(
+    model: ActorCritic, inputs: EncodedInputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut
+) -> Outputs:
+    """Evaluate the cut (R rows, T' steps) of a batch by the model. All decisions are evaluated, also outside of `mask`."""
     rows = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
@@ -115,7 +117,7 @@ def evaluate(model: ActorCritic, inputs: Inputs, batch: Trajectories, mask: Tens
 
 
 def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
-    """Critic outputs (copies * T, heads * K) or (rows * T, K) as (R, T', K)."""
+    """Reshape critic outputs (copies * T, heads * K) or (rows * T, K) to (R, T', K)."""
     rows, steps = size
     return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
 

@@ -47,7 +47,7 @@ def refresh(copies: Copies, mixed_precision: bool) -> None:
 
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
-    """Add an empty response (of pairs an empty pair), which counts nowhere, to a batch without any."""
+    """Add an empty response (or an empty pair of responses), which counts nowhere, to a batch without rows."""
     if len(batch.mask):
         return batch
     row: dict[str, Any] = {}
@@ -59,7 +59,8 @@ def padded(batch: Trajectories, agents: int) -> Trajectories:
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
-    """Exchange how many rows each worker has, which differs between workers; of pairs, `agents` is 2."""
+    """Exchange the numbers of rows, which differ between workers. A copy is one row, or a pair of rows with `agents` =
+    2."""
     rank, workers = world()
     rows = torch.zeros(workers, dtype=torch.int64, device=batch.mask.device)
     rows[rank] = len(batch.mask) // agents

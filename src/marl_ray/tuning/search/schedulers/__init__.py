@@ -2,13 +2,13 @@
 
 from marl_ray.config.sweep import Asha, Median, Pb2, Pbt, SweepConfig
 from marl_ray.tuning.search.schedulers.asha import AshaScheduler
-from marl_ray.tuning.search.schedulers.base import Exploit, Scheduler, TrialStanding, Verdicts
+from marl_ray.tuning.search.schedulers.base import Exploit, Scheduler, TrialStanding, TrialVerdicts
 from marl_ray.tuning.search.schedulers.fifo import FifoScheduler
 from marl_ray.tuning.search.schedulers.median import MedianScheduler
 from marl_ray.tuning.search.schedulers.pb2 import Pb2Scheduler
 from marl_ray.tuning.search.schedulers.pbt import PbtScheduler
 
-__all__ = ["Exploit", "Scheduler", "TrialStanding", "Verdicts", "make_scheduler"]
+__all__ = ["Exploit", "Scheduler", "TrialStanding", "TrialVerdicts", "make_scheduler"]
 
 
 def make_scheduler(config: SweepConfig, total_steps: int) -> Scheduler:

@@ -11,7 +11,7 @@ is among the best floor(n_k / reduction) of those that have arrived, as in the p
 from collections.abc import Mapping
 
 from marl_ray.config.sweep import Asha
-from marl_ray.tuning.search.schedulers.base import TrialStanding, Verdicts
+from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class AshaScheduler:
@@ -26,7 +26,7 @@ class AshaScheduler:
     def next_stop(self, steps: int) -> int | None:
         return next((rung for rung in self.rungs if rung > steps), None)
 
-    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         go: set[int] = set()
         coming = 0 if more is None else more
         size = len(trials) + coming
@@ -40,7 +40,7 @@ class AshaScheduler:
             go |= {number for number in best if trials[number].state == "waiting" and trials[number].at == rung}
         idle = not go and more == 0 and not any(trial.state == "running" for trial in trials.values())
         waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
-        return Verdicts(frozenset(go), frozenset(waiting) if idle else frozenset())
+        return TrialVerdicts(frozenset(go), frozenset(waiting) if idle else frozenset())
 
     def _ranked(self, trials: Mapping[int, TrialStanding], rung: int) -> list[int]:
         """Trials that have reached the rung, best first, the earlier first among equals."""

@@ -39,7 +39,7 @@ class Exploit:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class TrialVerdicts:
     """Decisions about waiting trials; a trial that is in none of them waits on."""
 
     go: frozenset[int] = frozenset()
@@ -55,7 +55,7 @@ class Scheduler(Protocol):
         """The first decision point after `steps` environment steps; None if there is none before the end."""
         ...
 
-    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         """Decide about all trials that have not failed; `more` configurations may still be started (None: number
         unknown)."""
         ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from marl_ray.tuning.search.schedulers.base import TrialStanding, Verdicts
+from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class FifoScheduler:
@@ -11,5 +11,5 @@ class FifoScheduler:
     def next_stop(self, steps: int) -> int | None:
         return None
 
-    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
-        return Verdicts()
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
+        return TrialVerdicts()

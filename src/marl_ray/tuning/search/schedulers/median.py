@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from statistics import fmean, median
 
 from marl_ray.config.sweep import Median
-from marl_ray.tuning.search.schedulers.base import TrialStanding, Verdicts
+from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class MedianScheduler:
@@ -20,10 +20,10 @@ class MedianScheduler:
         stop = self.config.grace + passed * self.config.interval
         return stop if stop < self.total_steps else None
 
-    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         waiting = [trial for trial in trials.values() if trial.state == "waiting"]
         stop = frozenset(trial.number for trial in waiting if self._hopeless(trial, trials))
-        return Verdicts(frozenset(trial.number for trial in waiting) - stop, stop)
+        return TrialVerdicts(frozenset(trial.number for trial in waiting) - stop, stop)
 
     def _hopeless(self, trial: TrialStanding, trials: Mapping[int, TrialStanding]) -> bool:
         others = [

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config.sweep import DimensionConfig, Pb2, Pbt
-from marl_ray.tuning.search.schedulers.base import Exploit, TrialStanding, Verdicts
+from marl_ray.tuning.search.schedulers.base import Exploit, TrialStanding, TrialVerdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
 
 
@@ -27,14 +27,14 @@ class PopulationScheduler:
         stop = (steps // self.interval + 1) * self.interval
         return stop if stop < self.total_steps else None
 
-    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> Verdicts:
+    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         waiting = {number: trial for number, trial in trials.items() if trial.state == "waiting"}
         if more != 0 or not waiting or any(trial.state == "running" for trial in trials.values()):
-            return Verdicts()
+            return TrialVerdicts()
         # Those behind (one was taken up again) catch up first.
         at = min(trial.at for trial in waiting.values())
         if any(trial.at > at for trial in waiting.values()):
-            return Verdicts(frozenset(number for number, trial in waiting.items() if trial.at == at))
+            return TrialVerdicts(frozenset(number for number, trial in waiting.items() if trial.at == at))
         ranked = sorted(waiting, key=lambda number: (-waiting[number].scores[at], number))
         count = min(max(1, int(len(ranked) * self.quantile)), len(ranked) // 2)
         exploits = {}
@@ -42,7 +42,7 @@ class PopulationScheduler:
             rng = np.random.default_rng((self.seed, at, number))
             donor = ranked[int(rng.integers(count))]
             exploits[number] = Exploit(donor, self.explore(trials, donor, at, rng))
-        return Verdicts(frozenset(waiting), exploits=exploits)
+        return TrialVerdicts(frozenset(waiting), exploits=exploits)
 
     def explore(
         self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator

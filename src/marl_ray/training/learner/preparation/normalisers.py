@@ -1,0 +1,22 @@
+"""The normalisers of values and cost values: they follow the critics' targets from batch to batch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+
+
+def updated_norms(norms: Sequence[ValueNorm], all_moments: Tensor) -> tuple[ValueNorm, ...]:
+    """Update normalisers with a batch's targets, given the moments (K, 3) of these over all workers.
+
+    A batch without decisions moves none.
+    """
+    pairs = zip(norms, all_moments.tolist(), strict=True)
+    return tuple(norm.updated(total / n, square / n) if n else norm for norm, (n, total, square) in pairs)
+
+
+def normalised(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
+    """Convert (B, T, K) from units of the cost to units of each signal's normaliser."""
+    return torch.stack([norm.normalize(column) for norm, column in zip(norms, values.unbind(-1), strict=True)], -1)

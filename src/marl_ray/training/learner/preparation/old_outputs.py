@@ -1,0 +1,72 @@
+"""The outputs before the first gradient step: of the policy itself, and of the reference policy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marl_ray.algorithms.losses.kl import kl_estimate
+from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.passes import evaluate_all, in_passes
+from marl_ray.training.learner.preparation.normalisers import normalised
+from marl_ray.training.learner.prepared_batch import OldOutputs
+from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
+from marl_ray.trajectories import Trajectories
+
+
+def old_outputs(
+    policy: TrainedPolicy,
+    state: UpdateState,
+    inputs: Any,
+    batch: Trajectories,
+    mask: Tensor,
+    shape: Shape,
+    plan: list[list[Cut]],
+) -> OldOutputs:
+    """Take the outputs that the rollout recorded, or evaluate the batch again where `policy.recomputes`.
+
+    `state` holds the normalisers with which the batch was gathered. The critics' outputs are in units of these.
+    """
+    hyper = policy.hyper
+    values = state.value_norm.normalize(batch.values)
+    cost_values = normalised(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
+    # A single gradient step starts at the old weights and computes their outputs itself; only these need them before it.
+    needed = policy.importance_cap is not None or policy.settings.other_engine or hyper.kl_coef
+    if not policy.recomputes or not (sum(map(len, plan)) > 1 or needed):
+        return OldOutputs(batch.log_probs, values, cost_values)
+    now = evaluate_all(policy, inputs, batch, batch.mask if hyper.kl_coef else mask, shape, plan[0])
+    return OldOutputs(
+        now.log_probs,
+        values if now.values is None else now.values,
+        cost_values if now.cost_values is None else now.cost_values,
+    )
+
+
+def reference_log_probs(policy: TrainedPolicy, batch: Trajectories, shape: Shape, cuts: Sequence[Cut]) -> Tensor | None:
+    """Log-probabilities (B, T) under the reference policy, or None where the update reads no reference policy."""
+    if not policy.needs_reference:
+        return None
+    (log_probs,) = in_passes(
+        policy, batch, shape, lambda cut: [policy.family.reference(policy.copies, batch, shape, cut)], cuts
+    )
+    return log_probs
+
+
+def estimated_divergence(
+    policy: TrainedPolicy,
+    inputs: Any,
+    batch: Trajectories,
+    old_log_probs: Tensor,
+    reference: Tensor | None,
+    shape: Shape,
+    cuts: Sequence[Cut],
+) -> Tensor:
+    """Estimate the KL divergence (B, T) (nats) of the policy from the reference before the first step; 0 where unused."""
+    hyper = policy.hyper
+    if not hyper.kl_coef or reference is None:
+        return torch.zeros_like(old_log_probs)
+    own = old_log_probs
+    if policy.settings.served:  # the old log-probabilities are those of the policies that wrote the batch
+        own = evaluate_all(policy, inputs, batch, batch.mask, shape, cuts).log_probs
+    return kl_estimate(own, reference, hyper.kl_estimator)

@@ -1,0 +1,126 @@
+"""Prepare a batch: evaluate it by the old weights, estimate advantages, add up over the workers, and normalise."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from marl_ray.algorithms.advantages.normalization import standardise
+from marl_ray.algorithms.constraints.penalty import constraint_violation
+from marl_ray.algorithms.losses.ratios import truncated_importance
+from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.passes import fit_critic
+from marl_ray.training.learner.preparation.estimates import Estimates, centred_costs, estimate, split_rows
+from marl_ray.training.learner.preparation.normalisers import normalised, updated_norms
+from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
+from marl_ray.training.learner.preparation.statistics import batch_metrics, batch_sums, check_finite
+from marl_ray.training.learner.prepared_batch import CostStats, PreparedBatch
+from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
+from marl_ray.trajectories import Trajectories
+
+
+def prepare(
+    policy: TrainedPolicy,
+    state: UpdateState,
+    batch: Trajectories,
+    shape: Shape,
+    plan: list[list[Cut]],
+    costs: CostStats,
+    factor: Tensor | None,
+    where: str,
+) -> tuple[PreparedBatch, UpdateState, dict[str, float]]:
+    """Compute what is constant across the epochs of `plan`; returns it, the state with moved normalisers and multipliers,
+    and metrics.
+
+    `factor` (copies, T) multiplies all advantages. Every worker takes part; after the passes over the batch there is one
+    exchange. Raises Diverged naming `where` and a tensor that is not finite, and MarlRayError if the algorithm's advantages
+    have another shape than the batch.
+    """
+    spec = policy.algorithm.spec
+    mask, left_out = split_rows(policy, batch)
+    inputs = policy.family.inputs(policy.model, batch)
+    old = old_outputs(policy, state, inputs, batch, mask, shape, plan)
+    reference = reference_log_probs(policy, batch, shape, plan[0])
+    divergence = estimated_divergence(policy, inputs, batch, old.log_probs, reference, shape, plan[0])
+    # From here on `batch` has the rewards that are learned from, and for `critic_first` the values of the fitted critic.
+    batch = replace(batch, rewards=_shaped_rewards(policy, state, batch, divergence))
+    if spec.critic_first:
+        batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, shape))
+    estimates = estimate(policy, batch)  # here rewards become advantages
+    sums = batch_sums(policy, batch, estimates, old, divergence, mask, left_out, shape, plan)
+    check_finite(where, sums)
+    moved = _moved_state(policy, state, estimates, costs, sums)
+    advantages = _normalised_advantages(policy, estimates.advantages, mask, sums["advantages"])
+    cost_advantages, cost_scale = centred_costs(
+        estimates.cost_advantages, mask, sums["costs"], spec.constraint == "penalty"
+    )
+    if factor is not None:  # HAPPO and its relatives: policies updated before this one have changed the joint action
+        per_row = factor.to(policy.device).repeat_interleave(shape.agents, 0)
+        advantages, cost_advantages = advantages * per_row, cost_advantages * per_row[..., None]
+    cap = policy.importance_cap
+    prepared = PreparedBatch(
+        batch=batch,
+        shape=shape,
+        plan=plan,
+        mask=mask,
+        inputs=inputs,
+        order=policy.family.order(policy.model, batch, shape.agents),
+        advantages=advantages,
+        cost_advantages=cost_advantages,
+        returns=None if estimates.targets is None else moved.value_norm.normalize(estimates.targets),
+        cost_returns=normalised(moved.cost_norms, estimates.cost_targets) if policy.budgets else None,
+        old=old,
+        recomputed=policy.recomputes,
+        importance=None if cap is None else truncated_importance(old.log_probs, batch.log_probs, cap),
+        reference=reference,
+        costs=costs,
+        violations=_violations(policy, costs, cost_scale),
+        sizes=sums["minibatches"],
+        sequences=int(sums["batch"][1]),
+    )
+    return prepared, moved, batch_metrics(policy, batch, estimates, sums)
+
+
+def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, divergence: Tensor) -> Tensor:
+    """The rewards (B, T) that advantages are taken of; with `kl_place: reward` the divergence is a part of them."""
+    hyper = policy.hyper
+    penalty = state.kl_coef * divergence if hyper.kl_coef and hyper.kl_place == "reward" else None
+    return policy.algorithm.shape_rewards(batch, hyper, policy.settings.horizon, penalty)
+
+
+def _normalised_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
+    """The advantages (B, T), standardised over all workers' batch if `advantage_norm` is `batch`; 0 outside of `mask`."""
+    hyper = policy.hyper
+    return standardise(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
+
+
+def _moved_state(
+    policy: TrainedPolicy, state: UpdateState, estimates: Estimates, costs: CostStats, sums: dict[str, Tensor]
+) -> UpdateState:
+    """Move the normalisers by the batch's targets, and the multipliers by its episodes' costs."""
+    if estimates.targets is not None:
+        (value_norm,) = updated_norms([state.value_norm], sums["targets"][None])
+        state = replace(state, value_norm=value_norm)
+    if policy.budgets:
+        state = replace(state, cost_norms=updated_norms(state.cost_norms, sums["cost_targets"]))
+        if costs.means is not None and costs.episodes and not policy.algorithm.every_step:
+            pairs = zip(state.multipliers, costs.means, strict=False)
+            state = replace(state, multipliers=tuple(multiplier.updated(cost) for multiplier, cost in pairs))
+    return state
+
+
+def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> Tensor:
+    """(K,) per decision; `cost_scale` (K,) are the divisors of the cost advantages."""
+    raw = raw_violations(policy.budgets, costs)
+    if raw is None:
+        return torch.zeros(len(policy.budgets), device=policy.device)
+    return torch.tensor(raw, device=policy.device) / cost_scale.to(policy.device)
+
+
+def raw_violations(budgets: Sequence[float], costs: CostStats) -> list[float] | None:
+    """The excess of a decision over its share of each budget, in units of the cost; None without budgets or episodes."""
+    if not budgets or costs.means is None:
+        return None
+    pairs = zip(costs.means, budgets, strict=True)
+    return [constraint_violation(mean, budget, costs.decisions) for mean, budget in pairs]

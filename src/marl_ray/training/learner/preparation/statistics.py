@@ -1,0 +1,93 @@
+"""The sums of a batch over all workers, in one exchange, and the metrics that follow from them."""
+
+import torch
+from torch import Tensor
+
+from marl_ray.algorithms.advantages.normalization import moments
+from marl_ray.algorithms.losses.aggregation import counts
+from marl_ray.training.collectives import totals
+from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.preparation.estimates import Estimates
+from marl_ray.training.learner.prepared_batch import Diverged, OldOutputs
+from marl_ray.training.learner.trained_policy import TrainedPolicy
+from marl_ray.trajectories import Trajectories
+
+CHECKED = ("rewards", "costs", "log_probs", "values", "cost_values")
+"""Tensors of a batch that must be finite."""
+
+
+def batch_sums(
+    policy: TrainedPolicy,
+    batch: Trajectories,
+    estimates: Estimates,
+    old: OldOutputs,
+    divergence: Tensor,
+    mask: Tensor,
+    left_out: Tensor,
+    shape: Shape,
+    plan: list[list[Cut]],
+) -> dict[str, Tensor]:
+    """Add up over all workers what they must agree on: counts, and moments (count, sum, sum of squares) over `mask`.
+
+    Every worker takes part. `left_out` (B,) bool are the rows that a comparison of groups leaves out.
+    """
+    raw = estimates.advantages
+    targets = torch.zeros_like(raw) if estimates.targets is None else estimates.targets
+    own = {
+        "not_finite": torch.stack([(~getattr(batch, name).isfinite()).any() for name in CHECKED]).double(),
+        "advantages": moments(raw, mask),
+        "targets": moments(targets, mask),
+        "residuals": moments(targets - batch.values, mask),
+        "divergence": moments(divergence, mask),
+        "costs": _signal_moments(estimates.cost_advantages, mask),
+        "cost_targets": _signal_moments(estimates.cost_targets, mask),
+        "minibatches": torch.stack([counts(cut.take(mask, shape.agents)) for epoch in plan for cut in epoch]),
+        "batch": counts(mask),
+        "left_out": left_out.sum().double(),
+    }
+    if policy.settings.other_engine:
+        own["engine_gap"] = moments((old.log_probs - batch.log_probs).abs(), mask)
+    return totals(own)
+
+
+def check_finite(where: str, sums: dict[str, Tensor]) -> None:
+    """Raise Diverged naming `where` and the tensor if one of CHECKED held a NaN or an infinity on any worker."""
+    for name, count in zip(CHECKED, sums["not_finite"].tolist(), strict=True):
+        if count:
+            raise Diverged(f"{where}: {name} of the batch are not finite")
+
+
+def batch_metrics(
+    policy: TrainedPolicy, batch: Trajectories, estimates: Estimates, sums: dict[str, Tensor]
+) -> dict[str, float]:
+    """The metrics that are known before the first gradient step, over all workers."""
+    metrics: dict[str, float] = {}
+    if policy.hyper.kl_coef:
+        metrics["reference_kl"] = _mean(sums["divergence"])
+    if policy.settings.other_engine:
+        metrics["engine/log_prob_gap"] = _mean(sums["engine_gap"])
+    if policy.algorithm.spec.groups and batch.prompts is not None:
+        rows = float(sums["left_out"]) + float(sums["batch"][1])
+        metrics["left_out"] = float(sums["left_out"]) / max(rows, 1.0)
+    if estimates.targets is not None:
+        metrics["explained_variance"] = _explained_variance(sums["targets"], sums["residuals"])
+    return metrics
+
+
+def _signal_moments(values: Tensor, mask: Tensor) -> Tensor:
+    """Moments of every signal of (B, T, K) over own decisions, (K, 3)."""
+    signals = values.unbind(-1)
+    return torch.stack([moments(signal, mask) for signal in signals]) if signals else mask.new_zeros(0, 3)
+
+
+def _mean(sums: Tensor) -> float:
+    """The mean, from moments (count, sum, sum of squares)."""
+    return float(sums[1] / sums[0].clamp(min=1))
+
+
+def _explained_variance(targets: Tensor, residuals: Tensor) -> float:
+    """1 - the mean square residual over the variance of the targets, from their moments (3,); 0 without variance."""
+    n, total, square = targets.tolist()
+    variance = square / max(n, 1) - (total / max(n, 1)) ** 2
+    residual = float(residuals[2]) / max(n, 1)
+    return 1 - residual / variance if variance > 1e-8 else 0.0
