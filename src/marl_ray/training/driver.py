@@ -228,7 +228,7 @@ def worker(payload: dict[Any, Any]) -> Any:
 def _engine_actors(config: RunConfig) -> Any:
     """The function that makes a policy's engine: actors where vLLM samples, and else one in the worker's process."""
     from marl_ray.policies.engines.sampler import make_engine
-    from marl_ray.training.engine_actors import EngineActors
+    from marl_ray.training.team.engine_actors import EngineActors
 
     def engine_of(name: str, policy: Any) -> Any:
         return EngineActors(config, name, policy) if policy.generation.engine == "vllm" else make_engine(policy)

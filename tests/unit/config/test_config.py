@@ -285,7 +285,7 @@ def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
     held = {"kl_coef", *(key for key, part in READ_WITH.items() if part == "kl_coef")} if language else set()
     most = max(len(set(spec.reads) - held) for spec in SPECS.values() if spec.token_policies or not language)
-    assert len(family) + most < 100
+    assert len(family) + most <= 100
 
 
 def test_every_key_says_what_it_is() -> None:

@@ -28,7 +28,7 @@ WEIGHTS_S = 300.0
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTensor:
     """A tensor as bytes that Ray hands to another process without pickling them."""
 
     dtype: torch.dtype
@@ -37,13 +37,13 @@ class Packed:
     """(bytes,) uint8"""
 
 
-def packed(tensor: Tensor) -> Packed:
+def packed(tensor: Tensor) -> PackedTensor:
     """The tensor's values, on any device, as they are now."""
     plain = tensor.detach().cpu().contiguous()
-    return Packed(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
+    return PackedTensor(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
 
 
-def unpacked(own: Packed) -> Tensor:
+def unpacked(own: PackedTensor) -> Tensor:
     """The tensor on CPU; it must not be written to, because other processes may read its memory."""
     return (
         torch.frombuffer(own.data, dtype=own.dtype).view(own.shape)
@@ -92,7 +92,7 @@ class VllmHost:
         self._thread = threading.Thread(target=self._work, name="vllm-host", daemon=True)
         self._thread.start()
 
-    def load(self, version: int, weights: Mapping[str, Packed]) -> None:
+    def load(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
         """Take weights that have changed, by the names of `policy.lm`'s parameters; they make up `version`.
 
         Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What an engine on the same GPU needs to read these tensors, which must live until it has."""
+    """The message by which an engine on the same GPU reads these tensors, which must live until it has read them."""
     handles = []
     for tensor in tensors.values():
         gpu = str(torch.cuda.get_device_properties(tensor.device).uuid)
@@ -23,7 +23,7 @@ def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What an engine needs to receive these tensors."""
+    """The message by which an engine receives these tensors."""
     return {
         "names": [*tensors],
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
@@ -41,7 +41,7 @@ class NcclGroup:
     tensor_parallel: int
 
     def member(self, engine: int) -> dict[str, Any]:
-        """What an engine needs to join the group."""
+        """The message by which an engine joins the group."""
         return {
             "master_address": self.address,
             "master_port": self.port,

@@ -20,7 +20,7 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
 from marl_ray.policies.engines.vllm_engine import BESIDE, reports_processed, with_trained_log_probs
-from marl_ray.policies.engines.vllm_host import Packed, VllmHost, packed
+from marl_ray.policies.engines.vllm_host import PackedTensor, VllmHost, packed
 from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup, broadcast, nccl_update
 from marl_ray.policies.engines.vllm_process.messages import NCCL, SHARED
 from marl_ray.policies.engines.vllm_process.process import ANSWER_S, START_S, EngineLost, EngineRefused
@@ -199,7 +199,7 @@ class EngineActor:
     def start(self) -> None:
         self._host.start()
 
-    def load(self, version: int, weights: dict[str, Packed]) -> None:
+    def load(self, version: int, weights: dict[str, PackedTensor]) -> None:
         self._host.load(version, weights)
 
     def join(self, connection: dict[str, Any]) -> None:
