@@ -19,8 +19,6 @@ from toy_serving.text_gateways import (
     texts,
 )
 
-from marl_ray.serving.arms import text
-
 # Ray's own models, at import.
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 __all__ = ["config", "texts"]
@@ -66,9 +64,9 @@ def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
             router = app.service.endpoints.routers["exp"]
             hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
             hung._patience_s = 0.3
-            model = hung.model("writer")
-            step = model.step
-            model.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
+            batch = hung.batch("writer")
+            step = batch.step
+            batch.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
             first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
             await until(stuck.is_set)
             others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
@@ -147,7 +145,7 @@ def test_closing_is_not_the_arms_fault(config):
 
 
 def test_a_full_queue_is_a_503_with_retry_after(config, monkeypatch):
-    monkeypatch.setattr(text, "WAITING", 2)
+    monkeypatch.setattr("marl_ray.serving.arms.text.batcher.WAITING", 2)
 
     async def body(client):
         asked = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]

@@ -13,7 +13,7 @@ from toy_serving.text_gateways import ASK, CHAT, config, events, make_text_bundl
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.arms.errors import ArmError
 from marl_ray.serving.arms.protocol import Piece, TextRequest
-from marl_ray.serving.arms.text import TextBatcher
+from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.routing.shadow import Shadows
 
 # Ray's own models, at import.
