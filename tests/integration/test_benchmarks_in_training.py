@@ -8,7 +8,7 @@ import torch
 from processes.two_workers import two_workers
 from toys.texts import config, trained
 
-from marl_ray.cluster.local import LocalRay
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks
