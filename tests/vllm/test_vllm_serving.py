@@ -17,9 +17,6 @@ from marl_ray.serving.arms.errors import ArmError
 from marl_ray.serving.arms.protocol import TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path):
     bundle = make_text_bundle(tmp_path, 1, context=64)

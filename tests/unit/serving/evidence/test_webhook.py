@@ -26,7 +26,6 @@ from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.webhook import LONGEST_PAUSE_S, Webhook
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SECRET = "between us"
 
 
