@@ -12,10 +12,11 @@ import numpy as np
 from experiment_streams import CHUNK, Looks
 
 from marl_ray.experiments.evidence.looks import look_at
-from marl_ray.experiments.evidence.running_sums import Design, Moments, Totals
+from marl_ray.experiments.evidence.running_sums import Design, Totals
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import ALARM
+from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.serving.evidence.questions import Measure, ask
 

@@ -1,4 +1,4 @@
-"""The Ray that integration and end-to-end tests share, as a start costs more than most tests; no deadlines."""
+"""Fixtures that tests of several folders share, a local Ray above all, and the order in which tests run."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -21,6 +21,9 @@ os.environ["PYTHONPATH"] = (
 )
 
 from marl_ray.cluster.local_ray import LocalRay, local_ray
+
+if TYPE_CHECKING:
+    from marl_ray.config import GatewayConfig
 
 # Speed is measured in benchmarks; a busy machine fails no test.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -82,6 +85,23 @@ def ray_cluster() -> Iterator[LocalRay]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         with local_ray(num_cpus=4) as ray:
             yield ray
+
+
+@pytest.fixture(scope="session")
+def text_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two bundles of small random language models, by the arm that they are for."""
+    from toy_serving.text_gateways import make_text_bundle
+
+    folder = tmp_path_factory.mktemp("text_bundles")
+    return {"one": make_text_bundle(folder, 1), "four": make_text_bundle(folder, 4)}
+
+
+@pytest.fixture
+def text_gateway(text_bundles: dict[str, str], tmp_path: Path) -> "GatewayConfig":
+    """A gateway with one A/B test of them."""
+    from toy_serving.text_gateways import text_config
+
+    return text_config(text_bundles, tmp_path)
 
 
 @pytest.fixture(scope="session", autouse=True)

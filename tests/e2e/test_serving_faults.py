@@ -22,7 +22,7 @@ from processes.load_client import ACT, OUTCOME, Load, Sent, running
 from toy_serving.gateways import SEES, make_bundle
 
 from marl_ray.cluster.local_ray import free_port
-from marl_ray.experiments.store import schema
+from marl_ray.experiments.database import schema
 
 SECRET = "admin's secret"
 CONTROL, TREATMENT = "one", "four"

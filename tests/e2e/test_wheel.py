@@ -17,7 +17,7 @@ TIMEOUT_S = 120.0
 """Longest wait for a command; each takes a few seconds."""
 MIGRATE = """
 import sqlalchemy as sa
-from marl_ray.experiments.store.migrations import upgrade
+from marl_ray.experiments.database.migrations import upgrade
 engine = sa.create_engine("sqlite:///experiments.db")
 upgrade(engine)
 print(sa.inspect(engine).get_table_names())

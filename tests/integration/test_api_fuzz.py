@@ -17,7 +17,6 @@ from toy_serving.sites import KEYS, SESSIONS, TEXTS, act, client, site, text_sit
 from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES, Route
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 __all__ = ["client", "site", "text_site"]
 load_all_checks()
 LOADING_S = 120.0

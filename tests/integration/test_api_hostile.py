@@ -11,7 +11,6 @@ from toy_serving.sites import TEXTS, client, site, text_site
 
 from marl_ray.serving.http.protocol import Request, RequestError
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 __all__ = ["client", "site", "text_site"]
 DEEP = b"[" * 900 + b"]" * 900
 """As deep as JSON is read, and deeper than it is written."""

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from marl_ray.cluster.local import LocalRay
 from processes.two_workers import two_workers
 from toys.texts import config, trained
 
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks

@@ -6,29 +6,13 @@ import threading
 
 import pytest
 from toy_serving.gateways import serving, until, with_gateway
-from toy_serving.text_gateways import (
-    ASK,
-    CHAT,
-    CONTEXT,
-    config,
-    events,
-    make_text_bundle,
-    post,
-    rows,
-    text_config,
-    texts,
-)
+from toy_serving.text_gateways import ASK, CHAT, CONTEXT, events, make_text_bundle, post, rows, text_config
 
-from marl_ray.serving.arms import text
-
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
 LONG = {"max_tokens": CONTEXT - 20, "temperature": 0}
 
 
-def test_the_control_answers_for_a_broken_arm(texts, tmp_path):
-    bundles = {"one": texts["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
+def test_the_control_answers_for_a_broken_arm(text_bundles, tmp_path):
+    bundles = {"one": text_bundles["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
 
     async def run():
         async with serving(text_config(bundles, tmp_path)) as (client, app):
@@ -60,15 +44,15 @@ def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, path, fi
     assert opened == [0, 0] and errors == {}
 
 
-def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
+def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gateway):
     async def run():
-        async with serving(config) as (client, app):
+        async with serving(text_gateway) as (client, app):
             router = app.service.endpoints.routers["exp"]
             hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
             hung._patience_s = 0.3
-            model = hung.model("writer")
-            step = model.step
-            model.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
+            batch = hung.batch("writer")
+            step = batch.step
+            batch.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
             first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
             await until(stuck.is_set)
             others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
@@ -84,14 +68,14 @@ def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(config):
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/act"])
-def test_a_client_that_leaves_frees_its_row(config, path):
+def test_a_client_that_leaves_frees_its_row(text_gateway, path):
     """Over raw ASGI: the client hangs up while the text is written."""
     bodies = {
         "/generate": ASK | LONG,
         "/v1/chat/completions": CHAT | LONG | {"stream": True},
         "/v1/act": {"session_id": "s", "observations": {"writer": "hello"}},
     }
-    patient = config.model_copy(update={"access_log": "all"})
+    patient = text_gateway.model_copy(update={"access_log": "all"})
 
     async def run():
         async with serving(patient) as (client, app):
@@ -123,9 +107,9 @@ def test_a_client_that_leaves_frees_its_row(config, path):
     asyncio.run(run())
 
 
-def test_a_deadline_frees_the_row(config):
+def test_a_deadline_frees_the_row(text_gateway):
     async def run():
-        async with serving(config) as (client, app):
+        async with serving(text_gateway) as (client, app):
             late = await client.post("/generate", json=ASK | LONG, headers={"x-request-timeout-seconds": "0.01"})
             await until(lambda: rows(app) == 0)
             return late.status_code
@@ -133,9 +117,9 @@ def test_a_deadline_frees_the_row(config):
     assert asyncio.run(run()) == 504
 
 
-def test_closing_is_not_the_arms_fault(config):
+def test_closing_is_not_the_arms_fault(text_gateway):
     async def run():
-        async with serving(config) as (client, app):
+        async with serving(text_gateway) as (client, app):
             asked = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
             await until(lambda: rows(app) == 8)
             await asyncio.to_thread(app.service.endpoints.routers["exp"].close)
@@ -146,23 +130,23 @@ def test_closing_is_not_the_arms_fault(config):
     asyncio.run(run())
 
 
-def test_a_full_queue_is_a_503_with_retry_after(config, monkeypatch):
-    monkeypatch.setattr(text, "WAITING", 2)
+def test_a_full_queue_is_a_503_with_retry_after(text_gateway, monkeypatch):
+    monkeypatch.setattr("marl_ray.serving.arms.text.batcher.WAITING", 2)
 
     async def body(client):
         asked = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]
         return await asyncio.gather(*asked)
 
-    answers = with_gateway(config.model_copy(update={"max_batch": 1}), body)
+    answers = with_gateway(text_gateway.model_copy(update={"max_batch": 1}), body)
     statuses = [answer.status_code for answer in answers]
     assert set(statuses) == {200, 503}
     busy = answers[statuses.index(503)]
     assert "busy" in busy.text and int(busy.headers["retry-after"]) >= 1
 
 
-def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(config):
+def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
     async def run():
-        async with serving(config.model_copy(update={"max_batch": 1})) as (client, app):
+        async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, app):
             for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm._patience_s = 0.02
             asked = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
@@ -174,9 +158,9 @@ def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(config):
     asyncio.run(run())
 
 
-def test_a_whole_answer_may_take_longer_than_a_token_may(config):
+def test_a_whole_answer_may_take_longer_than_a_token_may(text_gateway):
     async def run():
-        async with serving(config) as (client, app):
+        async with serving(text_gateway) as (client, app):
             for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm._patience_s = 0.5
             whole = await post(client, "/generate", ASK | LONG)

@@ -23,8 +23,6 @@ from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import deploy_bundle, lines
 from marl_ray.serving.client.deploy import deploy, undeploy
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 torch.set_num_threads(1)
 WAIT_S = 30.0
 CONTEXT = 4096

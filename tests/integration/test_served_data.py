@@ -37,8 +37,6 @@ from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.texts.served_data import preferred_pairs
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 CONTEXT = 32
 
 

@@ -20,9 +20,6 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
 from marl_ray.serving.client.deploy import deploy, undeploy
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 SEES = {"agent_0": [0, 1], "agent_1": [1, 0]}
 
 

@@ -18,10 +18,8 @@ from toy_serving.gateways import SEES, make_bundle
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.serving.client.deploy import deploy, undeploy
 
-# Ray's own models, at import.
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),
     pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
 ]
 LOAD_S = 40

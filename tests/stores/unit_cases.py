@@ -14,11 +14,10 @@ import pytest
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
-from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.evidence.looks import ArmSummary, Look
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.experiment_store import (
-    ArmSummary,
     ExperimentStore,
     Exposure,
     Outcome,

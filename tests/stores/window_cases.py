@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
 from marl_ray.experiments.evidence.looks import Look, look_at
-from marl_ray.experiments.evidence.running_sums import Moments, Totals
+from marl_ray.experiments.evidence.running_sums import Totals
 from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.store.experiment_store import (
     ExperimentStore,
     Exposure,

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from marl_ray.config import GatewayConfig, parse_config
@@ -58,17 +57,6 @@ def text_config(bundles: dict[str, str], folder: Path, **more: Any) -> GatewayCo
     experiments = [{"name": "exp", "arms": arms, "min_outcomes": 5}]
     where = {"database": f"sqlite:///{folder}/experiments.db", "spool": str(folder / "spool")}
     return parse_config(GatewayConfig, {"experiments": experiments, "request_timeout_s": 60} | where | more)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("texts")
-    return {"one": make_text_bundle(folder, 1), "four": make_text_bundle(folder, 4)}
-
-
-@pytest.fixture
-def config(texts: dict[str, str], tmp_path: Path) -> GatewayConfig:
-    return text_config(texts, tmp_path)
 
 
 async def post(client: Any, path: str, body: dict[str, Any], **more: Any) -> Any:

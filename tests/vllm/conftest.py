@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from toy_vllm import Sampled
+from toy_models.sampled_by_vllm import Sampled
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from marl_ray.cluster.local import LocalRay
 from toys.texts import TWO_AGENTS, config, trained
 
+from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.driver import RunResult, train

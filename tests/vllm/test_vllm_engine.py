@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from toy_vllm import Sampled
+from toy_models.sampled_by_vllm import Sampled
 
 from marl_ray.config.run.model import GenerationConfig, LoraConfig
 from marl_ray.errors import MarlRayError

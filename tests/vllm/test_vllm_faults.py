@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from toy_vllm import Sampled
+from toy_models.sampled_by_vllm import Sampled
 
 from marl_ray.config.run.model import LoraConfig
 from marl_ray.errors import MarlRayError

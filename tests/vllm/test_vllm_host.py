@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from toy_vllm import Sampled
+from toy_models.sampled_by_vllm import Sampled
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError

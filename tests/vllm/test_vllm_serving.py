@@ -15,10 +15,7 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
 from marl_ray.serving.arms.protocol import TextRequest
-from marl_ray.serving.arms.text import TextBatcher
-
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+from marl_ray.serving.arms.text.batcher import TextBatcher
 
 
 def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path):
@@ -63,7 +60,7 @@ def test_responses_fail_with_their_engine_and_the_next_ones_are_written_by_anoth
 
     async def body() -> None:
         wanted = await ids()
-        os.kill(arm.model("writer")._vllm.process.pid, signal.SIGKILL)
+        os.kill(arm.batch("writer")._vllm.process.pid, signal.SIGKILL)
         with pytest.raises(ArmError, match=r"generation\.engine=vllm: its process died"):
             await ids()
         assert await ids() == wanted

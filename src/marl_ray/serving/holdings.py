@@ -66,7 +66,7 @@ class Holdings:
             raise MarlRayError(f"{where}: {config.reference!r} holds actor-critics, expected language models")
         if experiment.placement == "replica":
             if is_text(bundle):
-                from marl_ray.serving.arms.text import TextBatcher  # transformers takes seconds to import
+                from marl_ray.serving.arms.text.batcher import TextBatcher  # transformers takes seconds to import
 
                 # An arm that hangs must leave time for the control to answer in its stead.
                 return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2, config.engine)

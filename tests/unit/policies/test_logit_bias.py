@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from toy_serving.gateways import with_gateway
-from toy_serving.text_gateways import CHAT, TEXT, config, events, post, texts
+from toy_serving.text_gateways import CHAT, TEXT, events, post
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.base import Prompt
@@ -14,16 +14,12 @@ from marl_ray.policies.engines.decoding.sampling import draw
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.language.philox import token_uniforms
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
-
 
 @pytest.mark.parametrize("bias", [LogitBias(((7, 3.0), (9, -4.0))), LogitBias(presence=1.5, frequency=-0.7)])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(texts, bias, greedy):
+def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(text_bundles, bias, greedy):
     """Token by token from a pass over the whole text, with the formula of OpenAI's API."""
-    policy = load_bundle(texts["one"]).policies["lm"]
+    policy = load_bundle(text_bundles["one"]).policies["lm"]
     engine = TorchEngine(policy)
     plain, biased = Prompt(tuple(b"hello"), 1), Prompt(tuple(b"hello"), 2, greedy, bias=bias)
     decoder = engine.decoder()
@@ -53,7 +49,7 @@ def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(te
         ids.append(token)
 
 
-def test_clients_force_and_forbid_tokens_and_repeat_less(config):
+def test_clients_force_and_forbid_tokens_and_repeat_less(text_gateway):
     letter = ord("q")
 
     async def body(client):
@@ -72,7 +68,7 @@ def test_clients_force_and_forbid_tokens_and_repeat_less(config):
             await post(client, "/v1/completions", none),
         )
 
-    plain, forced, chat, parts, fresh, none = with_gateway(config, body)
+    plain, forced, chat, parts, fresh, none = with_gateway(text_gateway, body)
     assert forced["choices"][0]["text"] == chat["choices"][0]["message"]["content"] == "q" * 12
     assert "".join(part["choices"][0]["delta"].get("content", "") for part in parts[:-1]) == "q" * 12
     assert set(fresh["choices"][0]["text"]) == {"q", "r"}

@@ -12,9 +12,6 @@ from toy_serving.gateways import AGENTS, SEES, act, gateway_config, make_bundle,
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.http.protocol import route_path
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 def test_act_answers_with_the_arm_its_actions_and_log_probs(config):
     async def body(client):

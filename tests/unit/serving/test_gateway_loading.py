@@ -20,8 +20,6 @@ from marl_ray.serving import loading
 from marl_ray.serving.loading import check_configured, needed
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -15,9 +15,6 @@ from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import fields
 from marl_ray.serving.logs.exposures import ExposureLog
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_then(config):
     async def run():

@@ -18,7 +18,6 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import admission
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 READ = ("/v1/experiments", "/v1/experiments/exp", "/v1/experiments/exp/audit", "/v1/experiments/exp/curves")
 READ = (*READ, "/v1/endpoints", "/ui", "/ui/experiments/exp", "/ui/experiments/exp/live")
 OPEN = ("/health", "/ready", "/metrics", "/openapi.json", "/docs", "/ui/style.css")

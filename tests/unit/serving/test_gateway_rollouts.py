@@ -15,7 +15,6 @@ from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving import store_follower
 from marl_ray.serving.evidence.rollout_control import decide
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 ADMIN, PLAYER = "ops", "game"
 
 

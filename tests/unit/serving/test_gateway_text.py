@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from toy_serving.gateways import bearer, with_gateway, write_keys
-from toy_serving.text_gateways import ASK, CHAT, config, events, make_text_bundle, post, text_config, texts
+from toy_serving.text_gateways import ASK, CHAT, events, make_text_bundle, post, text_config
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import held_out
@@ -16,13 +16,10 @@ from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.prompting.prompts import encode_prompt
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
 TOKENIZER = byte_tokenizer()
 
 
-def test_text_is_what_the_policy_says_and_its_stream_is_the_same(config, texts):
+def test_text_is_what_the_policy_says_and_its_stream_is_the_same(text_gateway, text_bundles):
     async def body(client):
         answers = []
         for k in range(8):
@@ -30,8 +27,8 @@ def test_text_is_what_the_policy_says_and_its_stream_is_the_same(config, texts):
             answers.append((await post(client, "/generate", asked), await events(client, "/generate", asked)))
         return answers, (await client.get("/v1/experiments/exp")).json()
 
-    answers, report = with_gateway(config, body)
-    engines = {arm: TorchEngine(load_bundle(texts[arm]).policies["lm"]) for arm in texts}
+    answers, report = with_gateway(text_gateway, body)
+    engines = {arm: TorchEngine(load_bundle(text_bundles[arm]).policies["lm"]) for arm in text_bundles}
     ids = tuple(encode_prompt(TOKENIZER, "hello", True))
     for k, (whole, parts) in enumerate(answers):
         [expected] = engines[whole["arm"]].generate([Prompt(ids, k)], 0)
@@ -49,7 +46,7 @@ def test_text_is_what_the_policy_says_and_its_stream_is_the_same(config, texts):
     assert sum(arm["exposures"] for arm in report["arms"].values()) == 8
 
 
-def test_a_response_does_not_depend_on_its_company(config):
+def test_a_response_does_not_depend_on_its_company(text_gateway):
     asked = [
         {"session_id": "s", "prompt": "a" * (1 + 7 * k % 40), "seed": k, "max_tokens": 3 + 5 * (k % 4)}
         | ({"temperature": 0.5 * (k % 3)} if k % 2 else {"top_k": 5, "top_p": 0.9})
@@ -61,11 +58,11 @@ def test_a_response_does_not_depend_on_its_company(config):
         alone = [await post(client, "/generate", one) for one in asked]
         return together, alone
 
-    for together, alone in zip(*with_gateway(config.model_copy(update={"max_batch": 5}), body), strict=True):
+    for together, alone in zip(*with_gateway(text_gateway.model_copy(update={"max_batch": 5}), body), strict=True):
         assert together["tokens"] == alone["tokens"]
 
 
-def test_a_session_meets_one_arm_by_every_route(config):
+def test_a_session_meets_one_arm_by_every_route(text_gateway):
     async def body(client):
         arms = []
         for k in range(6):
@@ -84,12 +81,12 @@ def test_a_session_meets_one_arm_by_every_route(config):
         assert told["arm"] == alone.headers["x-arm"]
         return arms
 
-    arms = with_gateway(config, body)
+    arms = with_gateway(text_gateway, body)
     assert all(len(one) == 1 for one in arms) and len(set().union(*arms)) == 2
 
 
-def test_texts_are_for_the_population_and_the_hold_out_too(texts, tmp_path):
-    config = text_config(texts, tmp_path, holdouts={"exp": 0.4})
+def test_texts_are_for_the_population_and_the_hold_out_too(text_bundles, tmp_path):
+    config = text_config(text_bundles, tmp_path, holdouts={"exp": 0.4})
     given = {"population": {"attributes": {"country": ["de"]}}}
     experiment = parse_config(ExperimentConfig, config.experiments[0].model_dump(mode="json") | given)
     told = {"attributes": {"country": "de"}}
@@ -111,7 +108,7 @@ def test_texts_are_for_the_population_and_the_hold_out_too(texts, tmp_path):
     with_gateway(config.model_copy(update={"experiments": [experiment]}), body)
 
 
-def test_texts_are_acts_too(config):
+def test_texts_are_acts_too(text_gateway):
     async def body(client):
         act = {"session_id": "s", "observations": {"writer": "hello"}, "mode": "greedy"}
         acted = await post(client, "/v1/act", act)
@@ -119,7 +116,7 @@ def test_texts_are_acts_too(config):
         batch = await post(client, "/batch", {"requests": [act, act | {"observations": {"writer": 3}}]})
         return acted, said, batch["answers"]
 
-    acted, said, batch = with_gateway(config, body)
+    acted, said, batch = with_gateway(text_gateway, body)
     assert acted["actions"] == {"writer": said["text"]}
     assert acted["log_probs"]["writer"] == pytest.approx(sum(said["log_probs"]), abs=1e-4)
     assert batch[0]["actions"] == acted["actions"]
@@ -145,13 +142,13 @@ def test_teams_name_the_agent(tmp_path):
     assert said[0]["text"] != said[1]["text"] and set(both["actions"]) == set(agents)
 
 
-def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(config, caplog):
+def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(text_gateway, caplog):
     async def body(client):
         said = await post(client, "/generate", ASK)
         return said["arm"], (await client.get("/metrics")).text
 
     with caplog.at_level(logging.WARNING, "marl_ray.access"):
-        arm, metrics = with_gateway(config.model_copy(update={"access_log": "all"}), body)
+        arm, metrics = with_gateway(text_gateway.model_copy(update={"access_log": "all"}), body)
     labels = f'arm="{arm}",experiment="exp"'
     assert f'marl_ray_gateway_tokens_total{{{labels},kind="generated"}} 12.0' in metrics
     assert f'marl_ray_gateway_tokens_total{{{labels},kind="prompt"}} 6.0' in metrics
@@ -161,16 +158,16 @@ def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(config, caplog):
     assert (text["prompt_tokens"], text["tokens"], text["finish"], text["arm"]) == (6, 12, "length", arm)
 
 
-def test_a_bundle_is_rolled_out_as_any_other(texts, tmp_path):
+def test_a_bundle_is_rolled_out_as_any_other(text_bundles, tmp_path):
     """As `marl-ray deploy` does: alone, then a candidate at the same endpoint, which is rolled back and cut off."""
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
-    config = text_config({"one": texts["one"]}, tmp_path, api_keys=keys, experiments=[])
-    arms = {"production": {"bundle": texts["one"]}, "candidate": {"bundle": texts["four"]}}
+    config = text_config({"one": text_bundles["one"]}, tmp_path, api_keys=keys, experiments=[])
+    arms = {"production": {"bundle": text_bundles["one"]}, "candidate": {"bundle": text_bundles["four"]}}
     next_one = {"name": "exp-2", "endpoint": "exp", "arms": arms, "strategy": "gradual", "stages": [0.5, 1.0]}
 
     async def body(client):
         client.headers.update(bearer("ops"))
-        first = {"name": "exp", "arms": {"production": {"bundle": texts["one"]}}}
+        first = {"name": "exp", "arms": {"production": {"bundle": text_bundles["one"]}}}
         assert (await client.post("/v1/experiments", json=first | {"reason": "r"})).status_code == 201
         await post(client, "/v1/experiments/exp/stop", {"reason": "r"})
         made = await client.post("/v1/experiments", json=next_one | {"on_rollback": "cut", "reason": "r"})

@@ -6,27 +6,10 @@ from typing import Any
 
 import pytest
 from toy_serving.gateways import bearer, make_bundle, serving, with_gateway, write_keys
-from toy_serving.text_gateways import (
-    ASK,
-    CHAT,
-    CONTEXT,
-    TEXT,
-    config,
-    events,
-    make_text_bundle,
-    post,
-    rows,
-    text_config,
-    texts,
-)
+from toy_serving.text_gateways import ASK, CHAT, CONTEXT, TEXT, events, make_text_bundle, post, rows, text_config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.asgi import Gateway
-
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
-
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 
@@ -114,9 +97,9 @@ WRONG = [
 ]
 
 
-def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(config):
+def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(text_gateway):
     async def run():
-        async with serving(config) as (client, app):
+        async with serving(text_gateway) as (client, app):
             for path, change, status, field in WRONG:
                 answer = await client.post(path, json=BODIES[path] | change)
                 error = answer.json()["error"]
@@ -130,7 +113,7 @@ def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(config):
     asyncio.run(run())
 
 
-def test_neutral_fields_and_tiny_temperatures_are_fine(config):
+def test_neutral_fields_and_tiny_temperatures_are_fine(text_gateway):
     neutral = {"n": 1, "presence_penalty": 0.0, "tools": [], "logit_bias": None, "response_format": {"type": "text"}}
 
     async def body(client):
@@ -138,7 +121,7 @@ def test_neutral_fields_and_tiny_temperatures_are_fine(config):
         await post(client, "/v1/chat/completions", CHAT | {"top_p": 5e-324, "top_logprobs": 0})
         return [chat["choices"][0]["message"]["content"] for chat in cold]
 
-    greedy, cold = with_gateway(config, body)
+    greedy, cold = with_gateway(text_gateway, body)
     assert greedy == cold
 
 
@@ -154,7 +137,7 @@ def test_actor_critics_have_no_text_and_are_in_no_list(tmp_path):
     assert with_gateway(config, body) == ([(422, "experiment"), (422, "model")], [])
 
 
-def test_keys_are_needed_and_errors_tell_openais_clients_so(config, tmp_path):
+def test_keys_are_needed_and_errors_tell_openais_clients_so(text_gateway, tmp_path):
     keys = write_keys(tmp_path / "keys.yaml", game=("inference",), ops=("admin",))
 
     async def body(client):
@@ -163,22 +146,22 @@ def test_keys_are_needed_and_errors_tell_openais_clients_so(config, tmp_path):
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
         await post(client, "/v1/chat/completions", CHAT, headers=bearer("game"))
 
-    with_gateway(config.model_copy(update={"api_keys": keys}), body)
+    with_gateway(text_gateway.model_copy(update={"api_keys": keys}), body)
 
 
-def test_what_texts_cannot_do_is_refused_in_one_line(texts, tmp_path):
+def test_what_texts_cannot_do_is_refused_in_one_line(text_bundles, tmp_path):
     def refusal(bundles: dict[str, str], **more: Any) -> str:
         with pytest.raises(MarlRayError) as caught:
             Gateway(text_config(bundles, tmp_path, **more))
         return str(caught.value)
 
-    mixed = refusal(texts | {"four": make_bundle(tmp_path, 4)})
+    mixed = refusal(text_bundles | {"four": make_bundle(tmp_path, 4)})
     assert mixed == "experiments.exp.arms.four: holds actor-critics, arm 'one' holds language models"
-    other = refusal(texts | {"four": make_text_bundle(tmp_path, 4, {"reader": "lm"})})
+    other = refusal(text_bundles | {"four": make_text_bundle(tmp_path, 4, {"reader": "lm"})})
     assert other == "experiments.exp.arms.four: plays agents reader, arm 'one' plays writer"
 
 
-def test_what_clients_send_along_is_tolerated(config):
+def test_what_clients_send_along_is_tolerated(text_gateway):
     """Hints for the provider, and what other providers' answers have in their messages."""
     hints = {
         "metadata": {"a": "b"},
@@ -207,5 +190,5 @@ def test_what_clients_send_along_is_tolerated(config):
         streamed = await events(client, "/v1/chat/completions", CHAT | {"stream_options": options})
         return plain["choices"], hinted["choices"], streamed
 
-    plain, hinted, streamed = with_gateway(config, body)
+    plain, hinted, streamed = with_gateway(text_gateway, body)
     assert plain == hinted and streamed[-2]["usage"]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
+from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.windows import grace_s
 from marl_ray.experiments.designs.analysis import Units
 from marl_ray.experiments.evidence.running_sums import Design
 from marl_ray.experiments.statistics.bets import BetEvidence, BettingTest, Claim
-from marl_ray.experiments.store import schema
-from marl_ray.experiments.store.windows import grace_s
 
 PAGE = 10_000
 """Most units held in memory at a time."""

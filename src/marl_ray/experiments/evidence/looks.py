@@ -7,22 +7,13 @@ from functools import reduce
 
 from marl_ray.experiments.assignment.rendezvous import block_group, block_span
 from marl_ray.experiments.evidence.judged_units import BetQuestion
-from marl_ray.experiments.evidence.running_sums import (
-    NONE,
-    Design,
-    Exposed,
-    Judged,
-    MetricCell,
-    Moments,
-    Totals,
-    merged,
-)
+from marl_ray.experiments.evidence.running_sums import Design, Exposed, Judged, MetricCell, Totals
 from marl_ray.experiments.statistics.bets import BetEvidence, End
-from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
+from marl_ray.experiments.statistics.moments import NONE, Moments, merged
 from marl_ray.experiments.statistics.sequential import scaled
 from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, stratified, summary_of
-from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
 
 Counts = dict[int, dict[str, int]]
 """Epoch -> arm -> number."""
@@ -32,6 +23,17 @@ Fill = tuple[str, str, str, int, float, float, float]
 """The arguments of `Look.filled`."""
 Homes = Mapping[str, tuple[int, str, bool]]
 """Cluster or block -> its first epoch, its arm in that epoch, and whether it has had other epochs or arms."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """Units and outcomes of one arm."""
+
+    exposures: int
+    judged: int
+    """Units whose windows are over."""
+    outcomes: Summary
+    """Summary of the outcomes that judged units have reported."""
 
 
 @dataclass(frozen=True, slots=True)

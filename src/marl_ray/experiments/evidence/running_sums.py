@@ -10,48 +10,20 @@ end and clocks run.
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
-from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store import schema
-from marl_ray.experiments.store.windows import WINDOW_S, grace_s
+from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.windows import WINDOW_S, grace_s
+from marl_ray.experiments.statistics.moments import NONE, Moments, merged
 
-
-class Moments(NamedTuple):
-    """Moments of values: their number, mean, sum of squared deviations from the mean, smallest and largest."""
-
-    n: int
-    mean: float
-    squares: float
-    low: float = math.inf
-    high: float = -math.inf
-
-    def summary(self) -> Summary:
-        if not self.n:
-            return Summary(0, math.nan, 0.0)
-        return Summary(self.n, self.mean, self.squares / (self.n - 1) if self.n > 1 else 0.0)
-
-
-NONE = Moments(0, 0.0, 0.0)
 Exposed = tuple[int, str, str]
 """Epoch, arm and cluster; the cluster is empty where units are assigned by themselves."""
 Judged = tuple[int, str, str, bool]
 """Epoch, arm, cluster, and whether the units count: those in a block's washout do not."""
 MetricCell = tuple[str, int, str, str, bool]
 """Metric (or `outcome`), then the key of `Judged`."""
-
-
-def merged(one: Moments, other: Moments) -> Moments:
-    """The moments of both sets of values together (Chan, Golub, LeVeque 1979)."""
-    n = one.n + other.n
-    if not one.n or not other.n:
-        return one if one.n else other
-    gap = other.mean - one.mean
-    mean = one.mean + gap * other.n / n
-    squares = one.squares + other.squares + gap**2 * one.n * other.n / n
-    return Moments(n, mean, squares, min(one.low, other.low), max(one.high, other.high))
 
 
 def moments_of(row: Any) -> Moments:

@@ -4,10 +4,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from marl_ray.experiments.evidence.running_sums import NONE, Design, Moments, counts_of, merged, moments_of, moved
+from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.windows import grace_s
+from marl_ray.experiments.evidence.running_sums import Design, counts_of, moments_of, moved
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store import schema
-from marl_ray.experiments.store.windows import grace_s
+from marl_ray.experiments.statistics.moments import NONE, Moments, merged
 
 Series = dict[str, list[tuple[float, Summary]]]
 """Arm -> [(seconds since 1970, summary of all observations until then)], by time."""

@@ -25,6 +25,10 @@ class Summary:
     variance: float
 
 
+NO_OUTCOME = Summary(0, math.nan, 0.0)
+"""The summary of an arm without outcomes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """An estimate and the bounds around it; infinite bounds say that nothing is known yet."""

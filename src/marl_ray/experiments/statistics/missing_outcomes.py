@@ -48,9 +48,9 @@ of a missing outcome.
 import math
 from typing import NamedTuple
 
-from marl_ray.experiments.evidence.running_sums import Moments
 from marl_ray.experiments.statistics.bets import End
 from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import harm
 
 ALARM = 0.01

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
+from marl_ray.experiments.database import schema
 from marl_ray.experiments.designs.analysis import Units
 from marl_ray.experiments.evidence.judged_units import BetQuestion, Bets, all_judged, judged_until
-from marl_ray.experiments.evidence.looks import Look, look_at
+from marl_ray.experiments.evidence.looks import ArmSummary, Look, look_at
 from marl_ray.experiments.evidence.running_sums import Design, Sums
 from marl_ray.experiments.evidence.series import Series, series
 from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
 from marl_ray.experiments.statistics.bets import BetEvidence
-from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.records import look_design, read
-from marl_ray.experiments.store.units import ArmSummary, UnitStore
+from marl_ray.experiments.store.units import UnitStore
 
 
 class EvidenceStore(UnitStore):

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
+from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import (
     RETREATS,
     Action,
@@ -26,7 +27,6 @@ from marl_ray.experiments.lifecycle import (
     reconfigured,
     transition,
 )
-from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.records import (
     OPEN,
@@ -52,10 +52,9 @@ from marl_ray.experiments.store.rules import (
     check_endpoint,
     marked_arms,
 )
-from marl_ray.experiments.store.units import ArmSummary, Correction, Exposure, Outcome, StoreError
+from marl_ray.experiments.store.units import Correction, Exposure, Outcome, StoreError
 
 __all__ = [
-    "ArmSummary",
     "AssignmentState",
     "AuditEntry",
     "Correction",

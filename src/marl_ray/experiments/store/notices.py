@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
+from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AuditEntry
 

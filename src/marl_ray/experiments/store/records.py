@@ -8,6 +8,8 @@ import sqlalchemy as sa
 
 from marl_ray.config.serving.gateway import counts_as
 from marl_ray.experiments.assignment.population import EVERYONE, Population, population_of
+from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.windows import WINDOW_S
 from marl_ray.experiments.evidence.running_sums import Design
 from marl_ray.experiments.lifecycle import (
     Allocation,
@@ -18,8 +20,6 @@ from marl_ray.experiments.lifecycle import (
     shadows_of,
     weights_of,
 )
-from marl_ray.experiments.store import schema
-from marl_ray.experiments.store.windows import WINDOW_S
 
 OPEN = frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED})
 """Statuses of open experiments; an experiment with any other status is over."""

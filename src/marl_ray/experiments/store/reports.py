@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store import schema, windows
+from marl_ray.experiments.database import schema, windows
 
 LARGEST_VALUE = 1e100
 """Larger numbers would overflow the database's sums of squares."""

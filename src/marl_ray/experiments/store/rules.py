@@ -5,8 +5,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
-from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.records import OPEN, look_design
 
 

@@ -1,6 +1,5 @@
 """The part of the experiment store that keeps what happened to units: their exposures, outcomes and metrics."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +12,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store import schema, windows
+from marl_ray.experiments.database import schema, windows
 from marl_ray.experiments.store.reports import Changes, Recorded, Report, StoredValues
 
 NO_TERMS = windows.ReportRules(0.0, {})
-NO_OUTCOME = Summary(0, math.nan, 0.0)
 
 _EXPOSED = schema.exposures.c
 _ASSIGNMENTS = sa.select(_EXPOSED.unit, _EXPOSED.arm, _EXPOSED.epoch, _EXPOSED.propensity).where(
@@ -55,17 +52,6 @@ class Correction:
     new: float
     at: float
     actor: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArmSummary:
-    """Units and outcomes of one arm."""
-
-    exposures: int
-    judged: int
-    """Units whose windows are over."""
-    outcomes: Summary
-    """Summary of the outcomes that judged units have reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def host(
         kind: type = ArmHost
         ongoing = ARM_ONGOING
         if is_text(bundle):
-            from marl_ray.serving.arms.remote_text import TextHost  # transformers takes seconds to import
+            from marl_ray.serving.arms.text.remote import TextHost  # transformers takes seconds to import
 
             kind = TextHost
             ongoing = max(1.0, TEXT_SHARE * max_batch)
@@ -148,7 +148,7 @@ def host(
         counts = [part.replica_states for part in status.deployments.values()]
         running = sum(count for one in counts for state, count in one.items() if state == "RUNNING")
         return RemoteArm(bundle, handle, deadline_s, max(1, running, most(size.replicas)))
-    from marl_ray.serving.arms.remote_text import RemoteTextArm
+    from marl_ray.serving.arms.text.remote import RemoteTextArm
 
     assert not isinstance(bundle, ExternalModel)  # which no deployment of ours computes
     return RemoteTextArm(bundle, handle, deadline_s)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.evidence.looks import ArmSummary, Look
 from marl_ray.experiments.evidence.series import Series
 from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
-from marl_ray.experiments.statistics.intervals import Interval, verdict
+from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
-from marl_ray.experiments.store.units import NO_OUTCOME, ArmSummary
 from marl_ray.serving.evidence.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
 from marl_ray.serving.evidence.rollout_control import Findings, Reporting
 

@@ -126,46 +126,39 @@ async def _act_or_fall_back(
     if the arm's circuit is open or its pass fails. `exchanges` becomes the list of requests to the arm and the texts
     that it wrote."""
     router = session_arm.router
+    cache = service.cache if greedy and not router.is_text else None
+    key: bytes | None = None
+    cached: dict[str, Any] | None = None
+
+    def compute(name: str) -> Awaitable[dict[str, Any]]:
+        return _act_by_arm(service, router, name, observations, greedy, masks, exchanges)
+
+    async def look_up_or_compute(name: str) -> dict[str, Any]:
+        nonlocal key, cached
+        assert cache is not None
+        key = cache_key(router.arms[name].bundle.digest, observations, masks)
+        cached = _parse_cached(await cache.get(key))
+        return {} if cached else await compute(name)
+
     attempts = service.failures.attempts(router, session_arm.session, arm)
-    try:
-        for name in router.answering(arm):
-            circuit = router.circuits[name]
-            ticket = circuit.allow()
-            if not ticket:
-                continue
-            key = None
-            try:
-                if greedy and service.cache is not None and not router.is_text:
-                    key = cache_key(router.arms[name].bundle.digest, observations, masks)
-                    if cached := _parse_cached(await service.cache.get(key)):
-                        circuit.success(ticket)
-                        attempts.answered_by = name
-                        return cached, name
-                given = await _act_by_arm(service, router, name, observations, greedy, masks, exchanges)
-            except (asyncio.CancelledError, RequestError):
-                circuit.forget(ticket)  # the client went away, or asks for what cannot be done, or the arm is busy
-                raise
-            except Exception as error:
-                attempts.note_failure(name, ticket, error)
-                continue
-            circuit.success(ticket)
-            attempts.answered_by = name
-            for text_request, response in exchanges if session_arm.takes_part else ():
-                shadow_text(router, text_request, response)
-            for shadow in router.state.shadows if session_arm.takes_part and not router.is_text else ():
-                if shadow in router.arms:
-                    router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
-            parts = {
-                "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
-                "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items() if log_prob is not None},
-            }
-            if key is not None and service.cache is not None:
-                await service.cache.put(key, orjson.dumps(parts))
-            return parts, name
-        await attempts.compare(lambda other: _act_by_arm(service, router, other, observations, greedy, masks, []))
-        raise attempts.refusal("observations")
-    finally:
-        attempts.judge()
+    given, name, ticket = await attempts.first_answer(
+        compute if cache is None else look_up_or_compute, compute, "observations"
+    )
+    router.circuits[name].success(ticket)
+    if cached:
+        return cached, name
+    for text_request, response in exchanges if session_arm.takes_part else ():
+        shadow_text(router, text_request, response)
+    for shadow in router.state.shadows if session_arm.takes_part and not router.is_text else ():
+        if shadow in router.arms:
+            router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
+    parts = {
+        "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
+        "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items() if log_prob is not None},
+    }
+    if key is not None and cache is not None:
+        await cache.put(key, orjson.dumps(parts))
+    return parts, name
 
 
 def _act_by_arm(

@@ -103,40 +103,27 @@ class TextResponseWriter:
 
     async def begin(self) -> None:
         """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
-        router = self._session_arm.router
-        attempts = self._attempts()
+        _, _, self._ticket = await self._attempts().first_answer(self._begin_by, self._compare_with, None)
+        self._is_under_way = True
+        self._first_s = time.perf_counter() - self._start
+
+    async def _begin_by(self, arm: str) -> None:
+        """Have this arm begin the response."""
+        text_arm = cast(TextArm, self._session_arm.router.arms[arm])
+        self._arm, self._digest = arm, text_arm.bundle.digest
+        self._reply = text_arm.write(self._request)
         try:
-            for name in router.answering(self._assignment.arm):
-                self._ticket = router.circuits[name].allow()
-                if not self._ticket:
-                    continue
-                text_arm = cast(TextArm, router.arms[name])
-                self._arm, self._digest = name, text_arm.bundle.digest
-                self._reply = text_arm.write(self._request)
-                try:
-                    self._first = await _next_piece(self._reply)
-                except RequestError:
-                    raise
-                except Exception as error:
-                    self._reply.leave()
-                    attempts.note_failure(name, self._ticket, error)
-                    self._ticket = 0
-                    continue
-                attempts.answered_by = name
-                self._is_under_way = True
-                self._first_s = time.perf_counter() - self._start
-                return
-            await attempts.compare(self._begin_by)
-            raise attempts.refusal(None)
-        finally:
-            attempts.judge()
+            self._first = await _next_piece(self._reply)
+        except Exception:
+            self._reply.leave()
+            raise
 
     def _attempts(self) -> Attempts:
         return self._service.failures.attempts(
             self._session_arm.router, self._session_arm.session, self._assignment.arm
         )
 
-    async def _begin_by(self, arm: str) -> None:
+    async def _compare_with(self, arm: str) -> None:
         """Have this arm begin a response, and leave it."""
         reply = cast(TextArm, self._session_arm.router.arms[arm]).write(self._request)
         try:

@@ -14,7 +14,9 @@ comparison, and its answer is dropped. So an input that every arm fails on count
   of probes have failed in a row.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, NotFiniteError
 from marl_ray.serving.http.protocol import RequestError
@@ -23,6 +25,10 @@ from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
+
+Answer = TypeVar("Answer")
+Ask = Callable[[str], Awaitable[Answer]]
+"""Asks an arm of this name. Raises RequestError if the arm refuses the request, and any other error if the arm fails."""
 
 
 class Failures:
@@ -40,29 +46,56 @@ class Failures:
 class Attempts:
     """The arms that one request was tried with."""
 
-    __slots__ = ("_arm", "_errors", "_failed", "_failures", "_router", "_session", "answered_by")
+    __slots__ = ("_answered_by", "_arm", "_errors", "_failed", "_failures", "_router", "_session")
 
     def __init__(self, failures: Failures, router: Router, session: str, arm: str):
         """`arm` is the session's own."""
-        self.answered_by: str | None = None
+        self._answered_by: str | None = None
         """The arm that answered, or that would have, where it was only compared with."""
         self._failures, self._router, self._session, self._arm = failures, router, session, arm
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
 
-    def note_failure(self, arm: str, ticket: int, error: Exception) -> None:
-        """Note that an arm failed on the request."""
-        self._failed += ((arm, ticket, error),)
-        self._errors += (error,)
+    async def first_answer(self, ask: Ask[Answer], compare: Ask[object], field: str | None) -> tuple[Answer, str, int]:
+        """Ask the session's arm, then those that may answer in its stead, until one does; arms with an open circuit are
+        left out.
 
-    async def compare(self, ask: Callable[[str], Awaitable[object]]) -> None:
+        Returns the answer, its arm, and a ticket that the caller hands in to the arm's circuit. Raises what `ask` raises
+        if the arm refuses the request or the client leaves, and RequestError if no arm answers: `field` is the field of
+        the request that the error names. `compare` asks a treatment for comparison.
+        """
+        router = self._router
+        try:
+            for arm in router.answering(self._arm):
+                circuit = router.circuits[arm]
+                ticket = circuit.allow()
+                if not ticket:
+                    continue
+                try:
+                    answer = await ask(arm)
+                except (asyncio.CancelledError, RequestError):
+                    circuit.forget(ticket)  # the client left, or asks for what cannot be done, or the arm is busy
+                    raise
+                except Exception as error:
+                    self._failed += ((arm, ticket, error),)
+                    self._errors += (error,)
+                    continue
+                self._answered_by = arm
+                return answer, arm, ticket
+            await self._compare(compare)
+            raise self._refusal(field)
+        finally:
+            if self._failed or self._answered_by != self._arm:  # most requests are answered by their arm at once
+                self._judge()
+
+    async def _compare(self, ask: Ask[object]) -> None:
         """Ask a treatment the same if the control alone was tried and failed, and drop the treatment's answer."""
         arm = self._comparison()
         if arm is None:
             return
         try:
             await ask(arm)
-            self.answered_by = arm
+            self._answered_by = arm
         except RequestError:
             pass  # it is busy
         except Exception as error:
@@ -76,7 +109,7 @@ class Attempts:
         here = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
         return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
 
-    def refusal(self, field: str | None) -> RequestError:
+    def _refusal(self, field: str | None) -> RequestError:
         """The error for a client whom no arm has answered; `field` is the field that it sent."""
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
@@ -84,13 +117,13 @@ class Attempts:
         wait = router.circuits[router.control].retry_after_s or RETRY_AFTER_S
         return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
 
-    def judge(self) -> None:
-        """Count the failures; to be called when the request is over."""
-        another_answered = self.answered_by is not None
+    def _judge(self) -> None:
+        """Count the failures, now that it is known whether an arm has answered."""
+        another_answered = self._answered_by is not None
         for arm, ticket, error in self._failed:
             self._count(arm, ticket, error, another_answered)
         # An arm that is not loaded here (its bundle is gone, or the experiment is over) has not failed.
-        if another_answered and self.answered_by != self._arm and self._arm in self._router.arms:
+        if another_answered and self._answered_by != self._arm and self._arm in self._router.arms:
             was_tried = any(arm == self._arm for arm, _, _ in self._failed)
             if was_tried or self._router.circuits[self._arm].failed_rounds:
                 self._note()

@@ -18,8 +18,6 @@ from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError
 from marl_ray.serving.asgi import Gateway
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
     arms = {"one": bundle(tmp_path, 1, True), "four": bundle(tmp_path, 4, True)}

@@ -9,7 +9,7 @@ from toy_models.tokenizers import LLAMA2, bytes_with, spaced
 
 from marl_ray.policies.engines.decoding.stop_strings import first_stop
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.serving.arms.detokenizer import Detokenizer
+from marl_ray.serving.arms.text.detokenizer import Detokenizer
 
 TOKENIZER = byte_tokenizer()
 

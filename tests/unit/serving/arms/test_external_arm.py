@@ -8,7 +8,7 @@ import pytest
 from toy_models.tokenizers import QWEN
 from toy_serving.gateways import bearer, serving, with_gateway, write_keys
 from toy_serving.sites import running
-from toy_serving.text_gateways import ASK, CHAT, TEXT, config, events, make_text_bundle, post, text_config, texts
+from toy_serving.text_gateways import ASK, CHAT, TEXT, events, make_text_bundle, post, text_config
 
 from marl_ray.config import ArmConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -22,9 +22,6 @@ from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import deploy_bundle, lines
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
 KEY = "game"
 PRICE = {"prompt": 100.0, "completion": 1000.0}
 
@@ -66,14 +63,14 @@ async def by_arm(client, **more) -> dict[str, str]:
     return found
 
 
-def test_our_model_against_theirs_by_every_route(theirs, texts, tmp_path):
+def test_our_model_against_theirs_by_every_route(theirs, text_bundles, tmp_path):
     """What theirs says is what the other gateway says of itself; its tokens have a price, which its sessions carry."""
     rails = [{"name": "cost_usd", "margin": 0.01}]
 
     async def run():
         headers = {"authorization": f"Bearer {KEY}"}
         async with (
-            serving(against(theirs, texts["one"], tmp_path, guardrails=rails)) as (client, app),
+            serving(against(theirs, text_bundles["one"], tmp_path, guardrails=rails)) as (client, app),
             httpx.AsyncClient(base_url=theirs, headers=headers, timeout=60) as direct,
         ):
             session = (await by_arm(client))["theirs"]
@@ -108,16 +105,16 @@ def test_our_model_against_theirs_by_every_route(theirs, texts, tmp_path):
             report = (await client.get("/v1/experiments/exp")).json()
             assert report["arms"]["theirs"]["bundle"] == theirs and report["guardrails"][0]["name"] == "cost_usd"
             listed = (await client.get("/v1/models")).json()["models"]
-            assert {model["bundle"] for model in listed} == {texts["one"], theirs}
+            assert {model["bundle"] for model in listed} == {text_bundles["one"], theirs}
             page = await client.get("/ui/experiments/exp")
             assert page.status_code == 200 and (await client.get("/v1/endpoints")).status_code == 200
 
     asyncio.run(run())
 
 
-def test_what_a_unit_costs_is_added_up_over_replicas(theirs, texts, tmp_path):
+def test_what_a_unit_costs_is_added_up_over_replicas(theirs, text_bundles, tmp_path):
     """Also where the outcome comes to a replica that has not met the unit; a unit of ours costs nothing."""
-    config = against(theirs, texts["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+    config = against(theirs, text_bundles["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
 
     async def run():
         async with serving(config) as (client, app), serving(config) as (other, second):
@@ -178,10 +175,10 @@ def test_tools_and_objects_are_theirs_too(theirs, tmp_path):
 @pytest.mark.parametrize(
     ("url", "change"), [("", {"model": "none"}), ("", {"api_key_env": "WRONG"}), ("http://127.0.0.1:9/v1", {})]
 )
-def test_where_theirs_fails_ours_answers(url, change, theirs, texts, tmp_path, monkeypatch, caplog):
+def test_where_theirs_fails_ours_answers(url, change, theirs, text_bundles, tmp_path, monkeypatch, caplog):
     """An unknown model, a wrong key, nobody there: the control answers, and the failure counts."""
     monkeypatch.setenv("WRONG", "wrong-secret")
-    arms = {"ours": {"bundle": texts["one"]}, "theirs": external(url or theirs, **change)}
+    arms = {"ours": {"bundle": text_bundles["one"]}, "theirs": external(url or theirs, **change)}
 
     async def body(client):
         answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1}) for k in range(12)]
@@ -374,9 +371,9 @@ def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
         events_in(*[b"data: 1\n\n"] * 3)
 
 
-def test_a_session_keeps_theirs_over_a_restart(theirs, texts, tmp_path):
+def test_a_session_keeps_theirs_over_a_restart(theirs, text_bundles, tmp_path):
     """Also where ours is gone: theirs knows the agents that it was given."""
-    arms = {"theirs": external(theirs), "ours": {"bundle": texts["one"]}}
+    arms = {"theirs": external(theirs), "ours": {"bundle": text_bundles["one"]}}
 
     async def body(client):
         return await post(client, "/generate", ASK | {"session_id": session, "agent": "writer"} if session else ASK)
@@ -406,12 +403,12 @@ def test_wrong_arms_are_refused_by_name(arm, message):
     assert message in str(caught.value)
 
 
-def test_a_key_that_is_missing_is_named(theirs, texts, tmp_path):
+def test_a_key_that_is_missing_is_named(theirs, text_bundles, tmp_path):
     with pytest.raises(MarlRayError, match="environment variable NOWHERE"):
         Gateway(against(theirs, "", tmp_path, {"theirs": external(theirs, api_key_env="NOWHERE")}))
 
 
-def test_theirs_is_deployed_and_succeeded_as_any_other(theirs, texts, tmp_path, monkeypatch):
+def test_theirs_is_deployed_and_succeeded_as_any_other(theirs, text_bundles, tmp_path, monkeypatch):
     """Alone by HTTP, then against a bundle, as `marl-ray deploy` does; a replica that starts anew loads both."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
@@ -423,7 +420,7 @@ def test_theirs_is_deployed_and_succeeded_as_any_other(theirs, texts, tmp_path, 
         assert answer.status_code == 201, answer.text
         produced = httpx.get(f"{site.url}/v1/endpoints", headers=bearer("ops")).json()["endpoints"]["solver"]
         assert produced["production"]["bundle"] == theirs
-        report = deploy_bundle(site.url, texts["one"], "shadow", "solver", {}, "a test")
+        report = deploy_bundle(site.url, text_bundles["one"], "shadow", "solver", {}, "a test")
         assert report["config"]["arms"]["production"]["price"] == PRICE
         assert lines(report)
     with running(Gateway(config, seed=0)) as site:

@@ -17,9 +17,6 @@ from marl_ray.serving.arms.errors import ArmError, LostError
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http.protocol import RequestError
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 class Call:
     """A response of Serve that is not there yet."""

@@ -15,9 +15,6 @@ from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 from marl_ray.serving.evidence.rollout_control import ERRORS, config_of, decide, findings
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False, broken=True)}

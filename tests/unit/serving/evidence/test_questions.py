@@ -9,10 +9,11 @@ import pytest
 
 from marl_ray.config.serving.measures import RelativeMargin
 from marl_ray.experiments.evidence.looks import Look, look_at
-from marl_ray.experiments.evidence.running_sums import Design, Moments, Totals
+from marl_ray.experiments.evidence.running_sums import Design, Totals
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
+from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import harm, promotion, scaled
 from marl_ray.serving.evidence.questions import HARM, PROMOTION, Measure, TestResult, ask
 

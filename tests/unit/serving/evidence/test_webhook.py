@@ -18,15 +18,14 @@ from toy_serving.gateways import gateway_config, serving, until
 
 from marl_ray.config.serving.gateway import WebhookConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store import notices as queue
-from marl_ray.experiments.store import schema
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.webhook import LONGEST_PAUSE_S, Webhook
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 SECRET = "between us"
 
 

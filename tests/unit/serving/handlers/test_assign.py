@@ -12,8 +12,6 @@ from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.scaling import scaling
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-
 
 def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bundles):
     async def body(client) -> tuple[Any, ...]:

@@ -13,8 +13,6 @@ from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES
 
 DOCUMENT = json.loads(openapi(ROUTES, "", True))
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 INPUTS = [{"name": agent, "shape": [3], "datatype": "INT64", "data": seen} for agent, seen in SEES.items()]
 INFER = "/v2/models/exp/infer"
 

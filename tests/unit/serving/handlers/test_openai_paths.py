@@ -2,20 +2,17 @@
 
 import pytest
 from toy_serving.gateways import with_gateway
-from toy_serving.text_gateways import ASK, CHAT, TEXT, config, events, make_text_bundle, post, text_config, texts
+from toy_serving.text_gateways import ASK, CHAT, TEXT, events, make_text_bundle, post, text_config
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
 TOKENIZER = byte_tokenizer()
 
 
-def test_a_chat_is_the_text_in_openais_words(config, texts):
+def test_a_chat_is_the_text_in_openais_words(text_gateway, text_bundles):
     async def body(client):
         said = await post(client, "/generate", ASK)
         chat = await post(client, "/v1/chat/completions", CHAT | {"logprobs": True})
@@ -26,7 +23,7 @@ def test_a_chat_is_the_text_in_openais_words(config, texts):
         listed = (await client.get("/v1/models")).json()
         return said, chat, parts, other, listed
 
-    said, chat, parts, other, listed = with_gateway(config, body)
+    said, chat, parts, other, listed = with_gateway(text_gateway, body)
     [choice] = chat["choices"]
     assert choice["message"] == {"role": "assistant", "content": said["text"], "refusal": None}
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == said["log_probs"]
@@ -35,7 +32,7 @@ def test_a_chat_is_the_text_in_openais_words(config, texts):
         [number] if number < 256 else None for number in said["tokens"]
     ]
     assert chat["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
-    assert chat["system_fingerprint"] == load_bundle(texts[said["arm"]]).digest[:16]
+    assert chat["system_fingerprint"] == load_bundle(text_bundles[said["arm"]]).digest[:16]
     assert other["choices"][0]["message"] == choice["message"]
     *chunks, last, done = parts
     assert done == "[DONE]" and last["usage"] == chat["usage"] and last["choices"] == []
@@ -46,7 +43,7 @@ def test_a_chat_is_the_text_in_openais_words(config, texts):
     assert [model["id"] for model in listed["data"]] == ["exp"] and len(listed["models"]) == 2
 
 
-def test_stop_strings_end_texts_and_chats_do_not_show_them(config):
+def test_stop_strings_end_texts_and_chats_do_not_show_them(text_gateway):
     async def body(client):
         free = await post(client, "/generate", ASK | {"max_tokens": 40})
         text = free["text"]
@@ -56,12 +53,12 @@ def test_stop_strings_end_texts_and_chats_do_not_show_them(config):
         parts = await events(client, "/v1/chat/completions", CHAT | {"max_tokens": 40, "stop": ["never", stop]})
         return text[:at], stop, said, parts
 
-    before, stop, said, parts = with_gateway(config, body)
+    before, stop, said, parts = with_gateway(text_gateway, body)
     assert (said["text"], said["finish_reason"]) == (before + stop, "stop")
     assert "".join(part["choices"][0]["delta"]["content"] for part in parts[:-1]) == before
 
 
-def test_completions_go_on_from_prompts_as_they_are(config, texts):
+def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bundles):
     """Without the chat template; several prompts are several choices by one arm."""
     path = "/v1/completions"
 
@@ -75,11 +72,11 @@ def test_completions_go_on_from_prompts_as_they_are(config, texts):
         alone = await client.post(path, json=TEXT | {"user": None})
         return whole, several, ids, parts, both, alone
 
-    whole, several, ids, parts, both, alone = with_gateway(config, body)
+    whole, several, ids, parts, both, alone = with_gateway(text_gateway, body)
     [choice] = whole["choices"]
     [engine] = [
         TorchEngine(b.policies["lm"])
-        for b in map(load_bundle, texts.values())
+        for b in map(load_bundle, text_bundles.values())
         if b.digest[:16] == whole["system_fingerprint"]
     ]
     [expected] = engine.generate([Prompt(tuple(b"hello"), 5)], 0)
@@ -102,14 +99,14 @@ def test_completions_go_on_from_prompts_as_they_are(config, texts):
     assert alone.headers["x-session-id"] == alone.json()["id"]
 
 
-def test_the_most_likely_tokens_are_told_beside_each(config):
+def test_the_most_likely_tokens_are_told_beside_each(text_gateway):
     asked = CHAT | {"logprobs": True, "top_logprobs": 3, "temperature": 0}
 
     async def body(client):
         whole = await post(client, "/v1/chat/completions", asked)
         return whole["choices"][0], await events(client, "/v1/chat/completions", asked)
 
-    choice, parts = with_gateway(config, body)
+    choice, parts = with_gateway(text_gateway, body)
     content = choice["logprobs"]["content"]
     for token in content:
         tops = token["top_logprobs"]

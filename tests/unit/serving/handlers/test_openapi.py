@@ -13,7 +13,6 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.serving.handlers.openapi.document import PAGES, openapi
 from marl_ray.serving.handlers.routes import ROUTES
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 DOCUMENT = json.loads(openapi(ROUTES, "", True))
 OPERATIONS = [
     pytest.param(operation, id=f"{method} {path}")

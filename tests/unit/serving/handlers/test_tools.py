@@ -16,8 +16,6 @@ from marl_ray.policies.prompting.tool_template import HERMES, WrittenCall, call_
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 from marl_ray.serving.logs.act_log import read_decisions
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 TEMPLATES = {
     "qwen": bytes_with(
         QWEN, "<|im_start|>", "<|im_end|>", common=("<tool_call>", "</tool_call>"), eos_token="<|im_end|>"

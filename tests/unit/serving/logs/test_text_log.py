@@ -8,18 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from toy_serving.gateways import serving, until
-from toy_serving.text_gateways import (
-    ASK,
-    CHAT,
-    CONTEXT,
-    config,
-    events,
-    make_text_bundle,
-    post,
-    rows,
-    text_config,
-    texts,
-)
+from toy_serving.text_gateways import ASK, CHAT, CONTEXT, events, make_text_bundle, post, rows, text_config
 
 from marl_ray.config import GatewayConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -30,22 +19,18 @@ from marl_ray.rollout.served.texts import read_served
 from marl_ray.serving.logs.act_log import LoggedText, read_decisions
 from marl_ray.serving.logs.export import export
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
-
 
 @pytest.fixture
-def kept(config: GatewayConfig, tmp_path: Path) -> GatewayConfig:
-    return config.model_copy(update={"decision_log": str(tmp_path / "log")})
+def kept(text_gateway: GatewayConfig, tmp_path: Path) -> GatewayConfig:
+    return text_gateway.model_copy(update={"decision_log": str(tmp_path / "log")})
 
 
 def read(kept: GatewayConfig) -> list[LoggedText]:
     return list(read_decisions(str(kept.decision_log), "exp"))
 
 
-def test_every_route_logs_what_it_sent(kept, texts):
-    bundles = {arm: load_bundle(texts[arm]) for arm in texts}
+def test_every_route_logs_what_it_sent(kept, text_bundles):
+    bundles = {arm: load_bundle(text_bundles[arm]) for arm in text_bundles}
 
     async def run() -> dict[str, Any]:
         async with serving(kept) as (client, _):
@@ -163,8 +148,8 @@ def test_a_response_that_was_exported_twice_is_read_once(kept, tmp_path):
     assert [one.unit for one in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
 
 
-def test_an_answer_that_stands_in_is_logged_as_the_controls(texts, tmp_path):
-    bundles = {"one": texts["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
+def test_an_answer_that_stands_in_is_logged_as_the_controls(text_bundles, tmp_path):
+    bundles = {"one": text_bundles["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
     kept = text_config(bundles, tmp_path, decision_log=str(tmp_path / "log"))
 
     async def run():
@@ -176,5 +161,5 @@ def test_an_answer_that_stands_in_is_logged_as_the_controls(texts, tmp_path):
     asyncio.run(run())
     logged = read(kept)
     assert len(logged) == 12 and {(one.arm, one.digest) for one in logged} == {
-        ("one", load_bundle(texts["one"]).digest)
+        ("one", load_bundle(text_bundles["one"]).digest)
     }

@@ -21,7 +21,6 @@ from marl_ray.experiments.store.records import assignment_part
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.routing import router
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 UNITS = [f"u{k}" for k in range(5_000)]
 VALUES = st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text(max_size=3)
 

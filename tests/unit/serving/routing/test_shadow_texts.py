@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 from toy_serving.gateways import serving, until
-from toy_serving.text_gateways import ASK, CHAT, config, events, make_text_bundle, post, text_config, texts
+from toy_serving.text_gateways import ASK, CHAT, events, make_text_bundle, post, text_config
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.arms.errors import ArmError
 from marl_ray.serving.arms.protocol import Piece, TextRequest
-from marl_ray.serving.arms.text import TextBatcher
+from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.routing.shadow import Shadows
 
-# Ray's own models, at import.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
-__all__ = ["config", "texts"]
 ASKED = TextRequest("writer", "hello", 5)
 
 
-def test_copies_of_every_route_are_written_and_compared(texts, tmp_path):
-    arms = {"one": texts["one"], "same": texts["one"], "four": texts["four"]}
+def test_copies_of_every_route_are_written_and_compared(text_bundles, tmp_path):
+    arms = {"one": text_bundles["one"], "same": text_bundles["one"], "four": text_bundles["four"]}
     shadowing = {"name": "exp", "strategy": "shadow", "arms": {arm: {"bundle": b} for arm, b in arms.items()}}
 
     async def run() -> Any:
@@ -52,9 +49,9 @@ def test_copies_of_every_route_are_written_and_compared(texts, tmp_path):
     assert "Nats per served token" in page and f"{four['log_prob'] / tokens:.2f} (served" in page
 
 
-def test_a_text_of_another_tokenizer_is_read_in_the_arms_own_tokens(texts):
+def test_a_text_of_another_tokenizer_is_read_in_the_arms_own_tokens(text_bundles):
     async def run() -> Any:
-        arm = TextBatcher(load_bundle(texts["one"]), 4, 10.0)
+        arm = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
         try:
             prompt = [104, 105]
             own = await arm.score("writer", prompt, [120, 121], "xy")
@@ -70,7 +67,7 @@ def test_a_text_of_another_tokenizer_is_read_in_the_arms_own_tokens(texts):
     assert own[0] == 2 and unknown == pytest.approx(own) and other == pytest.approx(own)
 
 
-def test_what_cannot_be_read_or_written_is_the_copys_error_alone(texts, tmp_path):
+def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bundles, tmp_path):
     broken = make_text_bundle(tmp_path, 4, broken=True)
 
     async def run() -> Any:
@@ -93,9 +90,9 @@ def test_what_cannot_be_read_or_written_is_the_copys_error_alone(texts, tmp_path
     assert [(t.acts, t.errors, t.dropped) for t in (totals["failing"], totals["short"])] == [(0, 1, 0), (0, 1, 1)]
 
 
-def test_copies_that_wait_to_be_read_hold_up_no_client(texts, monkeypatch):
+def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monkeypatch):
     async def run() -> bool:
-        arm, free = TextBatcher(load_bundle(texts["one"]), 4, 10.0), threading.Event()
+        arm, free = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0), threading.Event()
         monkeypatch.setattr(arm.model("writer"), "score", lambda *given: free.wait(10) and (1, -1.0))
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
         scores = [asyncio.create_task(arm.score("writer", [1], [2], "x")) for _ in range(4)]
@@ -115,7 +112,7 @@ def test_copies_that_wait_to_be_read_hold_up_no_client(texts, monkeypatch):
     assert asyncio.run(run())
 
 
-def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(texts):
+def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
     class Teller:
         def __init__(self, text: str):
             self.text, self.left = text, False
@@ -130,7 +127,7 @@ def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(texts):
             self.left = True
 
     async def run() -> Any:
-        own = TextBatcher(load_bundle(texts["one"]), 4, 10.0)
+        own = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
         shadows, tellers = Shadows(4), {"right": Teller("A"), "wrong": Teller("B")}
         for name, teller in tellers.items():
             shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")

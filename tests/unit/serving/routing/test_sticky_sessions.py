@@ -9,7 +9,6 @@ from toy_serving.gateways import act, bearer, serving, write_keys
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.serving.routing import router
 
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 UNITS = [f"u{number}" for number in range(30)]
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.assignment.rendezvous import BLOCK_START
-from marl_ray.experiments.store.migrations import upgrade
+from marl_ray.experiments.database.migrations import upgrade
 
 BUSY_S = 10.0
 """Seconds that a write waits for another process's write."""

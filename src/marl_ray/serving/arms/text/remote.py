@@ -12,7 +12,8 @@ from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.serving.arms.call_batching import on_loop
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
-from marl_ray.serving.arms.text import ArmEngine, TextBatcher
+from marl_ray.serving.arms.text.batcher import TextBatcher
+from marl_ray.serving.arms.text.served_model import ArmEngine
 from marl_ray.serving.http.deadlines import Deadlines
 
 

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from marl_ray.experiments.store.migrations.versions.r0002_states import refuse
+from marl_ray.experiments.database.migrations.versions.r0002_states import refuse
 
 revision = "0005"
 down_revision = "0004"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from marl_ray.experiments.store import schema
+from marl_ray.experiments.database import schema
 
 WINDOW_S = 600.0
 """Window of experiments whose stored config names none, in seconds."""

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from marl_ray.experiments.store.migrations import VERSION_TABLE
+from marl_ray.experiments.database.migrations import VERSION_TABLE
 
 context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
 with context.begin_transaction():

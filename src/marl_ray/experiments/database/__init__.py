@@ -1,0 +1,1 @@
+"""Database of experiments: its tables, the migrations that make them, and the clock that its windows run by."""

@@ -1,0 +1,148 @@
+"""An arm of language models in this process, with continuous batching.
+
+One thread per arm takes a step for all responses on their way, token by token; between steps new ones join and those that
+are done, or whose client has left, leave. An arm has one bundle, so arms never mix in a batch.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.engines.torch_engine import CACHE_BYTES
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, new_pass
+from marl_ray.serving.arms.protocol import Refusal, TextRequest
+from marl_ray.serving.arms.text.reply import BatchedReply, busy_refusal, deliver
+from marl_ray.serving.arms.text.served_model import ArmEngine, ServedModel
+from marl_ray.serving.arms.text.token_batch import TokenBatch
+
+WAITING = 256
+"""Responses of one arm that may wait for room in the batch; more are refused with 503."""
+CLOSE_S = 10.0
+"""Seconds that closing waits for the step under way."""
+
+_log = logging.getLogger(__name__)
+
+
+class TextBatcher:
+    """Writes the responses of one arm."""
+
+    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: ArmEngine = "torch"):
+        """At most `max_batch` responses are written at once, fewer where the memory for their caches is less; one that
+        waits longer than `patience_s` for its turn is refused, and one that gets no token for as long has failed. Loads
+        all models. Raises MarlRayError for one that cannot be decoded here."""
+        self.bundle = bundle
+        self.step_number = new_pass()
+        """The number of the step that is under way, or was the last one."""
+        self._patience_s = patience_s
+        models = {name: ServedModel(policy, engine) for name, policy in bundle.policies.items()}
+        self._batches = {name: TokenBatch(model) for name, model in models.items()}
+        device = next(iter(bundle.policies.values())).device
+        memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
+        largest = sum(batch.bytes_per_row for batch in self._batches.values())
+        self._room = max(1, min(max_batch, memory // max(1, largest)))
+        self._wake = threading.Condition()
+        # Shared with the thread, under the lock:
+        self._waiting: deque[BatchedReply] = deque()
+        self._left: list[BatchedReply] = []
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        # Of its own: shadows whose passes are slow would take all common threads, which read the clients' prompts.
+        self._scorer = ThreadPoolExecutor(1, "text-scores")
+
+    @property
+    def rows(self) -> int:
+        """The number of responses that are written or wait now."""
+        return self._busy() + len(self._waiting)
+
+    def write(self, request: TextRequest) -> BatchedReply:
+        return BatchedReply(self, self.model(request.agent), request, self._patience_s)
+
+    async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """See `ScoringArm.score`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._scorer, self.model(agent).score, prompt_ids, ids, text)
+
+    def model(self, agent: str) -> ServedModel:
+        """The model that writes for the agent."""
+        return self.batch(agent).model
+
+    def batch(self, agent: str) -> TokenBatch:
+        """The batch of the model that writes for the agent."""
+        return self._batches[self.bundle.agents[agent]]
+
+    def close(self) -> None:
+        """See `TextArm.close`: the thread ends."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._scorer.shutdown(wait=False, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        for batch in self._batches.values():
+            batch.close()
+
+    def join(self, reply: BatchedReply) -> Refusal | None:
+        """See `ReplyQueue.join`."""
+        with self._wake:
+            if len(self._waiting) >= WAITING:
+                return busy_refusal(f"{WAITING} responses wait already")
+            self._waiting.append(reply)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="text-arm", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+        return None
+
+    def leave(self, reply: BatchedReply) -> None:
+        """See `ReplyQueue.leave`."""
+        with self._wake:
+            self._left.append(reply)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._waiting or self._left or self._closing or self._busy()):
+                    self._wake.wait()
+                for reply in self._left:
+                    for batch in self._batches.values():
+                        batch.remove(reply)
+                left = set(self._left)
+                self._left = []
+                self._waiting = deque(reply for reply in self._waiting if reply not in left)
+                room = self._room - self._busy()
+                new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+                if self._closing:
+                    self._end([*new, *self._waiting])
+                    return
+            for batch in self._batches.values():
+                self._step(batch, [reply for reply in new if reply.model is batch.model])
+
+    def _step(self, batch: TokenBatch, new: list[BatchedReply]) -> None:
+        self.step_number = new_pass()
+        try:
+            batch.add(new)
+            tokens = batch.step(self.step_number)
+        except Exception as error:  # each request reports it; the arm goes on with an empty batch
+            _log.error("a batch of %d responses failed: %r", len(batch.rows) + len(new), error)
+            failing = dict.fromkeys([*batch.rows.values(), *new])
+            batch.clear()
+            failed = ArmError(f"its step failed: {error!r}", self.step_number)
+            deliver([(reply, failed) for reply in failing])
+        else:
+            deliver(tokens)
+
+    def _busy(self) -> int:
+        return sum(len(batch.rows) for batch in self._batches.values())
+
+    def _end(self, waiting: Sequence[BatchedReply]) -> None:
+        rows = [reply for batch in self._batches.values() for reply in batch.rows.values()]
+        # No failure, which would count against the arm.
+        closed = Refusal(503, None, "this replica is closing", RETRY_AFTER_S)
+        deliver([(reply, closed) for reply in (*rows, *waiting)])

@@ -1,0 +1,142 @@
+"""One response of a language model in this process, from its prompt to its last token."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.policies.engines.base import Prompt, Token
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError
+from marl_ray.serving.arms.protocol import Began, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.text.detokenizer import Detokenizer
+from marl_ray.serving.arms.text.served_model import PromptTooLongError, ServedModel
+
+Arrived = Token | ArmError | Refusal
+"""The next token of a response, or its end without one."""
+
+
+class ReplyQueue(Protocol):
+    """The arm as one of its responses sees it."""
+
+    step_number: int
+    """The number of the step that is under way, or was the last one."""
+
+    def join(self, reply: "BatchedReply") -> Refusal | None:
+        """Queue a response; a refusal if too many wait already."""
+
+    def leave(self, reply: "BatchedReply") -> None:
+        """Take a response out, whether it waits or is being written."""
+
+
+class BatchedReply:
+    """One response on its way, a `Reply`. The event loop makes and asks it; the arm's thread reads prompt and settings."""
+
+    prompt: Prompt
+    generation: GenerationConfig
+
+    def __init__(self, arm: ReplyQueue, model: ServedModel, request: TextRequest, patience_s: float):
+        self.model = model
+        self.joined = False
+        """It is in the batch."""
+        self.loop = asyncio.get_running_loop()
+        self._arm, self._request, self._patience_s = arm, request, patience_s
+        self._new: list[Token] = []
+        self._end: ArmError | Refusal | None = None
+        self._arrived = asyncio.Event()
+        self._queued = self._begun = self._finished = False
+        self._text = Detokenizer(self.model.tokenizer)
+
+    async def next(self) -> Piece | Refusal:
+        if not self._queued and (refusal := await self._begin()) is not None:
+            return refusal
+        step_before = self._arm.step_number
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            if not self.joined and self._arm.step_number != step_before:
+                return busy_refusal(f"no room in the batch within {self._patience_s:g} s")
+            if not self._new:
+                raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
+        if isinstance(self._end, Refusal):
+            return self._end
+        if self._end is not None:
+            raise self._end
+        tokens, self._new = self._new, []
+        self._arrived.clear()
+        began = self._beginning() if self._request.logged and not self._begun else None
+        self._begun = True
+        finish = tokens[-1].finish
+        self._finished = finish is not None
+        ids = [token.id for token in tokens]
+        return Piece(
+            self._text.add(ids, self._finished),
+            ids,
+            [token.log_prob for token in tokens],
+            finish,
+            len(self.prompt.ids),
+            [self.model.named(number) for number in ids] if self._request.names else [],
+            [[(self.model.named(number), p) for number, p in token.top] for token in tokens if token.top],
+            began,
+        )
+
+    def _beginning(self) -> Began:
+        generation = self.generation
+        settings = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        return Began(list(self.prompt.ids), settings)
+
+    def leave(self) -> None:
+        if self._queued and not self._finished:
+            self._finished = True
+            self._arm.leave(self)
+
+    async def _begin(self) -> Refusal | None:
+        request, model = self._request, self.model
+        try:
+            # In a thread: a long prompt would hold up everybody.
+            ids = await asyncio.to_thread(model.encode, request)
+            guide = await asyncio.to_thread(model.guide, request)
+            model.check_bias(request)
+            self.generation = model.settings(request, len(ids))
+            if not ids:
+                raise FieldError("prompt", "expected at least one token")
+        except FieldError as error:
+            return Refusal(400, error.field, error.message, too_long=isinstance(error, PromptTooLongError))
+        except MarlRayError as error:
+            return Refusal(400, "prompt", str(error))
+        self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
+        if request.hide_stop:
+            self._text = Detokenizer(model.tokenizer, self.generation.stop)
+        refusal = self._arm.join(self)
+        self._queued = refusal is None
+        return refusal
+
+    def take(self, arrived: Arrived) -> None:
+        """Receive a token or an error from the arm's thread; runs on the event loop."""
+        if not isinstance(arrived, Token):
+            self._end = arrived
+        else:
+            self._new.append(arrived)
+            if self._begun and arrived.finish is None and not self._request.streamed:
+                return
+        self._arrived.set()
+
+
+def busy_refusal(message: str) -> Refusal:
+    """The refusal of a request that the arm has no room for."""
+    return Refusal(503, None, f"the arm is busy: {message}", RETRY_AFTER_S)
+
+
+def deliver(arrived: Sequence[tuple[BatchedReply, Arrived]]) -> None:
+    """Hand tokens over to the event loop, all of them at once."""
+
+    def take(part: Sequence[tuple[BatchedReply, Arrived]]) -> None:
+        for reply, token in part:
+            reply.take(token)
+
+    for loop, part in itertools.groupby(arrived, key=lambda pair: pair[0].loop):
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(take, list(part))

@@ -1,0 +1,101 @@
+"""One language model of an arm: it reads prompts, checks settings, names tokens and scores responses of other arms."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
+from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
+from marl_ray.policies.prompting.token_bytes import TokenBytes
+from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
+from marl_ray.serving.arms.errors import ArmError, new_pass
+from marl_ray.serving.arms.protocol import Messages, NamedToken, TextRequest
+
+ArmEngine = Literal["torch", "vllm"]
+
+
+class PromptTooLongError(FieldError):
+    """A prompt and its response do not fit the model's context together."""
+
+
+class ServedModel:
+    """A policy as requests see it; any thread may ask it, and nothing of it changes."""
+
+    def __init__(self, policy: Any, engine: ArmEngine):
+        """`policy` is a TokenPolicy; `engine` writes its responses."""
+        self.policy, self.engine = policy, engine
+        self.tokenizer, self.generation = policy.tokenizer, policy.generation
+        self._token_bytes = TokenBytes(policy.tokenizer)
+
+    def encode(self, request: TextRequest) -> list[int]:
+        """Token ids of a prompt; FieldError if it has none, or one that no model of these knows."""
+        chat, tokenizer, prompt = self.policy.config.chat, self.tokenizer, request.prompt
+        if isinstance(prompt, str):
+            return encode_prompt(tokenizer, prompt, False if request.raw else chat)
+        if isinstance(prompt[0], int):
+            ids: list[int] = [*prompt]
+            if max(ids) >= len(tokenizer):
+                raise FieldError("prompt", f"expected token ids below {len(tokenizer)}, got {max(ids)}")
+            return ids
+        messages: Messages = (*prompt,)
+        if not uses_template(tokenizer, chat) and not request.tools:
+            return encode_prompt(tokenizer, "\n".join(message["content"] for message in messages), False)
+        return encode_tool_chat(tokenizer, messages, request.tools, chat)
+
+    def named(self, token: int) -> NamedToken:
+        """The token as clients read it."""
+        return NamedToken(self.tokenizer.decode([token]), self._token_bytes.bytes_of(token))
+
+    def guide(self, request: TextRequest) -> GuideState | None:
+        """The grammar that the response must follow, None without one; FieldError if this tokenizer cannot write
+        it."""
+        if not request.json_object and not request.must_call:
+            return None
+        field = "response_format" if request.json_object else "tool_choice"
+        if self.engine == "vllm":
+            raise FieldError(field, "an arm with engine=vllm writes no JSON on demand")
+        try:
+            guides_of(self.tokenizer)
+        except MarlRayError as error:
+            raise FieldError(field, str(error)) from None
+        if request.json_object:
+            return OBJECT
+        return call_guide(self.tokenizer, request.must_call)
+
+    def check_bias(self, request: TextRequest) -> None:
+        """Raise FieldError if the request biases a token that the model does not have, or if vLLM writes."""
+        if self.engine == "vllm" and request.bias is not None:
+            raise FieldError("logit_bias", "an arm with engine=vllm takes neither biases nor penalties")
+        vocabulary = self.policy.lm.get_input_embeddings().weight.shape[0]
+        largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
+        if largest >= vocabulary:
+            raise FieldError("logit_bias", f"expected token ids below {vocabulary}, got {largest}")
+
+    def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
+        """See `ScoringArm.score`; on the arm's scoring thread."""
+        known = max(ids, default=0) < self.policy.lm.get_input_embeddings().weight.shape[0]
+        read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if known else ""
+        own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
+        if not own or len(prompt_ids) + len(own) > self.policy.config.context:
+            raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
+        rows = [torch.tensor([one], device=self.policy.device) for one in (list(prompt_ids), own)]
+        with torch.no_grad():
+            evaluated = self.policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
+        return len(own), float(evaluated.log_probs.sum())
+
+    def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
+        """The settings for the request; PromptTooLongError if prompt and response do not fit the context."""
+        context = self.policy.config.context
+        # A default may be shortened by a long prompt, what was asked for may not.
+        room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
+        # The policy's own stop strings could end what a guide asks for too early.
+        own = {"stop": ()} if request.json_object or request.must_call else {}
+        settings: GenerationConfig = self.generation.model_copy(update={"max_tokens": room, **own, **request.changes})
+        if prompt_tokens + settings.max_tokens > context:
+            raise PromptTooLongError(
+                "prompt", f"{prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"
+            )
+        return settings
