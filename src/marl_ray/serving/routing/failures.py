@@ -26,8 +26,8 @@ from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
 
-Answer = TypeVar("Answer")
-Ask = Callable[[str], Awaitable[Answer]]
+ArmAnswer = TypeVar("ArmAnswer")
+Ask = Callable[[str], Awaitable[ArmAnswer]]
 """Asks an arm of this name. Raises RequestError if the arm refuses the request, and any other error if the arm fails."""
 
 
@@ -56,7 +56,7 @@ class Attempts:
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
 
-    async def first_answer(self, ask: Ask[Answer], compare: Ask[object], field: str | None) -> tuple[Answer, str, int]:
+    async def first_answer(self, ask: Ask[ArmAnswer], compare: Ask[object], field: str | None) -> tuple[ArmAnswer, str, int]:
         """Ask the session's arm, then those that may answer in its stead, until one does; arms with an open circuit are
         left out.
 
