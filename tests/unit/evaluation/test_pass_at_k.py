@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.pass_at_k import pass_at_k
 from marl_ray.evaluation.scoring.evaluate import possible_ks
 from marl_ray.evaluation.statistics import problem_bootstrap
-from marl_ray.rewards.pass_at_k import pass_at_k
 
 
 def test_the_official_example_has_the_official_last_bit():

@@ -12,8 +12,8 @@ import numpy as np
 from marl_ray import __version__
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode
+from marl_ray.evaluation.pass_at_k import pass_at_k
 from marl_ray.evaluation.statistics import BootstrapInterval, problem_bootstrap
-from marl_ray.rewards.pass_at_k import pass_at_k
 
 REPORT, MARKDOWN = "report.json", "report.md"
 SHOWN = 50

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.config import RunConfig
-from marl_ray.rewards.pass_at_k import pass_at_k
+from marl_ray.evaluation.pass_at_k import pass_at_k
 from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.rollout.text.responses import TokenPlayer
