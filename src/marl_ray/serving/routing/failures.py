@@ -56,7 +56,9 @@ class Attempts:
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
 
-    async def first_answer(self, ask: Ask[ArmAnswer], compare: Ask[object], field: str | None) -> tuple[ArmAnswer, str, int]:
+    async def first_answer(
+        self, ask: Ask[ArmAnswer], compare: Ask[object], field: str | None
+    ) -> tuple[ArmAnswer, str, int]:
         """Ask the session's arm, then those that may answer in its stead, until one does; arms with an open circuit are
         left out.
 
