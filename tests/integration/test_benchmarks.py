@@ -1,15 +1,11 @@
 """Every benchmark: how its files are read, and what its verdicts are."""
 
-import ast
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow, ModelAnswer, Problem
@@ -17,7 +13,6 @@ from marl_ray.evaluation.benchmarks.codecontests import ContestProblem
 from marl_ray.evaluation.data_files import ANY, load
 from marl_ray.evaluation.scoring.local_scoring import MAX_SOURCE_BYTES, ScoringJob, make_pool, score
 from marl_ray.evaluation.writing.samples import Sample
-from marl_ray.rewards import outputs_match
 from marl_ray.sandbox import Level, Pool
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -162,19 +157,6 @@ def test_mbpp_tests_that_hand_over_objects_are_left_to_the_official_mode(pool):
     assert passed == {"official": True, "hardened": False}
     assert row["hardened"]["result"].startswith("fail:nonbuiltin: argument of type Link")
     assert all(problem.modes == ("official", "hardened") for problem in data.problems)
-
-
-def test_mbpp_without_the_prompts_examples_is_refused(tmp_path):
-    lines = (FIXTURES / "mbpp.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "m.jsonl").write_text("".join(lines[1:]))
-    with pytest.raises(MarlRayError, match=r"m\.jsonl:1: problem 2 is missing"):
-        load(BENCHMARKS["mbpp"], str(tmp_path / "m.jsonl"), sha256=ANY)
-
-
-def test_mbpp_samples_may_name_their_problem_in_three_ways():
-    same = BENCHMARKS["mbpp"].same_id
-    assert {same("2"), same("Mbpp/2"), same("MBPP/2")} == {"Mbpp/2"}
-    assert same("HumanEval/2") == "HumanEval/2"
 
 
 def test_mbpp_splits_are_the_papers():
@@ -351,73 +333,6 @@ def test_sandboxfusions_sample_format_is_read(pool):
     assert judged(pool, problem, "print(input())")[0] == BOTH
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"public_tests": {"input": ["1"], "output": []}}, "expected two lists of the same length"),
-        ({"public_tests": {"input": [], "output": []}}, "expected at least one test"),
-        ({"solutions": {"language": [3], "solution": []}}, "expected two lists of the same length"),
-        ({"public_tests": None}, "public_tests: Input should be"),
-        ({"content": "x", "labels": "?", "test": "[]"}, "expected SandboxFusion's JSON"),
-    ],
-)
-def test_bad_codecontests_rows_are_refused(change, message):
-    row = json.loads((FIXTURES / "codecontests.jsonl").read_text().splitlines()[1]) | change
-    row = change if "content" in change else row
-    with pytest.raises(MarlRayError, match=f"^f:1: .*{message}"):
-        BENCHMARKS["codecontests"].parse([FileRow("f:1", row)])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tset": []}, "tset: Extra inputs are not permitted"),
-        ({"tests": []}, "expected either tests or cases"),
-        ({"entry_point": ""}, "entry_point: expected with tests"),
-    ],
-)
-def test_bad_rows_of_our_own_format_are_refused(change, message):
-    row = json.loads((FIXTURES / "own.jsonl").read_text().splitlines()[0]) | change
-    with pytest.raises(MarlRayError, match=f"^f:1: {message}"):
-        BENCHMARKS["jsonl"].parse([FileRow("f:1", row)])
-
-
-@pytest.mark.parametrize(
-    ("output", "expected", "match"),
-    [
-        (b"YES", b"yes\n", True),
-        (b"1 2\n3", b"1\t2\r\n\v3 ", True),
-        (b"0.300001", b"0.3", True),
-        (b"0.30002", b"0.3", False),
-        (b"1e2", b"100", True),
-        (b"+5", b"5", True),
-        (b"5.", b"5", True),
-        (b"9007199254740993", b"9007199254740992", True),
-        (b"1000000.1", b"1000000", False),
-        (b"1_0", b"10", False),
-        (b"0x10", b"16", False),
-        (b"nan 1", b"nan 2", False),
-        (b"inf a", b"inf b", False),
-        (b"nan", b"NaN", True),
-        (b"nan 1.0", b"nan 1", False),
-        (b"a b", b"a", False),
-        (b"", b" \n", True),
-        (b"a\x0cb", b"a b", False),
-        (b"\xff", b"\xff", True),
-        ("\u0661".encode(), b"1", False),
-        (b"9" * 100_000, b"9" * 100_001, False),
-    ],
-)
-def test_outputs_are_compared_as_the_official_cpp_does(output, expected, match):
-    assert outputs_match(output, expected) is match
-
-
-@given(st.lists(st.floats(-1e3, 1e3) | st.integers(-999, 999) | st.text("abc", min_size=1), max_size=8))
-def test_white_space_and_case_never_matter(values):
-    tokens = [str(value) for value in values]
-    assert outputs_match(" ".join(tokens).upper().encode(), "\n".join(tokens).encode())
-
-
 def shared(name: str) -> str:
     if not (SHARED / name).exists():
         pytest.skip(f"needs {name} of the shared data")
@@ -445,12 +360,3 @@ def test_the_real_files_are_known_and_have_their_sizes(name, file, sizes):
     assert {split: len(load(BENCHMARKS[name], path, split).problems) for split in sizes} == sizes
     for split in sizes:
         assert BENCHMARKS[name].title in load(BENCHMARKS[name], path, split).variant
-
-
-def test_the_program_inside_the_sandbox_needs_nothing_but_the_standard_library():
-    path = Path(__file__).parents[2] / "src/marl_ray/evaluation/benchmarks/sandboxed/unittest_driver.py"
-    tree = ast.parse(path.read_text())
-    imported = {
-        alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-    }
-    assert imported <= sys.stdlib_module_names

@@ -11,6 +11,10 @@ helm_python = pytest.importorskip("helm_python", reason="Helm's engine is on PyP
 
 CHART = Path(__file__).parents[2] / "helm" / "marl-ray"
 VALUES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
+IMAGE = {"image": {"repository": "registry.example.com/marl-ray"}}
+MINIMAL: dict[str, Any] = {**IMAGE, "storage": {"uri": "s3://bucket/runs"}}
+RAY = ("RayCluster", "RayJob", "RayService", "RayCronJob")
+everywhere = pytest.mark.parametrize("name", VALUES)
 
 
 def values_of(name: str) -> dict[str, Any]:
@@ -51,3 +55,27 @@ def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
                 spec = item.get("spec")
                 found += [item] if isinstance(spec, dict) and "containers" in spec else pods(item)
     return found
+
+
+def of_kind(found: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [document for document in found if document["kind"] in kinds]
+
+
+def ray_clusters(found: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Kind and specification of every Ray cluster in the manifests."""
+    clusters = []
+    for document in of_kind(found, *RAY):
+        spec = document["spec"].get("jobTemplate", document["spec"])
+        cluster = spec if document["kind"] == "RayCluster" else spec.get("rayClusterSpec", spec.get("rayClusterConfig"))
+        if cluster:
+            clusters.append((document["kind"], cluster))
+    return clusters
+
+
+def ray_pods(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Heads and workers, without the submitters of jobs."""
+    return [
+        pod
+        for _, cluster in ray_clusters(found)
+        for pod in (cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"]))
+    ]

@@ -100,3 +100,11 @@ MISTRAL = (
     "{% elif m.role == 'assistant' %}{{ ' ' + m.content + '</s>' }}"
     "{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
 )
+
+
+def word_tokenizer(*words: str) -> PreTrainedTokenizerFast:
+    """Tokens are given pieces of text; encoding takes whole words only, so decoding and encoding again changes ids."""
+    core = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens([AddedToken("</s>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", clean_up_tokenization_spaces=False)

@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from toys.run_configs import refusal, run
 
 from marl_ray.cli import main
 from marl_ray.config import (
@@ -23,19 +23,6 @@ from marl_ray.config import (
 )
 from marl_ray.config.run.algorithms import READ_WITH
 from marl_ray.errors import MarlRayError
-
-GOOD = {"name": "run", "env": {"id": "MultiGrid-Empty-5x5-v0"}}
-
-
-def run(*overrides: str, **keys: Any) -> RunConfig:
-    return parse_config(RunConfig, GOOD | keys, overrides)
-
-
-def refusal(*overrides: str, **keys: Any) -> str:
-    with pytest.raises(MarlRayError) as error:
-        run(*overrides, **keys)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def file_refusal(path: Path, text: str) -> str:
@@ -299,148 +286,6 @@ def test_defaults_are_valid() -> None:
     assert PolicyConfig().agents == ("*",)
 
 
-@pytest.mark.parametrize(
-    ("hyper", "message"),
-    [
-        ({"bogus": 1}, "unknown key 'team.x.hyper.bogus'"),
-        ({"pid_kp": 1}, "team.x.hyper.pid_kp: mappo does not read it"),
-        ({"lr": -1}, "team.x.hyper.lr: Input should be greater than 0"),
-    ],
-)
-def test_a_policys_own_hyper_parameters_are_checked_by_name(hyper, message):
-    with pytest.raises(MarlRayError) as caught:
-        parse_config(RunConfig, {"name": "r", "env": {"id": "e"}, "team": {"x": {"hyper": hyper}}})
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-COST = ["constraints=[{budget: 4}]"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["algorithm=grpo"], "train.group_size=1: grpo of policy 'shared' needs 2 or more"),
-        (["algorithm=grpo", "train.group_size=3"], "train.group_size=3 must divide the copies of a worker"),
-        (
-            ["algorithm=reinforce_pp", "train.rollout=steps"],
-            "train.rollout=steps: reinforce_pp of policy 'shared' needs",
-        ),
-        (["algorithm=macpo"], "constraints: macpo of policy 'shared' needs a budget"),
-        (["hyper.clip=0.3", "hyper.clip_high=0.2"], "clip_high=0.2 must not be below clip=0.3"),
-        (["hyper.advantage_norm=group"], "advantage_norm=group of policy 'shared': mappo has no groups"),
-        (
-            ["algorithm=rloo", "train.group_size=2", "hyper.advantage_norm=group"],
-            "advantage_norm=group of policy 'shared': rloo takes no deviation of a group",
-        ),
-        (
-            ["algorithm=remax", "train.group_size=2", "hyper.dynamic_sampling=2"],
-            "hyper.dynamic_sampling: remax does not read it",
-        ),
-        (["hyper.dynamic_sampling=2"], "hyper.dynamic_sampling: mappo does not read it"),
-        (["hyper.pid_kp=5"], "hyper.pid_kp: mappo does not read it"),
-        (["algorithm=cpo", *COST, "hyper.entropy_coef=0.1"], "hyper.entropy_coef: cpo does not read it"),
-        (["algorithm=cpo", *COST, "hyper.importance_cap=2"], "hyper.importance_cap: cpo does not read it"),
-        (["hyper.bogus=2"], "unknown key 'hyper.bogus'"),
-        (["hyper.kl_coef=0.1", "hyper.kl_estimator=k1"], "hyper: kl_estimator=k1: its gradient is zero in expectation"),
-        (["hyper.overlong_buffer=8"], "overlong_buffer of policy 'shared': a row holds a stretch of play"),
-        (["hyper.overlong_filter=true"], "overlong_filter of policy 'shared': a row holds a stretch of play"),
-        (["algorithm=rloo", "hyper.ratio_level=sequence"], "aggregation=token-mean: expected seq-mean-token-mean"),
-        (["hyper.overlong_buffer=64"], "overlong_buffer=64 must be below train.horizon=64"),
-        (["algorithm=direct_dapo", "hyper.return_low=2"], "return_high=1 must be above return_low=2"),
-        (["hyper.kl_target=0.1"], "kl_target of policy 'shared': expected kl_coef beside it"),
-        (["hyper.kl_coef=0.1", "hyper.kl_horizon=9"], "kl_horizon of policy 'shared': expected kl_target beside it"),
-        (["hyper.entropy_step=0.1"], "entropy_step of policy 'shared': expected entropy_target beside it"),
-        (["hyper.overlong_penalty=2"], "overlong_penalty of policy 'shared': expected overlong_buffer beside it"),
-        (["algorithm=dapoo"], "algorithm: "),
-        (["constraints=[{budget: -1}]"], "constraints.0.budget"),
-    ],
-)
-def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: list[str], message: str) -> None:
-    with pytest.raises(MarlRayError) as caught:
-        parse_config(RunConfig, {"name": "a", "env": {"id": "x"}}, overrides)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["algorithm=mappo"], "team.a: mappo trains actor-critics, not language models"),
-        (["train.rollout=steps"], "train.rollout=steps"),
-        (["train.total_steps=0"], "train.total_steps=0: expected `warm_start`"),
-        (["hyper.overlong_buffer=8"], "overlong_buffer=8 must be below team.a.generation.max_tokens=8"),
-        (["team.a.model.path=gpt2"], "team.a.model: expected exactly one of `path` and `preset`"),
-        (["team.b.agents=[x]"], "team.b.model: expected a language model, as the other policies are"),
-    ],
-)
-def test_what_language_models_need_is_checked_before_anything_starts(overrides: list[str], message: str) -> None:
-    policy = {"model": {"preset": "tiny-0.2m"}, "generation": {"max_tokens": 8}}
-    base = {"name": "a", "env": {"id": "math"}, "algorithm": "grpo", "train": {"group_size": 8}, "team": {"a": policy}}
-    with pytest.raises(MarlRayError) as caught:
-        parse_config(RunConfig, base, overrides)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
-    base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}}
-    config = parse_config(RunConfig, base, ["algorithm=dapo"])
-    assert config.hyper_of("shared").clip_range == (0.8, 1.28) and config.whole_episodes
-    given = parse_config(RunConfig, base, ["algorithm=dapo", "hyper.clip_high=0.3", "team.shared.hyper.clip=0.1"])
-    assert given.hyper_of("shared").clip_range == (0.9, 1.3)
-    # What travels to the workers keeps what was left open; what is printed leaves nothing open. Both are configs again.
-    for data in (given.given(), given.resolved()):
-        again = RunConfig.model_validate(data)
-        assert again.hyper_of("shared") == given.hyper_of("shared") and config_hash(again) == config_hash(given)
-    assert config_hash(given) != config_hash(config)
-
-
-def test_every_default_and_knob_of_an_algorithm_is_a_key() -> None:
-    keys = set(AlgorithmConfig.model_fields)
-    for name, spec in SPECS.items():
-        assert set(spec.defaults) <= keys and set(spec.knobs) <= keys, name
-        assert AlgorithmConfig.model_validate(spec.defaults)
-    assert {key for spec in SPECS.values() for key in spec.reads} == keys
-
-
-def test_a_run_may_have_keys_that_only_some_of_its_policies_read() -> None:
-    team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "algorithm": "pid_lagrangian"}}
-    base = {"name": "a", "env": {"id": "x"}, "team": team, "constraints": [{"budget": 3}]}
-    config = parse_config(RunConfig, base, ["hyper.pid_kp=5", "hyper.lr=0.1"])
-    assert config.hyper_of("b").pid_kp == 5 and config.hyper_of("b").lr == config.hyper_of("a").lr == 0.1
-    written = config.resolved()["team"]
-    assert "pid_kp" in written["b"]["hyper"] and "pid_kp" not in written["a"]["hyper"]
-    with pytest.raises(MarlRayError, match=r"team.a.hyper.pid_kp: mappo does not read it"):
-        parse_config(RunConfig, base, ["team.a.hyper.pid_kp=5"])
-
-
-def test_the_algorithm_of_the_run_says_nothing_of_a_frozen_policy() -> None:
-    team = {"a": {"agents": ["x"], "algorithm": "ppo"}, "b": {"agents": ["y"], "frozen": True, "bundle": "b"}}
-    config = parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team}, ["algorithm=remax"])
-    assert not config.greedy and not config.whole_episodes
-
-
-def test_a_greedy_member_leaves_two_others_to_compare() -> None:
-    team = {"a": {"agents": ["x"], "algorithm": "remax"}, "b": {"agents": ["y"], "algorithm": "grpo"}}
-    base = {"name": "a", "env": {"id": "x"}, "team": team, "train": {"env_copies": 12}}
-    with pytest.raises(MarlRayError, match=r"train.group_size=2: grpo of policy 'b' needs 3 or more"):
-        parse_config(RunConfig, base, ["train.group_size=2"])
-    assert parse_config(RunConfig, base, ["train.group_size=3"]).greedy
-    assert parse_config(RunConfig, base, ["train.group_size=2", "team.b.algorithm=remax"]).greedy
-
-
-def test_a_frozen_policy_has_no_hyper_parameters() -> None:
-    team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "frozen": True, "bundle": "b", "hyper": {"lr": 0.1}}}
-    with pytest.raises(MarlRayError, match=r"team.b.hyper.lr: a frozen policy has no hyper-parameters"):
-        parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team})
-
-
-def test_bounds_are_compared_with_the_algorithms_own_defaults() -> None:
-    base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}, "algorithm": "gspo"}
-    assert parse_config(RunConfig, base, ["hyper.clip_high=0.001"]).hyper_of("shared").clip_range == (0.9997, 1.001)
-    weighted = parse_config(RunConfig, base, ["algorithm=cispo", "hyper.clip_high=0.28"])
-    assert weighted.hyper_of("shared").clip_range == (0.0, 1.28)
-
-
 @pytest.mark.parametrize("kind", ["run", "sweep", "experiment", "gateway"])
 def test_every_kind_of_config_has_a_schema(kind: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
@@ -448,50 +293,3 @@ def test_every_kind_of_config_has_a_schema(kind: str, capsys: pytest.CaptureFixt
     assert caught.value.code == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["type"] == "object"
-
-
-def language(*overrides: str) -> RunConfig:
-    solver = {"model": {"preset": "tiny-0.2m"}}
-    return run(*overrides, algorithm="reinforce_pp", env={"id": "math"}, team={"solver": solver})
-
-
-def test_a_benchmark_is_a_name_or_a_group_of_keys() -> None:
-    given = (
-        "evaluation.benchmarks=[humaneval, {name: math, data: s3://b/m.jsonl, samples: 4, temperature: 0.6, every: 5}]"
-    )
-    first, second = language(given, "resources.hourly_price=2.5").evaluation.benchmarks
-    assert (first.name, first.data, first.samples, first.every) == ("humaneval", None, 1, None)
-    assert (second.data, second.samples, second.temperature, second.every) == ("s3://b/m.jsonl", 4, 0.6, 5)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("evaluation.benchmarks=[evalplus]",), "benchmarks.0.name: Input should be 'humaneval', "),
-        (("evaluation.benchmarks=[math]",), "evaluation.benchmarks.0: data: math needs its file, or a URI"),
-        (
-            ("evaluation.benchmarks=[{name: mbpp, data: hub}]",),
-            "data: 'hub', expected a file or a URI; nothing is downloaded",
-        ),
-        (("evaluation.benchmarks=[humaneval, humaneval]",), "evaluation: benchmarks: humaneval is given twice"),
-        (
-            ("evaluation.benchmarks=[{name: humaneval, every: 0}]",),
-            "benchmarks.0.every: Input should be greater than 0",
-        ),
-        (("evaluation.benchmarks=[{name: humaneval, k: 1}]",), "unknown key 'evaluation.benchmarks.0.k'"),
-        (
-            ("resources.hourly_price=2",),
-            "resources.hourly_price: expected evaluation.benchmarks, without which nothing",
-        ),
-    ],
-)
-def test_benchmarks_that_cannot_be_measured_are_refused(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(MarlRayError, match=re.escape(message)) as caught:
-        language(*overrides)
-    assert "\n" not in str(caught.value)
-
-
-def test_actor_critics_are_measured_on_no_benchmark() -> None:
-    assert "evaluation.benchmarks: expected a text environment and language models" in refusal(
-        "evaluation.benchmarks=[humaneval]"
-    )

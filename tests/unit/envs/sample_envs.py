@@ -1,6 +1,7 @@
 """What users may name as `env.id: sample_envs:NAME`: right ones and wrong ones."""
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
@@ -35,6 +36,31 @@ class Counter(ParallelEnv):
         self.agents = [] if over else alive
         result = (dict.fromkeys(alive, value) for value in (self.time, 1.0, False, over))
         return *result, {agent: {} for agent in alive}
+
+
+class Recorded(Counter):
+    """It notes what is asked of it."""
+
+    calls: ClassVar[list[str]] = []
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.calls.append("reset")
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.calls.append("step")
+        return super().step(actions)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Unpaid(Counter):
+    """Its rewards are not numbers."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, dict.fromkeys(rewards, math.nan), *rest
 
 
 class Turns(AECEnv):

@@ -14,6 +14,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from marl_ray.config import CostConfig, EnvConfig
 from marl_ray.envs.copies import warm_up
+from marl_ray.envs.gridworld import moves
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
@@ -229,9 +230,22 @@ def test_user_environments(name: str) -> None:
     assert observations == {"a": 2, "b": 2} and truncated == {"a": True, "b": True} and not env.agents
 
 
-@pytest.mark.parametrize("env_id", [EMPTY, SPREAD, "sample_envs:Counter", "sample_envs:Turns"])
-def test_warm_up(env_id: str) -> None:
-    warm_up(EnvConfig(id=env_id))
+def test_a_warm_up_of_a_gridworld_compiles_the_step_of_workers() -> None:
+    warm_up(EnvConfig(id=EMPTY))
+    assert moves.play.signatures
+
+
+def test_a_warm_up_resets_steps_once_and_closes() -> None:
+    import sample_envs
+
+    sample_envs.Recorded.calls.clear()
+    warm_up(EnvConfig(id="sample_envs:Recorded"))
+    assert sample_envs.Recorded.calls == ["reset", "step", "close"]
+
+
+def test_a_warm_up_refuses_a_reward_that_is_not_finite() -> None:
+    with pytest.raises(MarlRayError, match="gives a a reward of nan, expected a finite number"):
+        warm_up(EnvConfig(id="sample_envs:Unpaid"))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow, bigcodebench, evalplus
+from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow
 from marl_ray.evaluation.benchmarks.evalplus import mbpp_inputs
 from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import (
     Late,
@@ -35,11 +35,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(HASHABLE, inner, max_size=3),
     max_leaves=10,
 )
-
-
-def test_the_programs_that_go_into_the_sandbox_are_where_they_are_read():
-    for benchmark in (bigcodebench, evalplus):
-        compile(benchmark._driver(), benchmark.__name__, "exec")
 
 
 @given(VALUES)
