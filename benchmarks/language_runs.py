@@ -62,16 +62,19 @@ class Job(NamedTuple):
     iterations: int
     tokens: int | None = None
     """Sampled tokens after which it ends, before `iterations` do."""
+    engine: str = "torch"
 
 
-def run_config(kind: str, seed: int, bundle: str | None = None, iterations: int = 0, **more: Any) -> RunConfig:
+def run_config(
+    kind: str, seed: int, bundle: str | None = None, iterations: int = 0, engine: str = "torch", **more: Any
+) -> RunConfig:
     """The config of a run that begins with the weights of `bundle`; `more` are keys of it."""
     own = KINDS[kind]
     team = {
         name: {
             "agents": [name],
             "model": {"preset": "tiny-1m", "context": CONTEXT},
-            "generation": {"max_tokens": TOKENS[name]},
+            "generation": {"max_tokens": TOKENS[name], "engine": engine},
             "bundle": bundle,
         }
         for name in own.agents
@@ -128,12 +131,14 @@ def train(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     started = time.perf_counter()
     hyper = HYPER | OWN[job.algorithm]
-    config = run_config(job.kind, job.seed, job.bundle, job.iterations, algorithm=job.algorithm, hyper=hyper)
+    config = run_config(
+        job.kind, job.seed, job.bundle, job.iterations, job.engine, algorithm=job.algorithm, hyper=hyper
+    )
     with process_group():
         run = Run(config, torch.device("cpu"), None, lambda row: None)
         programs = _time_programs(run.collector)
         before = held_out(run, SAMPLES)
-        curve, rows, tokens = [[0, 0, _mean(before["passes"])]], [], 0
+        curve, rows, gaps, tokens = [[0, 0, _mean(before["passes"])]], [], [], 0
         print(f"{job.kind} {job.algorithm} seed {job.seed} begins: held-out {curve[0][2]:.1%}", flush=True)
         run.clock.read(0)
         while run.iteration < job.iterations and (job.tokens is None or tokens < job.tokens):
@@ -144,6 +149,7 @@ def train(job: Job) -> dict[str, Any]:
             rollout, update = seconds * row["time/rollout"], seconds * row["time/update"]
             # Seconds of all, sampling (and what else a rollout does), programs, update; tokens; passes in training.
             rows.append([seconds, rollout - sum(programs), sum(programs), update, row["tokens"], row["env/pass"]])
+            gaps += [value for name, value in row.items() if name.endswith("engine/log_prob_gap")]
             if run.iteration % EVERY == 0:
                 curve.append([run.iteration, tokens, _mean(held_out(run, 1)["passes"])])
                 run.clock.read(0)
@@ -158,12 +164,14 @@ def train(job: Job) -> dict[str, Any]:
     return {
         "kind": job.kind,
         "algorithm": job.algorithm,
+        "engine": job.engine,
         "seed": job.seed,
         "before": before,
         "after": after,
         "curve": curve,
         "iterations": rows,
         "tokens": tokens,
+        "log_prob_gap": max(gaps, default=None),
         "seconds": time.perf_counter() - started,
     }
 

@@ -9,7 +9,14 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """The parts that were measured, as Markdown."""
+    parts = [training_lines(result)] if "models" in result else []
+    parts += [engine_lines(result["engines"])] if "engines" in result else []
+    return "\n".join(["# Language models: tokens per second", *(line for part in parts for line in ("", *part)), ""])
+
+
+def training_lines(result: dict[str, Any]) -> list[str]:
+    """Sampling and update."""
     step, threads = result["step"], result["threads"]
     names = {
         f"{side} {precision}": f"{name}, {threads} threads, {PRECISIONS[precision]}"
@@ -21,7 +28,7 @@ def table(result: dict[str, Any]) -> str:
         "apart": "two runs of half a batch each, which never talk",
     }
     lines = [
-        "# Language models: tokens per second, sampling and update",
+        "## Sampling and update",
         "",
         f"GRPO, {step['prompts']} prompts x {step['responses']} responses of at most {step['tokens']} tokens, one gradient",
         "step per batch, on the CPU. Medians of the steps after the warm-up; of the rounds, median (least-most). CPU: per",
@@ -63,8 +70,33 @@ def table(result: dict[str, Any]) -> str:
         for setting, run in part["settings"].items():
             wall, cpu = (f"{run[rate]:,.0f}" for rate in RATES)
             lines.append(f"| {preset} | {setting} | {wall} | {cpu} |")
-    described = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
-    return "\n".join([*lines, "", f"Machine: {described}. `benchmarks/language.py` writes this file.", ""])
+    return [*lines, "", machine_line(result["machine"])]
+
+
+def engine_lines(engines: dict[str, Any]) -> list[str]:
+    """The engines that sample."""
+    lines = [
+        "## Engines",
+        "",
+        f"A call samples {engines['prompts']} x {engines['responses']} responses of at most {engines['tokens']} tokens,",
+        "on weights that were written anew. Median of the calls; of the rounds, in which the engines take turns, median",
+        "(least-most). The gap is the greatest between a sampled token's log-probability and that of a full forward pass.",
+        "",
+        "| model | engine | tokens/s | seconds per hand-over of weights | greatest gap of log-probabilities |",
+        "|---|---|---|---|---|",
+    ]
+    for row in engines["rows"]:
+        speeds, hand_overs, gaps = (
+            [run[key] for run in row["rounds"]] for key in ("tokens_per_second", "hand_over_seconds", "log_prob_gap")
+        )
+        name = f"{row['engine']}, {engines['threads']} threads, {PRECISIONS[row['precision']]}"
+        lines.append(f"| {row['preset']} | {name} | {spread(speeds)} | {spread(hand_overs, 4)} | {max(gaps):.1e} |")
+    before = f"{engines['calls']} calls a round; load before: {engines['load']:.1f}."
+    return [*lines, "", f"{before} {machine_line(engines['machine'])}"]
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    return "Machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()) + "."
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str) -> tuple[str, str]:
