@@ -55,7 +55,8 @@ class ArmConfig(Config):
     """With `url`: price of its tokens. All units of the experiment then have the metric `cost_usd`, but for those with a
     response whose tokens the server does not count."""
     engine: Literal["torch", "vllm"] = "torch"
-    """With `bundle` of language models: the built-in decoder, or vLLM (an extra) in a process of its own."""
+    """With `bundle` of language models: the built-in decoder, or vLLM (an extra) in a process that adapters of one
+    base model share."""
     weight: Weight = 1.0
     """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
     replicas: Replicas = 1

@@ -12,6 +12,7 @@ import torch
 from transformers.utils import logging
 
 from marl_ray.config.run.model import ModelConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.manifest import (
     Described,
     Lineage,
@@ -20,6 +21,7 @@ from marl_ray.policies.bundles.manifest import (
     file_hash,
     publish,
 )
+from marl_ray.policies.language.base_model import BASE_SHA256, base_sha256, known_base, take_apart
 from marl_ray.policies.language.lora import save_adapters
 from marl_ray.policies.language.token_policy import TokenPolicy, load_model, sampling_dtype, save_merged
 from marl_ray.policies.prompting.tokenizers import load_tokenizer
@@ -33,18 +35,39 @@ class Models(Mapping[str, TokenPolicy]):
 
     def __init__(self, folder: Path, manifest: TokenManifest):
         self._folder, self._manifest = folder, manifest
-        self._read: dict[str, TokenPolicy] = {}
+        self._merged: dict[str, TokenPolicy] = {}
+        self._apart: dict[str, TokenPolicy] = {}
 
     def __getitem__(self, name: str) -> TokenPolicy:
-        if name not in self._read:
-            part = self._manifest.policies[name]
-            path = str(self._folder / name)
-            config = ModelConfig(path=path, context=part.context, chat=part.chat)
-            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            model = load_model(path, sampling_dtype(config, device), part.context)
-            policy = TokenPolicy(model, load_tokenizer(path), config, part.generation)
-            self._read[name] = policy.requires_grad_(False).to(device)
-        return self._read[name]
+        if name not in self._merged:
+            self._merged[name] = self._load(name, apart=False)
+        return self._merged[name]
+
+    def apart(self, name: str) -> TokenPolicy:
+        """A policy with its adapter beside the weights, where it has one that tells its base model; else as it is.
+
+        Raises MarlRayError for an adapter of a model of another shape.
+        """
+        if known_base(self._folder / name / ADAPTER_FOLDER) is None:
+            return self[name]
+        if name not in self._apart:
+            self._apart[name] = self._load(name, apart=True)
+        return self._apart[name]
+
+    def _load(self, name: str, apart: bool) -> TokenPolicy:
+        part, folder = self._manifest.policies[name], self._folder / name
+        config = ModelConfig(path=str(folder), context=part.context, chat=part.chat)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = load_model(str(folder), sampling_dtype(config, device), part.context)
+        if apart:
+            try:
+                lora = take_apart(model.to(device), folder / ADAPTER_FOLDER)
+            except MarlRayError as error:
+                raise MarlRayError(f"{str(folder)!r}: its adapter is of another base model: {error}") from error
+            config = config.model_copy(update={"lora": lora})
+        policy = TokenPolicy(model, load_tokenizer(str(folder)), config, part.generation)
+        policy.base_sha256 = known_base(folder / ADAPTER_FOLDER) if apart else None
+        return policy.requires_grad_(False).to(device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._manifest.policies)
@@ -58,7 +81,7 @@ class TokenBundle(Described):
     """A team of language models read from a bundle, ready to sample on the GPU if there is one."""
 
     manifest: TokenManifest
-    policies: Mapping[str, TokenPolicy]
+    policies: Models
 
 
 def save_token_bundle(
@@ -87,6 +110,7 @@ def _write_policy(folder: Path, policy: TokenPolicy) -> TokenPolicyManifest:
     policy.tokenizer.save_pretrained(folder)
     if policy.config.lora is not None:
         save_adapters(policy.lm, policy.config.lora, policy.base, folder / ADAPTER_FOLDER)
+        (folder / ADAPTER_FOLDER / BASE_SHA256).write_text(base_sha256(policy.lm))
     return TokenPolicyManifest(
         generation=policy.generation,
         context=policy.config.context,

@@ -16,7 +16,7 @@ from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, ch
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.gpu_transfer import ipc_update
-from marl_ray.policies.engines.vllm_process.messages import IPC, NCCL, SHARED, VllmSettings
+from marl_ray.policies.engines.vllm_process.messages import IPC, NCCL, SHARED, AdapterRoom, VllmSettings
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
@@ -48,19 +48,21 @@ class VllmEngine(Engine):
         tensor_parallel: int = 1,
         memory_share: float = BESIDE,
         transfer: str | None = None,
+        room: AdapterRoom | None = None,
     ) -> None:
         """Raises MarlRayError without the package, or for an architecture that vLLM is not trusted with.
 
         `processed`: vLLM reports log-probabilities after temperature, top-k and top-p, and not the model's own.
         `memory_share`: share of a GPU's memory that vLLM takes. `transfer`: `ipc`, for a policy on a GPU, which vLLM shares
         with the trainer and leaves to it while the policy learns; `nccl`, where weights come through `take`; or SHARED.
-        When not given, `ipc` on a GPU and else SHARED.
+        When not given, `ipc` on a GPU and else SHARED. With `room` the process gets the weights without the policy's
+        adapter, and whoever asks for the room loads adapters.
         """
         if find_spec("vllm") is None:
             raise MarlRayError("generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
         config = policy.config
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
-        self._policy = policy
+        self._policy, self._room = policy, room
         self._processed = reports_processed(policy.generation) if processed is None else processed
         self._shared = SharedWeights(bare_weights(policy.lm))
         self._folder = tempfile.TemporaryDirectory(prefix="marl-ray-vllm-")
@@ -81,6 +83,11 @@ class VllmEngine(Engine):
         """The process, once there is one."""
         return self._process
 
+    @property
+    def version(self) -> int:
+        """The version of the weights that the process has."""
+        return self._version
+
     def close(self) -> None:
         """End the process; the next call starts another."""
         if self._process is not None:
@@ -89,7 +96,7 @@ class VllmEngine(Engine):
 
     def decoder(self) -> VllmDecoder:
         """An empty decoder on the policy's weights as they are now; while one writes, they must stay so."""
-        process, policy = self._follow(), self._policy
+        process, policy = self.follow(), self._policy
         return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, self._adapter)
 
     def rest(self) -> None:
@@ -99,11 +106,11 @@ class VllmEngine(Engine):
 
     def join(self, connection: dict[str, Any]) -> None:
         """Let the process join a group through which weights come."""
-        self._follow().ask("join", connection)
+        self.follow().ask("join", connection)
 
     def take(self, update: dict[str, Any]) -> None:
         """Let the process take weights that its group sends now; they count as the policy's."""
-        process = self._follow()
+        process = self.follow()
         self._version += 1
         process.ask("load", self._version, update)
 
@@ -147,7 +154,7 @@ class VllmEngine(Engine):
             raise
         return ids, log_probs, ended
 
-    def _follow(self) -> VllmProcess:
+    def follow(self) -> VllmProcess:
         """The process, with the policy's weights as they are now."""
         process = self._process
         if process is None or process.lost:
@@ -160,7 +167,7 @@ class VllmEngine(Engine):
         state = _state(self._policy)
         if self._held == state or self._transfer == NCCL:
             return process
-        version, adapted = self._version + 1, self._policy.config.lora is not None
+        version, adapted = self._version + 1, self._policy.config.lora is not None and self._room is None
         if self._held is None or not adapted:
             self._load(process, version)
         if adapted:
@@ -186,12 +193,15 @@ class VllmEngine(Engine):
 
     def _settings(self) -> VllmSettings:
         policy = self._policy
+        own = policy.config.lora
+        room = self._room or AdapterRoom(own.rank if own is not None else 0, 1)
         return VllmSettings(
             self._folder.name,
             str(policy.lm.dtype).removeprefix("torch."),
             policy.config.context,
             self._processed,
-            policy.config.lora.rank if policy.config.lora is not None else 0,
+            room.rank,
+            room.adapters,
             self._transfer,
             self._tensor_parallel,
             self._memory_share,

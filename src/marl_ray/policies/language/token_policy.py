@@ -72,6 +72,8 @@ class TokenPolicy(nn.Module):
         self.tokenizer, self.config, self.generation = tokenizer, config, generation
         self.base = config.path
         """Path of the weights without adapters; None if they were drawn at random."""
+        self.base_sha256: str | None = None
+        """Digest of the weights without adapters, where a bundle tells it: see `base_model.base_sha256`."""
         self.version = 0
         """Number of `refresh`es that this sampling copy has had: one for each update."""
         self._logits = logits_shape(lm)

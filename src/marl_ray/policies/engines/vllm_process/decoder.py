@@ -9,6 +9,7 @@ from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
 from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
+from marl_ray.policies.engines.vllm_process.shared_process import Port
 from marl_ray.policies.language.philox import token_uniforms
 
 
@@ -21,7 +22,9 @@ class _Row:
 class VllmDecoder:
     """Responses in the making by one version of the weights. Prompts with a guide or a bias are not for it."""
 
-    def __init__(self, process: VllmProcess, tokenizer: Any, ends: Set[int], version: int, adapter: int = 0) -> None:
+    def __init__(
+        self, process: VllmProcess | Port, tokenizer: Any, ends: Set[int], version: int, adapter: int = 0
+    ) -> None:
         """`ends`: tokens that end a response; `version`: of the weights, or of `adapter`, that the process has."""
         self._process, self._tokenizer, self._version, self._adapter = process, tokenizer, version, adapter
         self._ends = tuple(sorted(ends))
@@ -89,6 +92,10 @@ class VllmDecoder:
     def remove(self, handle: int) -> None:
         """Give a row up before its end; KeyError if there is none of this handle."""
         self._give_up([handle])
+
+    def clear(self) -> None:
+        """Give all rows up."""
+        self._give_up(list(self._rows))
 
     def _give_up(self, handles: Sequence[int]) -> None:
         for handle in handles:

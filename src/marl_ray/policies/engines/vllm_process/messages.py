@@ -24,6 +24,8 @@ class VllmSettings:
     """Log-probabilities are of the distribution after temperature, top-k and top-p, and not of the model's own."""
     adapter_rank: int = 0
     """Greatest rank of the adapters; 0 for a model without adapters."""
+    adapters: int = 1
+    """Most adapters whose responses are in a step together."""
     transfer: str = SHARED
     """Backend of vLLM's weight transfer."""
     tensor_parallel: int = 1
@@ -32,6 +34,16 @@ class VllmSettings:
     """Share of a GPU's memory that vLLM may take."""
     cache_gib: int = 1
     """Memory for keys and values on a CPU."""
+
+
+@dataclass(frozen=True)
+class AdapterRoom:
+    """The room that a process has for adapters."""
+
+    rank: int
+    """Greatest rank."""
+    adapters: int
+    """Most adapters whose responses are in a step together."""
 
 
 @dataclass(frozen=True)

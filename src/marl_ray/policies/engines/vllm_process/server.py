@@ -36,6 +36,7 @@ class Server:
         adapters: dict[str, Any] = {
             "enable_lora": True,
             "max_lora_rank": next(known for known in RANKS if known >= rank),
+            "max_loras": settings.adapters,
         }
         self._llm: Any = import_module("vllm").LLM(
             model=settings.folder,
@@ -96,6 +97,8 @@ class Server:
         self._adapters[number] = request
 
     def drop_adapter(self, number: int) -> None:
+        """Forget an adapter, and give up what it writes."""
+        self.remove([handle for handle, version in self._written_by.items() if version == number])
         self._engine.remove_lora(number)
         del self._adapters[number]
 
@@ -138,10 +141,10 @@ class Server:
         return sampled
 
     def remove(self, handles: Sequence[int]) -> None:
-        """Give responses up before their end."""
+        """Give responses up before their end; those that have ended already stay so."""
         self._engine.abort_request([str(handle) for handle in handles])
         for handle in handles:
-            del self._written_by[handle]
+            self._written_by.pop(handle, None)
 
 
 def main() -> None:

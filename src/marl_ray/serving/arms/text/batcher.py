@@ -40,9 +40,16 @@ class TextBatcher:
         self.step_number = new_pass()
         """The number of the step that is under way, or was the last one."""
         self._patience_s = patience_s
-        models = {name: ServedModel(policy, engine) for name, policy in bundle.policies.items()}
-        self._batches = {name: TokenBatch(model) for name, model in models.items()}
-        device = next(iter(bundle.policies.values())).device
+        policy = bundle.policies.apart if engine == "vllm" else bundle.policies.__getitem__
+        self._batches: dict[str, TokenBatch] = {}
+        try:
+            for name in bundle.policies:
+                self._batches[name] = TokenBatch(ServedModel(policy(name), engine))
+        except BaseException:
+            for batch in self._batches.values():
+                batch.close()
+            raise
+        device = next(iter(self._batches.values())).model.policy.device
         memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
         largest = sum(batch.bytes_per_row for batch in self._batches.values())
         self._room = max(1, min(max_batch, memory // max(1, largest)))

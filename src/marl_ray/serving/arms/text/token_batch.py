@@ -4,12 +4,11 @@ import contextlib
 from collections.abc import Sequence
 
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.torch_engine import cached_model
-from marl_ray.policies.engines.vllm_engine import VllmEngine
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.process import EngineLost
+from marl_ray.policies.engines.vllm_shared import SharedVllm
 from marl_ray.serving.arms.errors import NotFiniteError
 from marl_ray.serving.arms.text.reply import Arrived, BatchedReply
 from marl_ray.serving.arms.text.served_model import ServedModel
@@ -21,32 +20,30 @@ class TokenBatch:
     def __init__(self, model: ServedModel):
         """Load the engine. Raises MarlRayError for a model that cannot be decoded here."""
         self.model, policy = model, model.policy
-        # Log-probabilities of a stream cannot be computed again when its last token is there.
-        self._vllm = VllmEngine(policy, processed=True) if model.engine == "vllm" else None
+        self._vllm = SharedVllm(policy) if model.engine == "vllm" else None
         self._cached = cached_model(policy) if self._vllm is None else None
         per_token = self._cached.shape.bytes_per_token if self._cached is not None else 0  # vLLM minds its own memory
         self.bytes_per_row: int = per_token * policy.config.context
         self.clear()
         self._begun()
-        if self._vllm is not None:  # its first steps compile kernels, which no client shall wait for
-            self._vllm.generate([Prompt((0,), 0)], 0, GenerationConfig(max_tokens=2))
 
     def clear(self) -> None:
-        """Begin with an empty batch, after a failure in a new process of vLLM."""
-        self._decoder: Decoder | VllmDecoder | None = None
+        """Begin with an empty batch."""
+        self._decoder: Decoder | None = None
         self.rows: dict[int, BatchedReply] = {}
-        self.close()
+        if self._vllm is not None:
+            self._vllm.abandon()
 
     def close(self) -> None:
-        """End the process of vLLM, where there is one."""
+        """Leave the process of vLLM, where there is one."""
         if self._vllm is not None:
             self._vllm.close()
 
     def _begun(self) -> Decoder | VllmDecoder:
         """The batch's decoder. Raises MarlRayError where vLLM cannot start."""
-        if self._decoder is None and self._vllm is not None:
-            self._decoder = self._vllm.decoder()
-        elif self._decoder is None:
+        if self._vllm is not None:
+            return self._vllm.decoder()
+        if self._decoder is None:
             assert self._cached is not None
             self._decoder = Decoder(self._cached, self.model.tokenizer, self.model.policy.end_tokens)
         return self._decoder

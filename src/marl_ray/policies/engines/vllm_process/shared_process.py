@@ -1,0 +1,129 @@
+"""One process of vLLM for several decoders: each step writes the next tokens of all of them."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
+from marl_ray.policies.engines.vllm_process.process import EngineLost, EngineRefused, VllmProcess
+
+TURN_S = 1200.0
+"""Seconds that a thread waits for its turn: another one may be starting a process."""
+
+
+class FairLock:
+    """A lock that threads get in the order in which they ask. A plain one may starve a thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[object] = deque()
+
+    @contextmanager
+    def turn(self, limit_s: float = TURN_S) -> Iterator[None]:
+        """Raises EngineLost if no turn comes within `limit_s`."""
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            if not self._changed.wait_for(lambda: self._queue[0] is ticket, limit_s):
+                self._queue.remove(ticket)
+                raise EngineLost(f"generation.engine=vllm: other arms used its process for {limit_s:g} s")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._queue.popleft()
+                self._changed.notify_all()
+
+
+class SharedProcess:
+    """A process and its ports. Whoever needs tokens first takes the step, which also brings those of the others."""
+
+    def __init__(self, process: VllmProcess, lock: FairLock) -> None:
+        self.process, self.lock = process, lock
+        self.why_lost = "generation.engine=vllm: its process was ended"
+        self._ports: dict[int, Port] = {}
+
+    def port(self, version: int) -> "Port":
+        """The way in for one decoder. vLLM tells `version` with each of its tokens."""
+        port = self._ports[version] = Port(self)
+        return port
+
+    def remove_port(self, version: int) -> None:
+        """Forget a port; in a turn in which its responses end."""
+        self._ports.pop(version, None)
+
+    def step(self) -> None:
+        """Sort the next tokens of all responses by port; in a turn. Raises EngineLost."""
+        tokens: dict[int, list[Sampled]] = {}
+        for token in self.demand("step"):
+            tokens.setdefault(token.version, []).append(token)
+        for version, part in tokens.items():
+            if version not in self._ports:
+                raise self._lose(f"generation.engine=vllm: it samples with version {version}, which no arm has")
+            self._ports[version].arrived.append(part)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the server; in a turn. Raises EngineLost and EngineRefused."""
+        if self.process.lost:
+            raise EngineLost(self.why_lost)
+        try:
+            return self.process.ask(method, *arguments)
+        except EngineLost as error:
+            raise self._lose(str(error)) from None
+
+    def demand(self, method: str, *arguments: Any) -> Any:
+        """Call a method that a sound engine never refuses; in a turn. One that does is ended. Raises EngineLost."""
+        try:
+            return self.ask(method, *arguments)
+        except EngineRefused as error:
+            raise self._lose(str(error)) from None
+
+    def _lose(self, why: str) -> EngineLost:
+        self.process.close()
+        self.why_lost = why
+        return EngineLost(why)
+
+
+class Port:
+    """A decoder's share of a process: the calls `add`, `step` and `remove`, for its own responses."""
+
+    def __init__(self, shared: SharedProcess) -> None:
+        self._shared = shared
+        self.handles = shared.process.handles
+        self.arrived: deque[list[Sampled]] = deque()
+        """Tokens of steps that the decoder has not taken, by step."""
+
+    @property
+    def lost(self) -> bool:
+        """True once the process was ended."""
+        return self._shared.process.lost
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """See `VllmProcess.ask`. If vLLM refuses `add`, these responses end; if it refuses another call, the process."""
+        if self.lost:  # without a turn, in which another process may start
+            raise EngineLost(self._shared.why_lost)
+        with self._shared.lock.turn():
+            match method:
+                case "add":
+                    return self._add(*arguments)
+                case "remove":
+                    return self._remove(*arguments)
+                case _:
+                    if not self.arrived:
+                        self._shared.step()
+                    return self.arrived.popleft() if self.arrived else []
+
+    def _add(self, requests: Sequence[VllmRequest]) -> None:
+        try:
+            self._shared.ask("add", requests)
+        except EngineRefused:
+            self._shared.demand("remove", [request.handle for request in requests])
+            raise
+
+    def _remove(self, handles: Sequence[int]) -> None:
+        removed = set(handles)
+        kept = ([token for token in part if token.handle not in removed] for part in self.arrived)
+        self.arrived = deque(part for part in kept if part)
+        self._shared.demand("remove", handles)

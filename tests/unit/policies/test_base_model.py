@@ -1,0 +1,128 @@
+"""The model below an adapter: it comes back out of merged weights, its digest names it, and several adapters share it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from toy_models.tokens import LORA, responses, tiny
+
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
+from marl_ray.policies.bundles.language import ADAPTER_FOLDER, Models, save_token_bundle
+from marl_ray.policies.language.base_model import base_sha256, known_base, share_base, take_apart
+from marl_ray.policies.language.lora import adapted, bare_weights, save_adapters
+from marl_ray.policies.language.token_policy import TokenPolicy, load_model, plain_copy, save_merged
+
+LINEAGE = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env={}, steps=1, metrics={})
+
+
+def policy(adapter: int, dtype: str = "fp32", **lora: object) -> TokenPolicy:
+    """A sampling copy; all have one base model, and an adapter that this number names."""
+    trained = tiny(critic=False, signals=0, lora=LORA | lora, dtype=dtype)
+    generator = torch.Generator().manual_seed(adapter)
+    with torch.no_grad():
+        for parameter in trained.actor_parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return plain_copy(trained)
+
+
+def written(folder: Path, one: TokenPolicy) -> Models:
+    bundle = load_bundle(save_token_bundle(folder, {"a": "p"}, {"p": one}, LINEAGE))
+    assert isinstance(bundle.policies, Models)
+    return bundle.policies
+
+
+def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path: Path) -> None:
+    own = policy(1)
+    models = written(tmp_path, own)
+    apart, merged = models.apart("p"), models["p"]
+    assert apart is models.apart("p") is not merged
+    assert apart.config.lora is not None and apart.config.lora.rank == LORA["rank"]
+    for (name, layer), (other_name, other) in zip(adapted(apart.lm), adapted(own.lm), strict=True):
+        assert name == other_name and layer.scale == other.scale
+        assert torch.equal(layer.down, other.down) and torch.equal(layer.up, other.up)
+    base = bare_weights(own.lm)
+    for name, tensor in bare_weights(apart.lm).items():
+        torch.testing.assert_close(tensor, base[name], atol=1e-6, rtol=0)
+    for one in (own, merged):
+        torch.testing.assert_close(
+            apart.evaluate(*responses()).log_probs, one.evaluate(*responses()).log_probs, atol=1e-5, rtol=0
+        )
+    assert not any(parameter.requires_grad for parameter in apart.parameters())
+
+
+def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path: Path) -> None:
+    """Such an adapter is rounded away where it is merged, and is there again where it stands apart."""
+    own = policy(1, "bf16")
+    with torch.no_grad():
+        for _, layer in adapted(own.lm):
+            layer.up.mul_(1e-3)
+    apart = written(tmp_path, own).apart("p")
+    base = bare_weights(own.lm)
+    differing = [(tensor != base[name].float()).float().mean() for name, tensor in bare_weights(apart.lm).items()]
+    assert max(differing) < 0.01
+    for (_, layer), (_, other) in zip(adapted(apart.lm), adapted(own.lm), strict=True):
+        assert torch.equal(layer.up, other.up.float())
+
+
+def test_a_digest_is_of_the_base_model_alone(tmp_path: Path) -> None:
+    one, two = policy(1), policy(2)
+    digest = base_sha256(one.lm)
+    assert base_sha256(two.lm) == digest == written(tmp_path, two).apart("p").base_sha256
+    assert base_sha256(policy(1, "bf16").lm) != digest
+    weight = bare_weights(two.lm)["model.norm.weight"]
+    weight[3] += 1e-6
+    assert base_sha256(two.lm) != digest
+    one.lm.config.rms_norm_eps *= 2
+    assert base_sha256(one.lm) != digest
+
+
+def test_policies_of_one_base_have_its_weights_once(tmp_path: Path) -> None:
+    one, two = (written(tmp_path, policy(number)).apart("p") for number in (1, 2))
+    before = two.evaluate(*responses()).log_probs
+    share_base(two.lm, one.lm)
+    own, others = bare_weights(two.lm), bare_weights(one.lm)
+    assert {name: tensor.data_ptr() for name, tensor in own.items()} == {
+        name: tensor.data_ptr() for name, tensor in others.items()
+    }
+    torch.testing.assert_close(two.evaluate(*responses()).log_probs, before, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_another_base_is_not_shared(dtype: str) -> None:
+    one, two = policy(1, dtype), policy(2, dtype)
+    name = "model.layers.0.mlp.up_proj.weight"
+    bare_weights(two.lm)[name].mul_(1.5)
+    held = bare_weights(two.lm)[name].data_ptr()
+    with pytest.raises(MarlRayError, match=rf"^{name} differs by .*, expected at most "):
+        share_base(two.lm, one.lm)
+    assert bare_weights(two.lm)[name].data_ptr() == held
+    wide = plain_copy(tiny(critic=False, signals=0, lora=LORA, preset="tiny-1m"))
+    with pytest.raises(MarlRayError, match=r"is in one of them only|expected"):
+        share_base(wide.lm, one.lm)
+
+
+def test_an_adapter_of_a_model_of_another_shape_is_one_line(tmp_path: Path) -> None:
+    wide = plain_copy(tiny(critic=False, signals=0, lora=LORA, preset="tiny-1m"))
+    save_merged(policy(1), tmp_path / "model")
+    assert wide.config.lora is not None
+    save_adapters(wide.lm, wide.config.lora, None, tmp_path / ADAPTER_FOLDER)
+    assert known_base(tmp_path / ADAPTER_FOLDER) is None is known_base(tmp_path / "none")
+    with pytest.raises(MarlRayError) as caught:
+        take_apart(load_model(str(tmp_path / "model"), torch.float32, 64), tmp_path / ADAPTER_FOLDER)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_without_an_adapter_is_as_it_is(tmp_path: Path) -> None:
+    models = written(tmp_path, plain_copy(tiny()))
+    assert models.apart("p") is models["p"] and models["p"].base_sha256 is None
+
+
+def test_peft_reads_an_adapter_that_tells_its_base(tmp_path: Path) -> None:
+    own = policy(1)
+    folder = save_token_bundle(tmp_path, {"a": "p"}, {"p": own}, LINEAGE)
+    bare = tiny(critic=False, signals=0, lora=LORA)
+    assert known_base(folder / "p" / ADAPTER_FOLDER) == base_sha256(own.lm) == base_sha256(bare.lm)
+    unadapted = load_model(str(folder / "p"), torch.float32, 64)
+    PeftModel.from_pretrained(unadapted, str(folder / "p" / ADAPTER_FOLDER))
