@@ -19,7 +19,7 @@ from marl_ray.policies.engines.vllm_engine import VllmEngine
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.messages import AdapterRoom
 from marl_ray.policies.engines.vllm_process.process import CLOSE_S, EngineLost, VllmProcess
-from marl_ray.policies.engines.vllm_process.shared_process import Port, SharedProcess, FairLock
+from marl_ray.policies.engines.vllm_process.shared_process import FairLock, Port, SharedProcess
 from marl_ray.policies.language.base_model import share_base
 from marl_ray.policies.language.lora import save_adapters
 
