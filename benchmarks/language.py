@@ -91,7 +91,7 @@ def train(options: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from marl_ray.algorithms import ALGORITHMS
+    from marl_ray.algorithms import algorithm_of
     from marl_ray.algorithms.advantages.value_norm import ValueNorm
     from marl_ray.config import AlgorithmConfig
     from marl_ray.config.run.model import GenerationConfig, ModelConfig
@@ -109,7 +109,7 @@ def train(options: argparse.Namespace) -> None:
     model = ModelConfig(preset=options.preset, dtype=options.precision)
     policy = build_token_policy(model, GenerationConfig(max_tokens=TOKENS), seed=0)
     hyper = AlgorithmConfig.model_validate(
-        ALGORITHMS["grpo"].spec.defaults
+        algorithm_of("grpo").spec.defaults
         | {"lr": LR, "epochs": 1, "minibatches": 1, "kl_coef": 0.0, "entropy_coef": 0.0}
     )
     settings = LearnerSettings(

@@ -1,5 +1,8 @@
 """The errors that users see as a single line."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class MarlRayError(Exception):
     """A mistake the user can fix: the message names the key, file or argument and what was expected.
@@ -30,3 +33,15 @@ def named(error: BaseException) -> str:
     """An error in one line: a MarlRayError by its text, any other with its kind."""
     text, kind = one_line(error), type(error).__name__
     return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
+
+
+def did_you_mean(name: str, known: Iterable[str], *further: str) -> str:
+    """The end of an error about an unknown name: '; did you mean ...?' if some known names are close to it, else
+    '; expected one of ...' with up to 20 of them. `further` is what else may be given there, in words."""
+    names = [other for other in known if not other.startswith("_")]
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return (
+        f"; expected {'one of ' if names else ''}{' or '.join([', '.join(names[:20])] * bool(names) + list(further))}"
+    )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from marl_ray.algorithms import ALGORITHMS, Evaluated, PolicyLoss, Valued
+from marl_ray.algorithms import Evaluated, PolicyLoss, Valued, algorithm_of
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import AlgorithmConfig
 from marl_ray.trajectories import Trajectories
@@ -12,13 +12,13 @@ from marl_ray.trajectories import Trajectories
 
 def _hopeful(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor | None]:
     """Takes half a reward for granted where an episode is cut."""
-    raw, targets = ALGORITHMS["rloo"].advantages(batch, hyper)
+    raw, targets = algorithm_of("rloo").advantages(batch, hyper)
     return raw + 0.5 * batch.truncated.any(1, keepdim=True) * batch.mask, targets
 
 
 def _by_length(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     """Counts a sequence once more for each of its decisions."""
-    result = ALGORITHMS["dr_grpo"].policy_loss(batch, hyper)
+    result = algorithm_of("dr_grpo").policy_loss(batch, hyper)
     return PolicyLoss(result.loss * batch.mask.sum(1, keepdim=True), result.clipped)
 
 
@@ -27,7 +27,7 @@ def _clipped_around_zero(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
 
 
 def _backwards(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    return ALGORITHMS["ppo"].policy_loss(batch._replace(advantages=-batch.advantages), hyper)
+    return algorithm_of("ppo").policy_loss(batch._replace(advantages=-batch.advantages), hyper)
 
 
 def _of_rewards_alone(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor | None]:
@@ -39,9 +39,9 @@ def _raises(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
     raise TypeError("unsupported operand")
 
 
-HOPEFUL = replace(ALGORITHMS["rloo"], name="hopeful", advantages=_hopeful)
-BY_LENGTH = replace(ALGORITHMS["dr_grpo"], name="by_length", policy_loss=_by_length)
-CLIPPED_AROUND_ZERO = replace(ALGORITHMS["ppo"], name="clipped_around_zero", value_loss=_clipped_around_zero)
-BACKWARDS = replace(ALGORITHMS["ppo_lagrangian"], name="backwards", policy_loss=_backwards)
-SHORT_SIGHTED = replace(ALGORITHMS["mappo"], name="short_sighted", advantages=_of_rewards_alone)
-RAISES = replace(ALGORITHMS["reinforce_pp"], name="raises", policy_loss=_raises)
+HOPEFUL = replace(algorithm_of("rloo"), name="hopeful", advantages=_hopeful)
+BY_LENGTH = replace(algorithm_of("dr_grpo"), name="by_length", policy_loss=_by_length)
+CLIPPED_AROUND_ZERO = replace(algorithm_of("ppo"), name="clipped_around_zero", value_loss=_clipped_around_zero)
+BACKWARDS = replace(algorithm_of("ppo_lagrangian"), name="backwards", policy_loss=_backwards)
+SHORT_SIGHTED = replace(algorithm_of("mappo"), name="short_sighted", advantages=_of_rewards_alone)
+RAISES = replace(algorithm_of("reinforce_pp"), name="raises", policy_loss=_raises)

@@ -1,31 +1,27 @@
 """Environments by id. Importing this loads no environment package; `make_env` loads the one it needs."""
 
 import copy
-import difflib
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.extensions import ENVIRONMENT, REFERENCE
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
 
-TEXT = {
-    "code_team": "marl_ray.envs.text.code_team:CodeTeam",
-    "math": "marl_ray.envs.text.math:MathTasks",
-    "react": "marl_ray.envs.text.react:React",
-}
-"""Text environments by id."""
 EXPECTED = (
-    "a MultiGrid id (MultiGrid-Empty-8x8-v0), budget_dag, an mpe2 module (mpe2.simple_spread_v3), "
-    f"a Gymnasium id (gymnasium.CartPole-v1), {', '.join(TEXT)} or module:callable"
+    "a MultiGrid id (MultiGrid-Empty-8x8-v0)",
+    "an mpe2 module (mpe2.simple_spread_v3)",
+    "a Gymnasium id (gymnasium.CartPole-v1)",
+    REFERENCE,
 )
 
 
@@ -67,10 +63,6 @@ def _make(config: EnvConfig) -> Any:
         return _build(env_id, _gridworld(config), config.kwargs)
     if config.cost.collision or config.cost.action:
         raise MarlRayError(f"env.cost: only MultiGrid environments have priced costs; {env_id} reports its own")
-    if env_id == "budget_dag":
-        from marl_ray.envs.budget.dag import BudgetDag
-
-        return _build(env_id, BudgetDag, config.kwargs)
     if env_id.startswith("mpe2."):
         return _build(env_id, _mpe2(env_id), config.kwargs)
     if env_id.startswith("gymnasium."):
@@ -78,11 +70,7 @@ def _make(config: EnvConfig) -> Any:
 
         make = partial(single_agent, env_id.removeprefix("gymnasium."))
         return _accepted(env_id, _build(env_id, make, config.kwargs))
-    if env_id in TEXT:
-        return _build(env_id, _imported(TEXT[env_id]), config.kwargs)
-    if ":" in env_id:
-        return _accepted(env_id, _build(env_id, _imported(env_id), config.kwargs))
-    raise MarlRayError(f"env.id: {env_id!r} is unknown; expected {EXPECTED}")
+    return _accepted(env_id, _build(env_id, _imported(env_id), config.kwargs))
 
 
 def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signals: int) -> None:
@@ -111,7 +99,7 @@ def _gridworld(config: EnvConfig) -> Callable[..., Any]:
     from marl_ray.envs.gridworld.environment import IDS, Gridworld
 
     if config.id not in IDS:
-        raise MarlRayError(f"env.id: {config.id!r} is unknown{_suggest(config.id, IDS)}")
+        raise MarlRayError(f"env.id: {config.id!r} is unknown{did_you_mean(config.id, IDS)}")
     return lambda **kwargs: Gridworld(config.id, config.cost, **kwargs)
 
 
@@ -120,27 +108,21 @@ def _mpe2(env_id: str) -> Callable[..., Any]:
 
     ids = [f"mpe2.{module.name}" for module in pkgutil.iter_modules(mpe2.__path__) if "_v" in module.name]
     if env_id not in ids:
-        raise MarlRayError(f"env.id: {env_id!r} is unknown{_suggest(env_id, ids)}")
+        raise MarlRayError(f"env.id: {env_id!r} is unknown{did_you_mean(env_id, ids)}")
     make: Callable[..., Any] = importlib.import_module(env_id).parallel_env
     return make
 
 
 def _imported(env_id: str) -> Callable[..., Any]:
-    """The callable that `module:callable` names."""
-    module_name, _, name = env_id.partition(":")
+    """The callable that a built-in id, a package's id or `package.module:NAME` names."""
+    if ":" not in env_id and env_id not in ENVIRONMENT.names():
+        raise MarlRayError(f"env.id: {env_id!r} is unknown{did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED)}")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it loads
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise MarlRayError(f"env.id: cannot import {module_name!r} of {env_id!r} ({reason})") from error
-    make: Callable[..., Any] | None = getattr(module, name, None)
+        make: Callable[..., Any] = ENVIRONMENT.load(env_id)
+    except MarlRayError as error:
+        raise MarlRayError(f"env.id: {error}") from error
     if not callable(make):
-        made = (
-            "not callable; expected what returns an environment"
-            if hasattr(module, name)
-            else f"not in the module{_suggest(name, vars(module))}"
-        )
-        raise MarlRayError(f"env.id: {name!r} of {env_id!r} is {made}")
+        raise MarlRayError(f"env.id: {env_id!r} is not callable, expected what returns an environment")
     return make
 
 
@@ -177,10 +159,3 @@ def _accepted(env_id: str, env: Any) -> Any:
         except AssertionError as error:
             raise MarlRayError(f"env.id: {env_id} cannot be run in parallel ({one_line(error)})") from error
     return env
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...' for a mistyped name, else the list of all names if it is short enough."""
-    names = [other for other in known if not other.startswith("_")]
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names[:20])}"

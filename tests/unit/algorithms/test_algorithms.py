@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from toys.batches import batch
 from toys.runs import PLAYING
 
-from marl_ray.algorithms import ALGORITHMS, Evaluated
+from marl_ray.algorithms import Evaluated, algorithm_of
 from marl_ray.algorithms.advantages.shaping import overlong_penalty
 from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.extensions import ALGORITHM
 from marl_ray.trajectories import Trajectories
 
 seeds = st.integers(0, 10**6)
@@ -75,7 +76,7 @@ GROUPED = {
 def test_group_advantages(name, seed):
     data = batch(seed)
     expected = score_based(data, GROUPED.get(name, GROUPED["grpo"]))
-    torch.testing.assert_close(ALGORITHMS[name].advantages(data, hyper(name))[0], expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(algorithm_of(name).advantages(data, hyper(name))[0], expected, atol=1e-9, rtol=1e-9)
 
 
 @settings(max_examples=12)
@@ -83,7 +84,7 @@ def test_group_advantages(name, seed):
 def test_reinforce_pp_takes_rewards_to_go(seed, gamma):
     data = batch(seed)
     expected = spread(data, [to_go(row, gamma) for row in rows_of(data)])
-    found, _ = ALGORITHMS["reinforce_pp"].advantages(data, hyper("reinforce_pp", gamma=gamma))
+    found, _ = algorithm_of("reinforce_pp").advantages(data, hyper("reinforce_pp", gamma=gamma))
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 
 
@@ -96,7 +97,7 @@ def test_remax_subtracts_the_greedy_score(seed):
     for i, row in enumerate(rewards):
         (greedy,) = [j for j in range(len(rewards)) if data.group[j] == data.group[i] and data.greedy[j]]
         expected.append([x - sum(rewards[greedy]) for x in to_go(row, 1.0)])
-    found, _ = ALGORITHMS["remax"].advantages(data, hyper("remax"))
+    found, _ = algorithm_of("remax").advantages(data, hyper("remax"))
     ours = ~data.greedy
     torch.testing.assert_close(found[ours], spread(data, expected)[ours], atol=1e-9, rtol=1e-9)
 
@@ -114,7 +115,10 @@ def test_direct_dapo_advantage_is_the_critics_gain(seed):
         values = [value(float(x)) for x in data.values[i, : len(row)]]
         expected.append([r + (values[t + 1] if t + 1 < len(row) else 0.0) - values[t] for t, r in enumerate(row)])
         targets.append([min(max((x + 2) / 5, 0), 1) for x in to_go(row, 1.0)])
-    found, soft = ALGORITHMS["direct_dapo"].advantages(data, h)[0], ALGORITHMS["direct_dapo"].critic_targets(data, h)
+    found, soft = (
+        algorithm_of("direct_dapo").advantages(data, h)[0],
+        algorithm_of("direct_dapo").critic_targets(data, h),
+    )
     torch.testing.assert_close(found, spread(data, expected), atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(soft * data.mask, spread(data, targets), atol=1e-9, rtol=1e-9)
 
@@ -160,7 +164,7 @@ def test_policy_losses(name, seed):
     for more in [{}, sequence] if name == "rloo" else [{}]:
         data, h = batch(seed), hyper(name, **more)
         part = evaluated(data, seed)
-        found = ALGORITHMS[name].policy_loss(part, h)
+        found = algorithm_of(name).policy_loss(part, h)
         assert found.clipped.dtype == torch.bool
         for i, t in data.mask.nonzero().tolist():
             assert found.loss[i, t].item() == pytest.approx(expected_loss(name, i, t, part, h), rel=1e-9, abs=1e-12)
@@ -174,12 +178,12 @@ def test_the_first_gradient_is_the_policy_gradient(name):
     data, h = batch(3), hyper(name)
     new = data.log_probs.clone().requires_grad_(True)
     advantages = torch.randn(new.shape, dtype=torch.float64) * data.mask
-    losses = ALGORITHMS[name].policy_loss(decisions(new, data, advantages), h).loss
+    losses = algorithm_of(name).policy_loss(decisions(new, data, advantages), h).loss
     losses[data.mask].sum().backward()
     torch.testing.assert_close(new.grad, -advantages, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHM.builtins)
 @settings(max_examples=5)
 @given(seed=seeds)
 def test_permuting_sequences_permutes_advantages(name, seed):
@@ -187,8 +191,8 @@ def test_permuting_sequences_permutes_advantages(name, seed):
     order = torch.randperm(len(data.group), generator=torch.Generator().manual_seed(seed))
     moved = {f.name: getattr(data, f.name) for f in fields(data)}
     shuffled = Trajectories(**{k: v if v is None else v[order] for k, v in moved.items()})
-    expected = ALGORITHMS[name].advantages(data, h)[0][order]
-    torch.testing.assert_close(ALGORITHMS[name].advantages(shuffled, h)[0], expected, atol=1e-9, rtol=1e-9)
+    expected = algorithm_of(name).advantages(data, h)[0][order]
+    torch.testing.assert_close(algorithm_of(name).advantages(shuffled, h)[0], expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if not spec.groups and not spec.critic_first])
@@ -200,7 +204,7 @@ def test_a_terminal_reward_reaches_every_decision(name):
     last = (data.terminated | data.truncated).double()
     nothing = torch.zeros_like(data.values)
     data = replace(data, mask=own, rewards=last, values=nothing, bootstrap=nothing)
-    found, _ = ALGORITHMS[name].advantages(data, hyper(name, gamma=1.0, gae_lambda=1.0))
+    found, _ = algorithm_of(name).advantages(data, hyper(name, gamma=1.0, gae_lambda=1.0))
     torch.testing.assert_close(found, own.double())
 
 
@@ -208,7 +212,7 @@ def test_groups_without_spread_teach_nothing():
     data = batch(7)
     data = replace(data, rewards=(data.terminated | data.truncated).double())
     for name in GROUPED:
-        assert (ALGORITHMS[name].advantages(data, hyper(name))[0] == 0).all()
+        assert (algorithm_of(name).advantages(data, hyper(name))[0] == 0).all()
 
 
 def test_overlong_penalty_is_the_papers_piecewise_line():

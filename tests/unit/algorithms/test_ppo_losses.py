@@ -7,12 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.algorithms import ALGORITHMS
+from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.base import Evaluated
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.extensions import ALGORITHM
 
 numbers = st.floats(-3, 3)
 
@@ -82,4 +83,6 @@ def test_value_norm_has_a_floor_for_constant_returns():
 
 
 def test_config_names_exactly_the_registered_algorithms():
-    assert list(ALGORITHMS) == list(SPECS) and all(ALGORITHMS[name].spec is spec for name, spec in SPECS.items())
+    assert list(ALGORITHM.builtins) == list(SPECS) and all(
+        algorithm_of(name).spec is spec for name, spec in SPECS.items()
+    )

@@ -75,8 +75,8 @@ def test_own_choosers_are_found_by_their_path(monkeypatch):
     [
         ("easiest_first", Talk, "with `tasks`"),
         ("hardest_first", Echo, "expected easiest_first or package.module:callable"),
-        ("no_such_module:choose", Echo, "cannot import no_such_module:choose"),
-        ("math:no_such_name", Echo, "cannot import math:no_such_name"),
+        ("no_such_module:choose", Echo, "cannot import 'no_such_module' of"),
+        ("math:no_such_name", Echo, "'no_such_name' of 'math:no_such_name' is not in the module"),
         ("math:pi", Echo, "expected a callable"),
     ],
 )

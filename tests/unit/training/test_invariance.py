@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys.runs import PLAYING, short
 from toys.texts import config as texts
 
-from marl_ray.algorithms import ALGORITHMS
+from marl_ray.algorithms import algorithm_of
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
@@ -66,7 +66,7 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
         patch.setattr(passes, "clip_gradients", record)
         patch.setattr(learner.policy.optimizer, "step", lambda: None)
         patch.setattr(learner, "policy", with_settings(learner.policy, micro_batch=micro_batch))
-        if ALGORITHMS[name].spec.constraint == "trust_region":
+        if algorithm_of(name).spec.constraint == "trust_region":
             unmoved = dict(learner.policy.rollout_model.actor.named_parameters())
             patch.setattr(trust_region_step, "constrained_weights", lambda *arguments: (unmoved, {}))
         learner.update(batch, 0, 0, CostStats((4.5,), 6))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from marl_ray.config.run.hyper import AlgorithmConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.imports import imported
+from marl_ray.extensions import ALGORITHM
 
 ADAM = ("adam_betas", "adam_eps")
 """Keys of `hyper` that `optimizer: adamw` reads, and no other."""
@@ -257,17 +257,14 @@ SPECS: dict[str, Spec] = {
         *_TRUST,
     ),
 }
-"""Every built-in algorithm, in the order of the documentation; `algorithms.ALGORITHMS` has the functions of each (a
-test says so)."""
+"""Every built-in algorithm, in the order of the documentation; `extensions.ALGORITHM` says where its functions are."""
 
 
 def spec_of(algorithm: str) -> Spec:
-    """The spec of a built-in algorithm's name or of `package.module:NAME`; raises MarlRayError saying what is expected."""
+    """The spec of an algorithm (see `extensions.ALGORITHM`); raises MarlRayError saying what is expected."""
     if algorithm in SPECS:
         return SPECS[algorithm]
-    if ":" not in algorithm:
-        raise MarlRayError(f"{algorithm!r} is unknown; expected one of {', '.join(SPECS)}, or package.module:NAME")
-    target = imported(algorithm)
+    target = ALGORITHM.load(algorithm)
     spec = getattr(target, "spec", None)
     if not isinstance(spec, Spec) or not all(
         callable(getattr(target, key, None)) for key in ("advantages", "policy_loss")

@@ -6,7 +6,7 @@ from typing import Any
 from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
-from marl_ray.imports import imported
+from marl_ray.extensions import imported
 
 Chooser = Callable[[int, Mapping[int, float], int], int]
 """A function (position, solved, tasks) -> index in [0, tasks) of the task to play. `position` counts the groups of the

@@ -1,0 +1,130 @@
+"""Extension points. A config names a built-in, an entry point of an installed package, or `package.module:NAME`.
+
+An entry point is a line of a package's own `pyproject.toml`, in the group `marl_ray.KINDs`:
+
+    [project.entry-points."marl_ray.algorithms"]
+    my_algorithm = "my_package.algorithms:MY_ALGORITHM"
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from marl_ray.errors import MarlRayError, did_you_mean, one_line
+
+REFERENCE = "package.module:NAME"
+"""The form in which a config names any object."""
+
+
+@dataclass(frozen=True)
+class ExtensionPoint:
+    """One kind of part that users bring, with the built-in ones by name. Built-ins are imported as users' own are."""
+
+    kind: str
+    """A noun: algorithm, environment, ..."""
+    builtins: Mapping[str, str]
+    """Name -> `package.module:NAME`. A built-in's name wins over an entry point of the same name."""
+
+    @property
+    def group(self) -> str:
+        """The group of entry points."""
+        return f"marl_ray.{self.kind}s"
+
+    def names(self) -> list[str]:
+        """The built-ins' names in their order, then those of installed packages in alphabetical order."""
+        return [*self.builtins, *sorted(_installed(self.group).keys() - self.builtins.keys())]
+
+    def reference(self, name: str) -> str:
+        """The `package.module:NAME` of a name; a reference stays as it is.
+
+        Raises MarlRayError for an unknown name, with the names that are close, and for one that two packages claim.
+        """
+        if ":" in name:
+            return name
+        if name in self.builtins:
+            return self.builtins[name]
+        installed = _installed(self.group)
+        if name not in installed:
+            raise MarlRayError(f"{name!r} is unknown{did_you_mean(name, self.names(), REFERENCE)}")
+        claims = installed[name]
+        if len({claim.value for claim in claims}) > 1:
+            packages = " and ".join(sorted(claim.dist.name for claim in claims if claim.dist is not None))
+            raise MarlRayError(f"{name!r} is of {packages}; expected {REFERENCE} to say which")
+        return claims[0].value
+
+    def load(self, name: str) -> Any:
+        """The object. Raises MarlRayError as `reference` does, or if the import fails."""
+        return imported(self.reference(name))
+
+
+ALGORITHM = ExtensionPoint(
+    "algorithm",
+    {
+        "ppo": "marl_ray.algorithms.with_critic.ppo:PPO",
+        "ippo": "marl_ray.algorithms.with_critic.ippo:IPPO",
+        "mappo": "marl_ray.algorithms.with_critic.mappo:MAPPO",
+        "happo": "marl_ray.algorithms.with_critic.happo:HAPPO",
+        "grpo": "marl_ray.algorithms.without_critic.grpo:GRPO",
+        "dr_grpo": "marl_ray.algorithms.without_critic.dr_grpo:DR_GRPO",
+        "rloo": "marl_ray.algorithms.without_critic.rloo:RLOO",
+        "reinforce_pp": "marl_ray.algorithms.without_critic.reinforce_pp:REINFORCE_PP",
+        "reinforce_pp_baseline": "marl_ray.algorithms.without_critic.reinforce_pp_baseline:REINFORCE_PP_BASELINE",
+        "remax": "marl_ray.algorithms.without_critic.remax:REMAX",
+        "gspo": "marl_ray.algorithms.without_critic.gspo:GSPO",
+        "cispo": "marl_ray.algorithms.without_critic.cispo:CISPO",
+        "dapo": "marl_ray.algorithms.without_critic.dapo:DAPO",
+        "direct_dapo": "marl_ray.algorithms.with_critic.direct_dapo:DIRECT_DAPO",
+        "dpo": "marl_ray.algorithms.from_preferences.dpo:DPO",
+        "ppo_lagrangian": "marl_ray.algorithms.constrained.ppo_lagrangian:PPO_LAGRANGIAN",
+        "pid_lagrangian": "marl_ray.algorithms.constrained.pid_lagrangian:PID_LAGRANGIAN",
+        "p3o": "marl_ray.algorithms.constrained.p3o:P3O",
+        "cpo": "marl_ray.algorithms.constrained.cpo:CPO",
+        "mappo_lagrangian": "marl_ray.algorithms.constrained.mappo_lagrangian:MAPPO_LAGRANGIAN",
+        "map3o": "marl_ray.algorithms.constrained.map3o:MAP3O",
+        "macpo": "marl_ray.algorithms.constrained.macpo:MACPO",
+    },
+)
+"""See `marl_ray.algorithms.Algorithm`; `config.SPECS` has the specs of the built-in ones, which need no torch."""
+ENVIRONMENT = ExtensionPoint(
+    "environment",
+    {
+        "budget_dag": "marl_ray.envs.budget.dag:BudgetDag",
+        "code_team": "marl_ray.envs.text.code_team:CodeTeam",
+        "math": "marl_ray.envs.text.math:MathTasks",
+        "react": "marl_ray.envs.text.react:React",
+    },
+)
+"""A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""
+POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT)}
+"""Every kind of extension."""
+
+
+def imported(reference: str) -> Any:
+    """The object that `package.module:NAME` names; NAME may be dotted. Raises MarlRayError with the reason if it
+    fails."""
+    module, colon, name = reference.partition(":")
+    if not (module and colon and name):
+        raise MarlRayError(f"expected {REFERENCE}, got {reference!r}")
+    try:
+        target: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it loads
+        raise MarlRayError(
+            f"cannot import {module!r} of {reference!r} ({type(error).__name__}: {one_line(error)})"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise MarlRayError(f"{part!r} of {reference!r} is not in the module{did_you_mean(part, dir(target))}")
+        target = getattr(target, part)
+    return target
+
+
+@cache
+def _installed(group: str) -> dict[str, list[EntryPoint]]:
+    """Entry points of a group by name. Reading the metadata of all packages takes tens of milliseconds."""
+    points: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=group):
+        points.setdefault(point.name, []).append(point)
+    return points
