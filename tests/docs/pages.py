@@ -1,0 +1,118 @@
+"""A page's fenced blocks, and the comments above them that say how a test runs them.
+
+    ```bash                   commands, which run in the page's folder
+    ```text output            what the commands above print; `...` stands for what differs from run to run
+    ```yaml my_run.yaml       a file of that name, which later commands use; likewise for any other language
+    ```yaml                   a part of a config, which has to fit a kind of config
+    ```python                 a program, which runs in the page's folder
+
+A comment of its own line above a block says more:
+
+    <!-- run: skip, needs a cluster -->     the block does not run; every reason is one of `REASONS`
+    <!-- run: serve until "TEXT" -->        the last command of the block goes on, once it has printed the text
+    <!-- run: with KEY=VALUE ... -->        overrides that make the block's runs and sweeps small
+    <!-- run: fails -->                     the commands end with an error, as the text around says
+    <!-- run: after PAGE -->                anywhere: the page goes on where another page ends, in its folder
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md"]
+)
+LANGUAGES = {"bash", "json", "mermaid", "python", "text", "toml", "yaml"}
+REASONS = {"needs a cluster", "needs a GPU", "needs a download", "needs root", "takes minutes"}
+FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>.*)$")
+COMMENT = re.compile(r"^\s*<!-- run: (.*) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    """Of the opening fence, from 1."""
+    language: str
+    words: tuple[str, ...]
+    """What stands behind the language."""
+    text: str
+    marks: tuple[str, ...]
+    """The comments above the block."""
+
+    @property
+    def name(self) -> str | None:
+        """The file that the block is."""
+        return self.words[0] if self.words and "." in self.words[0] else None
+
+    @property
+    def is_output(self) -> bool:
+        return "output" in self.words
+
+    @property
+    def skipped(self) -> str | None:
+        """Why the block does not run."""
+        reasons = [mark.removeprefix("skip, ") for mark in self.marks if mark.startswith("skip, ")]
+        return reasons[0] if reasons else None
+
+    @property
+    def fails(self) -> bool:
+        return "fails" in self.marks
+
+    @property
+    def serves_until(self) -> str | None:
+        """The text after which the block's last command is left running."""
+        texts = [mark.removeprefix("serve until ").strip('"') for mark in self.marks if mark.startswith("serve until ")]
+        return texts[0] if texts else None
+
+    @property
+    def overrides(self) -> str:
+        return " ".join(mark.removeprefix("with ") for mark in self.marks if mark.startswith("with "))
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page in order, without the indent of their fences."""
+    parts, marks, opened, body = [], [], None, []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fence = FENCE.match(line)
+        if opened is None:
+            if fence:
+                opened, first, body = fence, number, []
+            elif comment := COMMENT.match(line):
+                marks.append(comment[1])
+            elif line.strip():
+                marks = []
+        elif fence and fence["ticks"].startswith(opened["ticks"]) and not fence["info"].strip():
+            language, *words = opened["info"].split() or [""]
+            parts.append(Block(page, first, language, tuple(words), "\n".join(body) + "\n", tuple(marks)))
+            opened, marks = None, []
+        else:
+            body.append(line.removeprefix(opened["indent"]))
+    assert opened is None, f"{page.name}:{first}: the fence is never closed"
+    return parts
+
+
+def prose(page: Path) -> list[tuple[int, str]]:
+    """The numbered lines of a page outside of its fenced blocks."""
+    lines, opened = [], None
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fence = FENCE.match(line)
+        if opened is None and not fence:
+            lines.append((number, line))
+        elif opened is None:
+            opened = fence
+        elif fence and fence["ticks"].startswith(opened["ticks"]) and not fence["info"].strip():
+            opened = None
+    return lines
+
+
+def goes_on_after(page: Path) -> Path | None:
+    """The page in whose folder this page's commands run."""
+    names = re.findall(r"^<!-- run: after (\S+) -->$", page.read_text(), re.M)
+    return (page.parent / names[0]).resolve() if names else None
