@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.search.plan import ENDED, SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, make_scheduler
@@ -36,7 +37,13 @@ class Bench:
         self.exploits: list[tuple[int, int, Exploit, int]] = []
         self.snapshots: list[SweepRecords] = []
         self.failing: dict[int, str] = {}
-        self.plan = SweepPlan(config, self.records, self.exploited, lambda values: "", self.changed)
+        self.too_big: set[float] = set()
+        """The values of `hyper.lr` that no cluster can run."""
+        self.plan = SweepPlan(config, self.records, self.exploited, self.check, self.changed)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        if values.get("hyper.lr") in self.too_big:
+            raise MarlRayError("resources.workers=9: the cluster has 2 CPUs")
 
     def exploited(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         self.exploits.append((recipient.number, donor.number, what, at))
@@ -74,6 +81,15 @@ class Bench:
 
 def by_lr(values: dict[str, Any], steps: int) -> float:
     return float(values["hyper.lr"] * steps)
+
+
+def test_a_configuration_that_can_never_run_is_refused_and_the_others_go_on():
+    bench = Bench(config_of(3), by_lr)
+    bench.too_big = {0.02}
+    bench.run()
+    assert bench.statuses() == ["finished", "refused", "finished"]
+    assert bench.records.trials[1].error == "resources.workers=9: the cluster has 2 CPUs"
+    assert bench.records.trials[1].legs == 0
 
 
 ASHA = {"scheduler": {"kind": "asha", "grace": 125, "reduction": 2}}

@@ -134,7 +134,7 @@ class _Sweep:
         self.needs: dict[int, TrialResources] = {}
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
-        self.plan = SweepPlan(config, records, self.exploit, self.refuse, self.changed)
+        self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
         self.tracker = SweepTracker(config, records)
         self.events = EventFiles(folder, self.warn)
 
@@ -220,10 +220,9 @@ class _Sweep:
     def run_config(self, values: Mapping[str, Any], seed: int) -> RunConfig:
         return self.config.run_config(values, self.config.name, seed)
 
-    def refuse(self, values: Mapping[str, Any]) -> str:
-        """Raise MarlRayError if the cluster can never run this configuration; else return an empty reason."""
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Raise MarlRayError if the cluster can never run this configuration."""
         self._need(values)
-        return ""
 
     def begin(self, record: TrialRecord) -> Leg:
         """Begin the record's next leg and return it."""

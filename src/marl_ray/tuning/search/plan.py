@@ -26,14 +26,14 @@ class SweepPlan:
         config: SweepConfig,
         records: SweepRecords,
         exploit: Callable[[TrialRecord, TrialRecord, Exploit, int], None],
-        refuse: Callable[[Mapping[str, Any]], str],
+        check: Callable[[Mapping[str, Any]], None],
         changed: Callable[[TrialRecord | None], None],
     ):
-        """`exploit(recipient, donor, what, at)` copies weights; `refuse(values)` returns why a configuration cannot
-        run, or nothing; `changed` is called after every change of the records, with the trial that has just ended, or
-        None."""
+        """`exploit(recipient, donor, what, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
+        never run this configuration; `changed` is called after every change of the records, with the trial that has
+        just ended, or None."""
         self.config, self.records, self.changed = config, records, changed
-        self.exploit, self.refuse = exploit, refuse
+        self.exploit, self.check = exploit, check
         self.search = SEARCHES[config.search.kind](config)
         steps = config.example().train.total_steps
         self.scheduler = make_scheduler(config, steps)
@@ -143,13 +143,12 @@ class SweepPlan:
             record = TrialRecord(number, values, unread=self.config.unread(values))
             self.records.trials.append(record)
             try:
-                reason = self.refuse(values)
+                self.check(values)
             except MarlRayError as error:
-                reason = str(error)
-            if not reason:
+                self._end(record, "refused", str(error))
+                self.changed(record)
+            else:
                 return record
-            self._end(record, "refused", reason)
-            self.changed(record)
         return None
 
     def _decide(self) -> None:
