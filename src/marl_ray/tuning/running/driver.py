@@ -21,10 +21,8 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.training.interruption import answering
 from marl_ray.training.run_checks import check_run
-from marl_ray.tuning.reporting.event_files import EventFiles
-from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
-from marl_ray.tuning.reporting.progress import SweepProgress
-from marl_ray.tuning.reporting.records import (
+from marl_ray.tuning.folder import Folder, absolute, trial_folder
+from marl_ray.tuning.records import (
     FAILED,
     REPORT,
     SweepRecords,
@@ -37,9 +35,11 @@ from marl_ray.tuning.reporting.records import (
     shown,
     why,
 )
+from marl_ray.tuning.reporting.event_files import EventFiles
+from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.capacity import TrialResources, need_of, resources_of, slots
-from marl_ray.tuning.running.folder import Folder, absolute, trial_folder
 from marl_ray.tuning.running.trials import Leg, named_trial, read_state, write_state
 from marl_ray.tuning.search.plan import SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit

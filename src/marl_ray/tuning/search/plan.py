@@ -10,8 +10,8 @@ from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.tuning.reporting.records import FAILED, SweepRecords, TrialRecord, signed
-from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
+from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, signed
+from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
 WORST = -1e300
@@ -153,7 +153,7 @@ class SweepPlan:
 
     def _decide(self) -> None:
         """Let the scheduler decide about the waiting trials."""
-        standings = {r.number: r.standing() for r in self.records.trials if r.status not in FAILED}
+        standings = {r.number: _standing_of(r) for r in self.records.trials if r.status not in FAILED}
         if not any(standing.state == "waiting" for standing in standings.values()):
             return
         verdicts = self.scheduler.decide(standings, self.more())
@@ -187,3 +187,8 @@ class SweepPlan:
         if record.status != "cut":
             scores = None if record.status in FAILED else signed(self.config.metric, record.objectives)
             self.search.tell(record.number, record.values, scores)
+
+
+def _standing_of(record: TrialRecord) -> TrialStanding:
+    state: Any = record.state
+    return TrialStanding(record.number, state, record.scores, record.values, record.history)
