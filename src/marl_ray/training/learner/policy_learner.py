@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.training.collectives import total, world
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.estimates import trained_decisions
 from marl_ray.training.learner.preparation.prepare import prepare
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
