@@ -99,8 +99,8 @@ def train(options: argparse.Namespace) -> None:
     from marl_ray.policies.language.token_policy import build_token_policy
     from marl_ray.rollout.text.episode import EpisodeTurn
     from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
+    from marl_ray.training.costs import CostStats
     from marl_ray.training.learner.policy_learner import Learner
-    from marl_ray.training.learner.prepared_batch import CostStats
     from marl_ray.training.learner.trained_policy import LearnerSettings
 
     torch.set_num_threads(options.threads)

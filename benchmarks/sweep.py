@@ -21,7 +21,7 @@ from typing import Any
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
-from marl_ray.tuning.reporting.records import SweepRecords
+from marl_ray.tuning.records import SweepRecords
 from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
 ROOT = Path(__file__).resolve().parents[1]

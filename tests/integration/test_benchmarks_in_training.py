@@ -143,13 +143,13 @@ def test_a_curve_is_of_one_file(tmp_path: Path, letters: Path):
     [
         ("name: jsonl, data: nowhere.jsonl", "nowhere.jsonl: cannot be read"),
         ("name: jsonl, data: 'LETTERS'", "letters.jsonl:1: answer: Extra inputs are not permitted"),
-        ("name: humaneval, data: 'LETTERS'", "evaluation.benchmarks.humaneval.sha256 .* takes this file as it is"),
-        ("name: math, data: 'LETTERS', split: test", "evaluation.benchmarks.math.split 'test': math has all"),
-        ("name: math, data: 'LETTERS', problems: 10", "evaluation.benchmarks.math.problems=10: .* has 9"),
-        ("name: math, data: 'LETTERS', agent: b", "evaluation.benchmarks.math.agent 'b': expected one of a"),
+        ("name: humaneval, data: 'LETTERS'", "evaluation.benchmarks.humaneval.sha256: .* takes this file as it is"),
+        ("name: math, data: 'LETTERS', split: test", "evaluation.benchmarks.math.split: math has all, not 'test'"),
+        ("name: math, data: 'LETTERS', problems: 10", "evaluation.benchmarks.math.problems: .* has 9, not 10"),
+        ("name: math, data: 'LETTERS', agent: b", "evaluation.benchmarks.math.agent: expected one of a, got 'b'"),
         (
             "name: math, data: 'LETTERS', prompt: Answer!",
-            "evaluation.benchmarks.math.prompt 'Answer!': expected {prompt}",
+            "evaluation.benchmarks.math.prompt: expected {prompt}",
         ),
         (
             f"name: math, data: 'LETTERS', prompt: '{'x' * 130}{{prompt}}'",

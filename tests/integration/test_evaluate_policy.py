@@ -67,9 +67,10 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
     [
         ([], "expected either --samples, ready ones, or --policy"),
         (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with --policy, not with ready samples"),
-        (["--policy", "TEAM", "--k", "2"], "--k 2: problem 'add' has only 1 sample"),
-        (["--policy", "TEAM", "--data", DATA], "expected a name and --data, or jsonl:FILE"),
+        (["--policy", "TEAM", "--k", "2"], "--k: problem 'add' has only 1 sample, not 2"),
+        (["--policy", "TEAM", "--data", DATA], "--benchmark: expected a name and data, or jsonl:FILE"),
         (["--policy", "nowhere"], "bundle 'nowhere' has no readable bundle.json"),
+        (["--policy", "TEAM", "--max-tokens", "0"], "--max-tokens: Input should be greater than 0, got 0"),
         (["--policy", "TEAM", "--max-tokens", "500"], "add: prompt: 18 tokens and generation.max_tokens=500 exceed"),
     ],
 )
@@ -84,7 +85,10 @@ def test_mistakes_are_one_line_and_status_2(
 
 def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str) -> None:
     problems = load(BENCHMARKS["jsonl"], str(DATA)).problems
-    request, jobs = WritingRequest(team, samples=2), [(problem, sample) for problem in problems for sample in range(2)]
+    request, jobs = (
+        WritingRequest(team, num_samples=2),
+        [(problem, sample) for problem in problems for sample in range(2)],
+    )
     here = Writer(request, BENCHMARKS["jsonl"])
     with ray_writers(request, "jsonl") as source:
         assert source.manifest(problems) == here.manifest(problems)
@@ -92,6 +96,6 @@ def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team
     assert sorted(rows, key=lambda row: (row["task_id"], row["sample"])) == here.rows(jobs)
     with (
         ray_writers(WritingRequest(team, agent="x"), "jsonl") as source,
-        pytest.raises(MarlRayError, match="--agent 'x': expected one of generator, reviewer"),
+        pytest.raises(MarlRayError, match=r"^agent: expected one of generator, reviewer, got 'x'$"),
     ):
         source.manifest(problems)

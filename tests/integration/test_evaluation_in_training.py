@@ -132,7 +132,7 @@ def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():
 
 
 def test_numbers_that_are_not_finite_stop_an_evaluation():
-    from marl_ray.training.learner.prepared_batch import Diverged
+    from marl_ray.training.errors import Diverged
 
     poison = "env={id: 'toys.envs:poisoned', kwargs: {after: 0}}"
     with pytest.raises(Diverged, match="evaluation at step 0: returns or costs are not finite"):

@@ -7,9 +7,9 @@ import pytest
 from pyarrow import fs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.reporting import event_files
 from marl_ray.tuning.reporting.event_files import EventFiles
-from marl_ray.tuning.running.folder import Folder
 
 
 def shows(folder: Path, key: str, expected: list[tuple[int, float]]) -> None:

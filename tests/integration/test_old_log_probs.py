@@ -12,8 +12,8 @@ from marl_ray.algorithms import Evaluated, PolicyLoss
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.trajectories import Trajectories
 

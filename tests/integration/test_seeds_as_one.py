@@ -14,9 +14,9 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.errors import Diverged
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.tuning.running.folder import Folder
+from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
 
 RETURN = [MetricConfig(name="return", window=2)]

@@ -24,7 +24,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.single_process import train_alone
-from marl_ray.tuning.reporting.records import find_sweep, winner_of
+from marl_ray.tuning.records import find_sweep, winner_of
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.driver import SweepResult, check_sweep, run_sweep
 

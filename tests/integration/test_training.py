@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from toys.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
 
 from marl_ray.config import SPECS
-from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.errors import Diverged
 from marl_ray.training.loop import Run
 from marl_ray.training.single_process import process_group, train_alone
 

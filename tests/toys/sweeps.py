@@ -9,8 +9,8 @@ import numpy as np
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord, identity_of, ranked, save_records
-from marl_ray.tuning.running.folder import Folder, trial_folder
+from marl_ray.tuning.folder import Folder, trial_folder
+from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of, ranked, save_records
 from toys.envs import Countdown
 
 TOTAL = 50_000

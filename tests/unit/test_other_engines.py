@@ -15,9 +15,9 @@ from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.training import loop
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group
 
 

@@ -217,11 +217,11 @@ def demo(
 def _train_here(run: "RunConfig") -> "RunResult":
     from marl_ray.cluster.local_ray import ray_here
     from marl_ray.ray_seams import cpus_here
-    from marl_ray.training.cluster_capacity import check_cpus
     from marl_ray.training.driver import finished, say_kept
     from marl_ray.training.driver import train as train_on_ray
-    from marl_ray.training.interruption import answering
     from marl_ray.training.run_checks import check_run
+    from marl_ray.training.surroundings.cluster_capacity import check_cpus
+    from marl_ray.training.surroundings.interruption import answering
 
     before = finished(run)
     if before is not None:

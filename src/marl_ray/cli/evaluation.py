@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from marl_ray.errors import MarlRayError
+from marl_ray.cli.options import named_as_options
+from marl_ray.errors import FieldError, MarlRayError
 
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
@@ -30,6 +31,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@named_as_options()
 def evaluate(
     benchmark: Annotated[
         str,
@@ -110,7 +112,7 @@ def evaluate(
 
     options_given: dict[str, Any] = {
         "agent": agent,
-        "samples": num_samples,
+        "num_samples": num_samples,
         "greedy": greedy or None,
         "temperature": temperature,
         "max_tokens": max_tokens,
@@ -122,8 +124,7 @@ def evaluate(
     if (samples is None) == (policy is None):
         raise MarlRayError("expected either --samples, ready ones, or --policy, a bundle that writes them")
     if samples is not None and options_given:
-        name = {"samples": "num_samples"}.get(next(iter(options_given)), next(iter(options_given))).replace("_", "-")
-        raise MarlRayError(f"--{name}: expected with --policy, not with ready samples")
+        raise FieldError(next(iter(options_given)), "expected with --policy, not with ready samples")
     level = Level[min_level.upper()]
     options = EvaluationOptions(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
     task, description, progress = task_of(options), "", _progress()
@@ -133,7 +134,7 @@ def evaluate(
         if policy is not None:
             # Writers may run on other machines, whose environment and folder are not these.
             request, problems = WritingRequest(policy, default_uri(tracking_uri), **options_given), task.data.problems
-            possible_ks({problem.task_id: request.samples for problem in problems}, options.ks, ())
+            possible_ks({problem.task_id: request.num_samples for problem in problems}, options.ks, ())
             data_named = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
             with _writers(request, task.benchmark, local) as source:
                 folder, description = generate(source, request, problems, data_named, out, progress)
@@ -219,7 +220,7 @@ def _ks(text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise MarlRayError(f"--k {text!r}: expected whole numbers with commas, such as 1,10") from error
+        raise FieldError("k", f"expected whole numbers with commas, such as 1,10, got {text!r}") from error
 
 
 def _progress() -> Any:

@@ -103,7 +103,7 @@ def deploy(
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
     if from_sweep is not None:
-        from marl_ray.tuning.reporting.records import winner_of
+        from marl_ray.tuning.records import winner_of
 
         bundle, description = winner_of(from_sweep)
         reason = reason or description

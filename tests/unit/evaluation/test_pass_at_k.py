@@ -38,7 +38,7 @@ def test_default_ks_are_those_that_every_problem_has_samples_for():
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [((1, 5), r"--k 5: problem 'b' has only 2 samples"), ((0,), "--k 0: expected at least 1")],
+    [((1, 5), r"^k: problem 'b' has only 2 samples, not 5$"), ((0,), "^k: expected at least 1, got 0$")],
 )
 def test_a_wanted_k_must_be_possible(wanted, message):
     with pytest.raises(MarlRayError, match=message):

@@ -10,8 +10,8 @@ from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.preparation.normalisers import updated_norms
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group
 from marl_ray.training.team.assembly import Team
 

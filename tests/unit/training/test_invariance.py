@@ -14,9 +14,9 @@ from marl_ray.algorithms import algorithm_of
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, passes, trust_region_step
 from marl_ray.training.learner.optimizers import local_part
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import PER_SEQUENCE, Trajectories

@@ -13,8 +13,8 @@ from marl_ray.config import SPECS, AlgorithmConfig, RunConfig, Spec, parse_confi
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.training import loop
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.trajectories import Trajectories

@@ -15,9 +15,16 @@ from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.driver import RunResult, finished, train, worker
-from marl_ray.training.interruption import answering, within
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder import CHECKPOINTS, kept, record_of, traceback_of, write_record, write_traceback
+from marl_ray.training.surroundings.interruption import answering, within
+from marl_ray.training.surroundings.run_folder import (
+    CHECKPOINTS,
+    kept,
+    record_of,
+    traceback_of,
+    write_record,
+    write_traceback,
+)
 
 OUTCOME = {
     "name": "toy",

@@ -7,7 +7,7 @@ from toys.runs import TWO_POLICIES, short
 
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
-from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.costs import CostStats
 from marl_ray.training.single_process import process_group
 from marl_ray.training.team.joint_update import update_team
 

@@ -9,11 +9,11 @@ from toys.runs import short
 
 from marl_ray.envs.registry import make_env
 from marl_ray.training import loop
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import trust_region_step
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import prepare
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.learner.trained_policy import UpdateState
 from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import Trajectories

@@ -1,8 +1,8 @@
 """Schedulers and the plan, with scores from a formula instead of training: what goes on, what stops, who copies whom."""
 
 import copy
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,11 @@ import pytest
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord, identity_of
+from marl_ray.errors import MarlRayError
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of, load_records, save_records
 from marl_ray.tuning.search.plan import ENDED, SweepPlan
-from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, make_scheduler
+from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
 
 TOTAL = 1000
@@ -36,7 +38,13 @@ class Bench:
         self.exploits: list[tuple[int, int, Exploit, int]] = []
         self.snapshots: list[SweepRecords] = []
         self.failing: dict[int, str] = {}
-        self.plan = SweepPlan(config, self.records, self.exploited, lambda values: "", self.changed)
+        self.too_big: set[float] = set()
+        """The values of `hyper.lr` that no cluster can run."""
+        self.plan = SweepPlan(config, self.records, self.exploited, self.check, self.changed)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        if values.get("hyper.lr") in self.too_big:
+            raise MarlRayError("resources.workers=9: the cluster has 2 CPUs")
 
     def exploited(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         self.exploits.append((recipient.number, donor.number, what, at))
@@ -74,6 +82,15 @@ class Bench:
 
 def by_lr(values: dict[str, Any], steps: int) -> float:
     return float(values["hyper.lr"] * steps)
+
+
+def test_a_configuration_that_can_never_run_is_refused_and_the_others_go_on():
+    bench = Bench(config_of(3), by_lr)
+    bench.too_big = {0.02}
+    bench.run()
+    assert bench.statuses() == ["finished", "refused", "finished"]
+    assert bench.records.trials[1].error == "resources.workers=9: the cluster has 2 CPUs"
+    assert bench.records.trials[1].legs == 0
 
 
 ASHA = {"scheduler": {"kind": "asha", "grace": 125, "reduction": 2}}
@@ -200,10 +217,12 @@ def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
     assert again.plan.next().number == record.number
 
 
-def test_standings_survive_json():
+def test_records_survive_their_file(tmp_path: Path):
+    config, folder = config_of(), Folder(str(tmp_path), "s")
     trial = TrialRecord(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
-    assert isinstance(trial.standing(), TrialStanding)
-    assert json.loads(json.dumps(trial.scores)) == {"125": 1.0}
+    records = SweepRecords(config.name, config.resolved(), identity_of(config), trials=[trial])
+    save_records(folder, records)
+    assert load_records(folder) == records
 
 
 def test_a_record_says_which_hyper_parameters_its_algorithm_does_not_read():

@@ -14,9 +14,8 @@ from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole
 from marl_ray.cli import main
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning.reporting import progress
-from marl_ray.tuning.reporting.progress import SweepProgress
-from marl_ray.tuning.reporting.records import (
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.records import (
     SweepRecords,
     TrialRecord,
     find_sweep,
@@ -25,8 +24,9 @@ from marl_ray.tuning.reporting.records import (
     why,
     winner_of,
 )
+from marl_ray.tuning.reporting import progress
+from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
-from marl_ray.tuning.running.folder import Folder
 
 PLAIN = {"algorithm": "ippo", "hyper.lr": 0.001, "hyper.entropy_coef": 0.01}
 VOID = {"meta", "link"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.data_files import BenchmarkData, load
@@ -74,29 +74,34 @@ def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default
 
     Without `wanted`, they are those of `default` for which every problem has enough samples, as in the official
     harness.
-    Raises MarlRayError naming a problem with fewer samples than a wanted k.
+    Raises FieldError naming a problem with fewer samples than a wanted k.
     """
     task_id, fewest = min(counts.items(), key=lambda item: item[1])
     if wanted is None:
         return tuple(k for k in default if k <= fewest)
     for k in wanted:
         if k < 1:
-            raise MarlRayError(f"--k {k}: expected at least 1")
+            raise FieldError("k", f"expected at least 1, got {k}")
         if k > fewest:
-            raise MarlRayError(f"--k {k}: problem {task_id!r} has only {fewest} sample{'s' * (fewest != 1)}")
+            raise FieldError("k", f"problem {task_id!r} has only {fewest} sample{'s' * (fewest != 1)}, not {k}")
     return tuple(sorted(set(wanted)))
 
 
 def task_of(options: EvaluationOptions) -> ScoringTask:
-    """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
+    """Read and check everything but samples.
+
+    Raises FieldError naming the option, or MarlRayError naming the file and line.
+    """
     name, colon, file = options.benchmark.partition(":")
     if colon and (name != JSONL.name or options.data is not None):
-        raise MarlRayError(f"--benchmark {options.benchmark}: expected a name and --data, or {JSONL.name}:FILE")
+        raise FieldError(
+            "benchmark", f"expected a name and data, or {JSONL.name}:FILE, got {options.benchmark} and data"
+        )
     chosen = benchmark(name)
     modes = _modes(chosen, options.mode)
     timeout_s = chosen.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
-        raise MarlRayError(f"--timeout {timeout_s}: expected seconds, more than 0 and less than a day")
+        raise FieldError("timeout", f"expected seconds, more than 0 and less than a day, got {timeout_s}")
     return ScoringTask(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
 
 
@@ -104,7 +109,7 @@ def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str 
     """Read and check everything. `task` is the result of `task_of`, if it was called before; `made` describes the
     samples, if that is known.
 
-    Raises MarlRayError naming the option, or the file and line.
+    Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
     task = task or task_of(options)
     chosen, data, modes, timeout_s = task.benchmark, task.data, task.modes, task.timeout_s
@@ -133,7 +138,7 @@ def _modes(chosen: Benchmark, requested: str | None) -> tuple[Mode, ...]:
     modes = tuple(mode for mode in chosen.modes if mode == requested)
     if not modes:
         both = ", both" if len(chosen.modes) == 2 else ""
-        raise MarlRayError(f"--mode {requested}: {chosen.name} has {', '.join(chosen.modes)}{both}")
+        raise FieldError("mode", f"{chosen.name} has {', '.join(chosen.modes)}{both}, not {requested}")
     return modes
 
 

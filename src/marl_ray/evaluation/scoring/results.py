@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 
 MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
 PLACES = ("data", "samples")
@@ -49,18 +49,19 @@ def key_of(row: Mapping[str, Any]) -> ResultKey:
 def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsFile]:
     """Open an evaluation's folder, to begin the evaluation or to continue it.
 
-    Raises MarlRayError if the folder holds another evaluation (naming the difference), or one that is running now.
+    Raises FieldError naming `out` if the folder holds another evaluation (naming the difference), or one that is
+    running now.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / RESULTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise MarlRayError(f"--out {folder}: cannot be written: {error.strerror}") from error
+        raise FieldError("out", f"{folder} cannot be written: {error.strerror}") from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise MarlRayError(f"--out {folder}: another evaluation is writing there") from error
+            raise FieldError("out", f"{folder}: another evaluation is writing there") from error
         _same(folder, manifest, empty=os.fstat(file).st_size == 0)
         yield ResultsFile(file, _read(folder / RESULTS, file))
     finally:
@@ -71,7 +72,7 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
     path = folder / MANIFEST
     if not path.exists():
         if not empty:
-            raise MarlRayError(f"--out {folder}: has {RESULTS} but no {MANIFEST}; choose another folder")
+            raise FieldError("out", f"{folder} has {RESULTS} but no {MANIFEST}; choose another folder")
         write_whole(path, json.dumps(manifest, indent=2) + "\n")
         return
     try:
@@ -83,8 +84,8 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
             continue
         stored = before.get(key) if isinstance(before, dict) else None
         if stored != value:
-            raise MarlRayError(
-                f"--out {folder}: holds an evaluation with {key} {stored!r}, not {value!r}; choose another"
+            raise FieldError(
+                "out", f"{folder} holds an evaluation with {key} {stored!r}, not {value!r}; choose another"
             )
 
 

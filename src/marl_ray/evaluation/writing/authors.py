@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.sampler import Engine, make_engine
@@ -38,10 +38,10 @@ class Authors:
 
 
 def authors_of_bundle(reference: str, tracking_uri: str | None) -> Authors:
-    """The language models of a bundle, each read when it is first used. Raises MarlRayError for any other bundle."""
+    """The language models of a bundle, each read when it is first used. Raises FieldError for any other bundle."""
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, TokenBundle):
-        raise MarlRayError(f"--policy {reference}: holds actor-critics, expected language models")
+        raise FieldError("policy", f"{reference} holds actor-critics, expected language models")
     policies = bundle.policies
     return Authors(
         bundle.agents, policies, bundle.manifest.lineage.env, lambda name: make_engine(policies[name]), bundle.digest

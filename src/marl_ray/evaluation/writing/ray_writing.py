@@ -131,5 +131,5 @@ def _got(reference: Any) -> Any:
         return ray.get(reference)
     except RayTaskError as error:
         if isinstance(error.cause, MarlRayError):
-            raise MarlRayError(str(error.cause)) from error
+            raise error.cause from error
         raise

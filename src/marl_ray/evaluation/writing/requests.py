@@ -25,7 +25,7 @@ class WritingRequest:
     tracking_uri: str | None = None
     agent: str | None = None
     """The agent whose policy answers alone; None takes the team, or the only policy."""
-    samples: int = 1
+    num_samples: int = 1
     """Number of samples per problem."""
     seed: int = 0
     greedy: bool = False
@@ -36,8 +36,6 @@ class WritingRequest:
     """Kind of the answer; None takes the kind that the policy was trained to write (see `Writer`)."""
     prompt: str | None = None
     """Template of the prompt, with {prompt} in it; None takes the default."""
-    keys: str = "--"
-    """Words before the name of an option in errors: those of the command line, or of a config."""
 
 
 class SampleWriter(Protocol):
@@ -66,7 +64,7 @@ def generate(
     manifest = facts | source.manifest(problems)
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     folder = out or Path("runs/evaluations", f"{facts['benchmark']}-{digest[:12]}")
-    jobs = [(problem, sample) for problem in problems for sample in range(request.samples)]
+    jobs = [(problem, sample) for problem in problems for sample in range(request.num_samples)]
     with open_results(folder / FOLDER, manifest) as written:
         keys = [("sample", problem.task_id, sample) for problem, sample in jobs]
         pending = [job for job, key in zip(jobs, keys, strict=True) if key not in written.rows]

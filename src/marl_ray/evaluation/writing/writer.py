@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import GivenProgram
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
 from marl_ray.evaluation.writing.authors import Author, Authors, authors_of_bundle
 from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
@@ -78,14 +78,14 @@ class Writer:
         A code team writes a `solution`, or an `output` if it was trained to write fenced blocks; a policy with a chat
         template writes an `output`; any other writes what the benchmark's definition says (`Benchmark.writes`).
 
-        Raises MarlRayError for authors that cannot answer, and for an option that does not fit them.
+        Raises FieldError naming the option that does not fit, or the policy that cannot answer.
         """
         self.request, self.benchmark = request, benchmark
-        if request.samples < 1 or (request.greedy and request.samples > 1):
+        if request.num_samples < 1 or (request.greedy and request.num_samples > 1):
             expected = "1, since greedy samples are all the same" if request.greedy else "1 or more"
-            raise MarlRayError(f"{request.keys}num-samples {request.samples}: expected {expected}")
+            raise FieldError("num_samples", f"expected {expected}, got {request.num_samples}")
         if request.prompt is not None and PROMPT not in request.prompt:
-            raise MarlRayError(f"{request.keys}prompt {request.prompt!r}: expected {PROMPT} in it")
+            raise FieldError("prompt", f"expected {PROMPT} in it, got {request.prompt!r}")
         self.authors = authors or authors_of_bundle(request.bundle, request.tracking_uri)
         self.agents = list(self.authors.agents)
         self.author, self.team = self._cast()
@@ -113,7 +113,7 @@ class Writer:
             "team": None if team is None else self.authors.env["kwargs"],
             "answer": self.kind,
             "prompt": PROMPT if request.prompt is None and team is None else request.prompt,
-            "num_samples": request.samples,
+            "num_samples": request.num_samples,
             "seed": request.seed,
             "greedy": request.greedy,
             "generation": {name: own.model_dump(mode="json") for name, own in self.generations.items()},
@@ -136,15 +136,15 @@ class Writer:
 
     def _cast(self) -> tuple[str, CodeTeam | None]:
         """The agent whose response is the sample, and the environment that a code team plays."""
-        agent, table, keys = self.request.agent, self.authors.agents, self.request.keys
+        agent, table = self.request.agent, self.authors.agents
         if agent is not None and agent not in table:
-            raise MarlRayError(f"{keys}agent {agent!r}: expected one of {', '.join(table)}")
+            raise FieldError("agent", f"expected one of {', '.join(table)}, got {agent!r}")
         programs = self.benchmark.writes != "output"
         if programs and _is_code_team(self.authors) and agent in (None, GENERATOR) and self.request.prompt is None:
             return GENERATOR, _team(self.authors.env["kwargs"], alone=agent is not None)
         if agent is None and len(set(table.values())) > 1:
-            raise MarlRayError(
-                f"{keys}agent: expected one of {', '.join(table)}; only a code team without {keys}prompt plays together"
+            raise FieldError(
+                "agent", f"expected one of {', '.join(table)}; only a code team without a prompt plays together"
             )
         return agent or self.agents[0], None
 
@@ -157,8 +157,7 @@ class Writer:
             return GenerationConfig.model_validate(policy.generation.model_dump() | settings | {"stop": stop})
         except ValidationError as error:
             first = error.errors()[0]
-            key = str(first["loc"][0]).replace("_", "-")
-            raise MarlRayError(f"{self.request.keys}{key} {first['input']}: {first['msg']}") from error
+            raise FieldError(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
 
     def _turns(self, problem: Problem) -> Turns:
         if self.team is None:
@@ -168,7 +167,10 @@ class Writer:
     def _check_fits(self, name: str, text: str, where: str) -> None:
         """Raise MarlRayError for a first prompt that must be shortened, because it would pose another problem."""
         policy = self.authors.policies[name]
-        ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
+        try:
+            ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
+        except FieldError as error:  # its field is the problem's prompt, and not an option of the request
+            raise MarlRayError(f"{where}: {error}") from error
         check_fits(ids, self.generations[name].max_tokens, policy.config.context, f"{where}: prompt")
 
     def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
@@ -179,6 +181,8 @@ class Writer:
             ids, shortened = fit_prompt(policy.tokenizer, text, policy.config.chat, room)
         except PromptTooLong:
             return None
+        except FieldError as error:  # as in _check_fits
+            raise MarlRayError(str(error)) from error
         return tuple(ids), shortened
 
     def _answer(self, name: str, talks: Sequence[Conversation]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marl_ray.config import BenchmarkConfig, RunConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import BENCHMARKS, Benchmark, ModelAnswer, Problem
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_here
@@ -58,7 +58,8 @@ def read_benchmarks(
 ) -> list[RunBenchmark]:
     """The run's benchmarks, read and checked; `agents` are policy -> its agents. Without `engines` they can be checked only.
 
-    Raises MarlRayError naming the key, or the file and its line, or the first problem whose prompt is too long.
+    Raises FieldError naming the key, or MarlRayError naming the file and its line, or the first problem
+    whose prompt is too long.
     """
     table = {agent: name for name, members in agents.items() for agent in members}
     authors = Authors(table, policies, config.env.model_dump(mode="json"), lambda name: (engines or {})[name])
@@ -66,24 +67,25 @@ def read_benchmarks(
 
 
 def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
-    benchmark, keys = BENCHMARKS[settings.name], f"evaluation.benchmarks.{settings.name}."
-    data = load(benchmark, settings.data, settings.split, settings.sha256, keys)
-    if settings.problems is not None and settings.problems > len(data.problems):
-        raise MarlRayError(f"{keys}problems={settings.problems}: {data.source} has {len(data.problems)}")
-    problems = data.problems[: settings.problems]
+    benchmark, section = BENCHMARKS[settings.name], f"evaluation.benchmarks.{settings.name}"
     request = WritingRequest(
         agent=settings.agent,
-        samples=settings.samples,
+        num_samples=settings.samples,
         seed=config.seed,
         temperature=settings.temperature,
         prompt=settings.prompt,
-        keys=keys,
     )
-    writer = Writer(request, benchmark, authors)
     try:
+        data = load(benchmark, settings.data, settings.split, settings.sha256)
+        if settings.problems is not None and settings.problems > len(data.problems):
+            raise FieldError("problems", f"{data.source} has {len(data.problems)}, not {settings.problems}")
+        problems = data.problems[: settings.problems]
+        writer = Writer(request, benchmark, authors)
         writer.manifest(problems)
+    except FieldError as error:
+        raise FieldError(f"{section}.{error.field}", error.message) from error
     except MarlRayError as error:
-        raise MarlRayError(f"evaluation.benchmarks.{settings.name}: {error}") from error
+        raise MarlRayError(f"{section}: {error}") from error
     return RunBenchmark(settings, benchmark, problems, data.sha256, writer)
 
 

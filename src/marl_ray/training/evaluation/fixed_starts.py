@@ -17,7 +17,7 @@ from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
 from marl_ray.rollout.protocol import BatchCollector
 from marl_ray.training.collectives import gather, world
-from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.errors import Diverged
 
 SCORED, CONFIRMED = 0, 1
 """Kinds of starts. Episodes from the first kind choose the best policy, and episodes from the second kind measure it.

@@ -8,8 +8,8 @@ from typing import Any
 
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
+from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
-from marl_ray.training.learner.prepared_batch import CostStats
 
 
 class RecentEpisodes:

@@ -19,9 +19,9 @@ from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.policies.language.padding import padded
 from marl_ray.rollout.rng import permutation
 from marl_ray.training.collectives import from_first, total, world
+from marl_ray.training.errors import Diverged
 from marl_ray.training.imitation.warm_start import BEFORE, fit_all
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
-from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.assembly import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations

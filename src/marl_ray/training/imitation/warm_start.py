@@ -29,9 +29,9 @@ from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_si
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import Logged, read_logged
 from marl_ray.training.collectives import total, world
+from marl_ray.training.errors import Diverged
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.learner.prepared_batch import Diverged
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.assembly import Team
 

@@ -11,10 +11,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from marl_ray.algorithms.constraints.penalty import exact_penalty_weights
 from marl_ray.training.collectives import total, world
+from marl_ray.training.errors import Diverged
 from marl_ray.training.learner.minibatches import Cut, micro_batches
 from marl_ray.training.learner.optimizers import clip_gradients
 from marl_ray.training.learner.pass_loss import METRICS, EvaluatedPass, cost_surrogates, pass_loss
-from marl_ray.training.learner.prepared_batch import Diverged, PreparedBatch
+from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
 

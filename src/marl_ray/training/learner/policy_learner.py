@@ -10,12 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.training.collectives import total, world
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
-from marl_ray.training.learner.families import family_actor_critic
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.estimates import trained_decisions
 from marl_ray.training.learner.preparation.prepare import prepare
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
@@ -80,7 +79,7 @@ class Learner:
         prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
-            family_actor_critic.adopt_actor(policy.copies, weights)
+            policy.family.adopt_actor(policy.copies, weights)
             metrics |= step_metrics
         # Advantages become losses, and losses become gradients and steps.
         self.state, epoch_metrics = gradient_epochs.descend(policy, self.state, prepared, where)
@@ -90,9 +89,9 @@ class Learner:
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """(copies, T) how much the update has changed the log-probabilities of this actor-critic's recorded actions, on
-        CPU."""
-        return family_actor_critic.log_ratio(self.policy.rollout_model, batch)
+        """(copies, T) how much the update has changed the log-probabilities of the recorded actions, on CPU; for
+        actor-critics alone."""
+        return self.policy.family.log_ratio(self.policy.rollout_model, batch)
 
     def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
         """Estimate what an episode costs after this update.

@@ -5,25 +5,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from marl_ray.errors import MarlRayError
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Cut, Shape
 from marl_ray.trajectories import Trajectories
-
-
-class Diverged(MarlRayError):
-    """The error of a number that is not finite. Training again from the same checkpoint would meet the number again."""
-
-
-@dataclass(frozen=True)
-class CostStats:
-    """The mean costs of the episodes that ended in this batch."""
-
-    means: tuple[float, ...] | None
-    """Mean cost of an episode by signal; None while no episode has ended."""
-    episodes: int
-    """Number of episodes that ended in this batch, on all workers; 0 if `means` are those of earlier ones."""
-    decisions: float = 1.0
-    """Mean number of decisions of the learner's policy in one of these episodes, all its agents together."""
 
 
 class OldOutputs(NamedTuple):

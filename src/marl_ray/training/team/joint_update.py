@@ -7,7 +7,7 @@ import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.rollout.rng import team_order
-from marl_ray.training.learner.prepared_batch import CostStats
+from marl_ray.training.costs import CostStats
 from marl_ray.training.team.assembly import Team
 from marl_ray.trajectories import Trajectories
 

@@ -1,1 +1,1 @@
-"""Reporting on a sweep: its records, comparisons, figures, the HTML report and MLflow."""
+"""Reporting on a sweep: comparisons, figures, the HTML report and MLflow."""

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from marl_ray.errors import one_line
 from marl_ray.training.tracking.other_sinks import EVENTS_S, TENSORBOARD, numbers
-from marl_ray.tuning.running.folder import Folder
+from marl_ray.tuning.folder import Folder
 
 UPLOAD_S = 10.0
 """Least number of seconds between two uploads of a leg's file to remote storage."""

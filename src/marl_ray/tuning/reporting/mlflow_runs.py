@@ -13,7 +13,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.summary import best_score_of
-from marl_ray.tuning.reporting.records import SweepRecords, TrialRecord
+from marl_ray.tuning.records import SweepRecords, TrialRecord
 
 FLUSH_S = 5.0
 """Least number of seconds between two uploads of a trial's rows."""

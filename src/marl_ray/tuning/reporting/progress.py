@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.reporting.records import FAILED, SweepRecords, TrialRecord, shown, signed, why
+from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, shown, signed, why
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 10.0

@@ -19,10 +19,8 @@ from marl_ray import __version__
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.serving.pages.render import stylesheet
-from marl_ray.tuning.reporting.compare import LEAST_TRIALS, Curve, curve_of, differ, end_of, importances, improvement
-from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
-from marl_ray.tuning.reporting.figures import COLOURED, curve_chart, number, parallel, spans, strokes
-from marl_ray.tuning.reporting.records import (
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.records import (
     FAILED,
     RECORDS,
     REPORT,
@@ -33,7 +31,9 @@ from marl_ray.tuning.reporting.records import (
     signed,
     why,
 )
-from marl_ray.tuning.running.folder import Folder
+from marl_ray.tuning.reporting.compare import LEAST_TRIALS, Curve, curve_of, differ, end_of, importances, improvement
+from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
+from marl_ray.tuning.reporting.figures import COLOURED, curve_chart, number, parallel, spans, strokes
 
 WINNER = "winner.yaml"
 COMPARED = 10

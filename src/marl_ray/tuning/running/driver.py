@@ -19,12 +19,10 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.training.interruption import answering
 from marl_ray.training.run_checks import check_run
-from marl_ray.tuning.reporting.event_files import EventFiles
-from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
-from marl_ray.tuning.reporting.progress import SweepProgress
-from marl_ray.tuning.reporting.records import (
+from marl_ray.training.surroundings.interruption import answering
+from marl_ray.tuning.folder import Folder, absolute, trial_folder
+from marl_ray.tuning.records import (
     FAILED,
     REPORT,
     SweepRecords,
@@ -37,9 +35,11 @@ from marl_ray.tuning.reporting.records import (
     shown,
     why,
 )
+from marl_ray.tuning.reporting.event_files import EventFiles
+from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.capacity import TrialResources, need_of, resources_of, slots
-from marl_ray.tuning.running.folder import Folder, absolute, trial_folder
 from marl_ray.tuning.running.trials import Leg, named_trial, read_state, write_state
 from marl_ray.tuning.search.plan import SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit
@@ -134,7 +134,7 @@ class _Sweep:
         self.needs: dict[int, TrialResources] = {}
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
-        self.plan = SweepPlan(config, records, self.exploit, self.refuse, self.changed)
+        self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
         self.tracker = SweepTracker(config, records)
         self.events = EventFiles(folder, self.warn)
 
@@ -220,10 +220,9 @@ class _Sweep:
     def run_config(self, values: Mapping[str, Any], seed: int) -> RunConfig:
         return self.config.run_config(values, self.config.name, seed)
 
-    def refuse(self, values: Mapping[str, Any]) -> str:
-        """Raise MarlRayError if the cluster can never run this configuration; else return an empty reason."""
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Raise MarlRayError if the cluster can never run this configuration."""
         self._need(values)
-        return ""
 
     def begin(self, record: TrialRecord) -> Leg:
         """Begin the record's next leg and return it."""

@@ -19,7 +19,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.training.learner.prepared_batch import Diverged
+from marl_ray.training.errors import Diverged
 from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
 OBJECTIVES = "objectives.json"

@@ -10,8 +10,8 @@ from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.tuning.reporting.records import FAILED, SweepRecords, TrialRecord, signed
-from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
+from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, signed
+from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
 WORST = -1e300
@@ -26,14 +26,14 @@ class SweepPlan:
         config: SweepConfig,
         records: SweepRecords,
         exploit: Callable[[TrialRecord, TrialRecord, Exploit, int], None],
-        refuse: Callable[[Mapping[str, Any]], str],
+        check: Callable[[Mapping[str, Any]], None],
         changed: Callable[[TrialRecord | None], None],
     ):
-        """`exploit(recipient, donor, what, at)` copies weights; `refuse(values)` returns why a configuration cannot
-        run, or nothing; `changed` is called after every change of the records, with the trial that has just ended, or
-        None."""
+        """`exploit(recipient, donor, what, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
+        never run this configuration; `changed` is called after every change of the records, with the trial that has
+        just ended, or None."""
         self.config, self.records, self.changed = config, records, changed
-        self.exploit, self.refuse = exploit, refuse
+        self.exploit, self.check = exploit, check
         self.search = SEARCHES[config.search.kind](config)
         steps = config.example().train.total_steps
         self.scheduler = make_scheduler(config, steps)
@@ -143,18 +143,17 @@ class SweepPlan:
             record = TrialRecord(number, values, unread=self.config.unread(values))
             self.records.trials.append(record)
             try:
-                reason = self.refuse(values)
+                self.check(values)
             except MarlRayError as error:
-                reason = str(error)
-            if not reason:
+                self._end(record, "refused", str(error))
+                self.changed(record)
+            else:
                 return record
-            self._end(record, "refused", reason)
-            self.changed(record)
         return None
 
     def _decide(self) -> None:
         """Let the scheduler decide about the waiting trials."""
-        standings = {r.number: r.standing() for r in self.records.trials if r.status not in FAILED}
+        standings = {r.number: _standing_of(r) for r in self.records.trials if r.status not in FAILED}
         if not any(standing.state == "waiting" for standing in standings.values()):
             return
         verdicts = self.scheduler.decide(standings, self.more())
@@ -188,3 +187,8 @@ class SweepPlan:
         if record.status != "cut":
             scores = None if record.status in FAILED else signed(self.config.metric, record.objectives)
             self.search.tell(record.number, record.values, scores)
+
+
+def _standing_of(record: TrialRecord) -> TrialStanding:
+    state: Any = record.state
+    return TrialStanding(record.number, state, record.scores, record.values, record.history)

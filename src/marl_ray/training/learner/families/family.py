@@ -1,5 +1,6 @@
 """The interface of a family of policies, which the modules `family_actor_critic` and `family_token` implement."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -53,6 +54,10 @@ class PolicyFamily(Protocol):
     def refresh(self, copies: Copies, mixed_precision: bool) -> None:
         """Copy the trained weights into the rollout copy; every worker takes part."""
 
+    def adopt_actor(self, copies: Copies, parameters: Mapping[str, Tensor]) -> None:
+        """Give the rollout copy's and the trained actor these weights, which are equal on all workers. For trust regions,
+        which language models do not have."""
+
     def padded(self, batch: Trajectories, agents: int) -> Trajectories:
         """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
@@ -71,3 +76,7 @@ class PolicyFamily(Protocol):
 
     def reference(self, copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
         """Log-probabilities (R, T') under the reference policy, without gradients."""
+
+    def log_ratio(self, rollout: Any, batch: Trajectories) -> Tensor:
+        """(copies, T) log-probability of the agents' recorded actions now, minus that when they were sampled, on CPU. For
+        sequential updates, which language models do not have."""

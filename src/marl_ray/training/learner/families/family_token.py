@@ -1,12 +1,14 @@
 """Language models as the learner needs them: sharded block by block; the rollout copy is on the learner's device."""
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, plain_copy, shard
 from marl_ray.training.collectives import total, world
@@ -44,6 +46,11 @@ def critics(model: TokenPolicy) -> list[nn.Module]:
 def refresh(copies: Copies, mixed_precision: bool) -> None:
     """Gather the trained weights, and copy them into the rollout copy; every worker takes part."""
     token_policy.refresh(copies.rollout, copies.trained)
+
+
+def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> NoReturn:
+    """Raise MarlRayError: second-order steps are for small policies."""
+    raise MarlRayError("algorithm: a trust region trains actor-critics, not language models")
 
 
 def padded(batch: Trajectories, agents: int) -> Trajectories:
@@ -90,3 +97,9 @@ def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Te
     assert batch.prompts is not None
     parts = (cut.take(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
     return cast(TokenPolicy, copies.reference).reference_evaluate(*parts)
+
+
+def log_ratio(rollout: TokenPolicy, batch: Trajectories) -> NoReturn:
+    """Raise MarlRayError: in sequential updates the agents of a copy act at the same time, and language models take
+    turns."""
+    raise MarlRayError("algorithm: sequential updates train actor-critics, not language models")

@@ -9,13 +9,14 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.normalization import standardise
 from marl_ray.algorithms.constraints.penalty import constraint_violation
 from marl_ray.algorithms.losses.ratios import truncated_importance
+from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Cut, Shape
 from marl_ray.training.learner.passes import fit_critic
 from marl_ray.training.learner.preparation.estimates import Estimates, centred_costs, estimate, split_rows
 from marl_ray.training.learner.preparation.normalisers import normalised, updated_norms
 from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
 from marl_ray.training.learner.preparation.statistics import batch_metrics, batch_sums, check_finite
-from marl_ray.training.learner.prepared_batch import CostStats, PreparedBatch
+from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 

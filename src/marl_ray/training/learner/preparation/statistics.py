@@ -6,9 +6,10 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.normalization import moments
 from marl_ray.algorithms.losses.aggregation import counts
 from marl_ray.training.collectives import totals
+from marl_ray.training.errors import Diverged
 from marl_ray.training.learner.minibatches import Cut, Shape
 from marl_ray.training.learner.preparation.estimates import Estimates
-from marl_ray.training.learner.prepared_batch import Diverged, OldOutputs
+from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.trajectories import Trajectories
 

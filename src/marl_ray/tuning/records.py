@@ -7,8 +7,7 @@ from typing import Any
 
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.tuning.running.folder import Folder
-from marl_ray.tuning.search.schedulers import TrialStanding
+from marl_ray.tuning.folder import Folder
 
 RECORDS, REPORT = "sweep.json", "report.html"
 FAILED = ("failed", "lost", "refused")
@@ -52,10 +51,6 @@ class TrialRecord:
     unread: list[str] = field(default_factory=list)
     """Hyper-parameters of the sweep that the trial did not get, because its algorithms do not read them."""
     mlflow_run_id: str = ""
-
-    def standing(self) -> TrialStanding:
-        state: Any = self.state
-        return TrialStanding(self.number, state, self.scores, self.values, self.history)
 
 
 @dataclass

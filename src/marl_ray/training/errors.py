@@ -1,0 +1,7 @@
+"""The error of a training that goes nowhere."""
+
+from marl_ray.errors import MarlRayError
+
+
+class Diverged(MarlRayError):
+    """The error of a number that is not finite. Training again from the same checkpoint would meet the number again."""
