@@ -20,7 +20,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.surroundings.run_folder import kept
+from marl_ray.training.run_folder.record import kept
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 TWO = "resources.workers=2"

@@ -220,6 +220,7 @@ def _train_here(run: "RunConfig") -> "RunResult":
     from marl_ray.training.driver import finished, say_kept
     from marl_ray.training.driver import train as train_on_ray
     from marl_ray.training.run_checks import check_run
+    from marl_ray.training.run_folder.run_log import RunLog
     from marl_ray.training.surroundings.cluster_capacity import check_cpus
     from marl_ray.training.surroundings.interruption import answering
 
@@ -228,10 +229,13 @@ def _train_here(run: "RunConfig") -> "RunResult":
         return before
     if "RAY_ADDRESS" not in os.environ:
         check_cpus(run, cpus_here())
-    with answering(lambda: say_kept(run)):  # checks may take long, and so does a Ray that is half started
+    console = RunLog(run)
+    with answering(lambda: say_kept(run, console)):  # checks may take long, and so does a Ray that is half started
+        console.phase("checking the run")
         check_run(run)
+        console.phase("connecting to Ray" if "RAY_ADDRESS" in os.environ else "starting Ray")
         with ray_here():
-            return train_on_ray(run)
+            return train_on_ray(run, console)
 
 
 def _print_config(config: Any) -> None:

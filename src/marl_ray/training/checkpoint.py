@@ -54,6 +54,11 @@ def load(folder: Path, learners: dict[str, Learner], own_hyper: bool = False) ->
     return state, envs
 
 
+def iteration_of(folder: Path) -> int:
+    """The iteration after which a checkpoint was written."""
+    return int(json.loads((folder / "state.json").read_text())["iteration"])
+
+
 def _sharded(learners: dict[str, Learner]) -> dict[str, Any]:
     states = {}
     for name, learner in learners.items():

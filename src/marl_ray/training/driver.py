@@ -5,9 +5,7 @@
 
 import contextlib
 import os
-import sys
 import tempfile
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,35 +13,32 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
-from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import failures_of, named_workers, poll_often, without_datasets, without_own_interrupts
-from marl_ray.training.surroundings.cluster_capacity import check_capacity
-from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
-from marl_ray.training.surroundings.run_folder import (
+from marl_ray.training.run_folder.bundle_link import LINK, link_bundle
+from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
+from marl_ray.training.run_folder.record import (
     filesystem_of,
     kept,
     pin_bundles,
     record_of,
     storage_of,
     traceback_of,
-    work_in,
     write_record,
-    write_traceback,
 )
+from marl_ray.training.run_folder.run_log import RunLog
+from marl_ray.training.surroundings.cluster_capacity import check_capacity
+from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run
-from marl_ray.training.tracking.metrics_log import DRAIN_S, TRANSCRIPTS, MetricsLog
+from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.other_sinks import Sink, open_sinks
 from marl_ray.training.tracking.rows_to_driver import metrics_queue
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
+from marl_ray.training.worker import REFUSED, STOPPED, worker
 
 FINISHED = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
-REFUSED = "refused"
-"""Key under which a worker returns the error message of an engine that would refuse again after every restart."""
-STOPPED = "stopped"
-"""Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
 
 @dataclass(frozen=True)
@@ -82,34 +77,43 @@ def finished(config: RunConfig) -> RunResult | None:
     return RunResult(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
 
 
-def train(config: RunConfig) -> RunResult:
-    """Run to the end on the Ray that this process is connected to; a run that is finished is not run again.
+def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
+    """Run to the end on the Ray that this process is connected to; a run that is finished is not run again. `console` holds
+    the lines of what came before.
 
     Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it prints which checkpoint is kept, and raises.
     """
-    import ray
-    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
-    from ray.train import RunConfig as RayRunConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-
     before = finished(config)
     if before is not None:
         return before
     use_gpu = check_capacity(config)
     record = record_of(config)
-    filesystem, folder = filesystem_of(config)
     tracker = Tracker(config, record.get("mlflow_run_id"))
+    with console or RunLog(config) as log:
+        return _train(config, record, tracker, use_gpu, log)
+
+
+def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu: bool, console: RunLog) -> RunResult:
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    filesystem, folder = filesystem_of(config)
     status, shield = "FAILED", contextlib.ExitStack()
     sinks: dict[str, Sink] = {}
     controllers: list[Any] = []
     queue: Any = None
     log: MetricsLog | None = None
     try:
-        shield.enter_context(answering(lambda: say_kept(config)))
+        shield.enter_context(answering(lambda: say_kept(config, console)))
         tracker.reopen()
         record |= {"mlflow_run_id": tracker.run_id}
         pinned = pin_bundles(config, record)
         write_record(config, record)
+        console.open()
+        workers = config.resources.workers
+        console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
         sinks = open_sinks(config, tracker.run_id)
         poll_often()
         queue = metrics_queue(config.name)
@@ -124,7 +128,7 @@ def train(config: RunConfig) -> RunResult:
             },
             torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(
-                num_workers=config.resources.workers,
+                num_workers=workers,
                 use_gpu=use_gpu,
                 resources_per_worker={"CPU": config.resources.cpus_per_worker} | ({"GPU": 1} if use_gpu else {}),
             ),
@@ -135,12 +139,12 @@ def train(config: RunConfig) -> RunResult:
                 checkpoint_config=CheckpointConfig(
                     num_to_keep=config.checkpoint.keep, checkpoint_score_attribute="score", checkpoint_score_order="max"
                 ),
-                callbacks=[named_workers(config.name)],
+                callbacks=[named_workers(config.name), _linking_bundles(f"{storage_of(config)}/{config.name}")],
             ),
         )
         without_own_interrupts(trainer, controllers.append)
         without_datasets(trainer)
-        log = MetricsLog(config, queue, tracker, {"mlflow": tracker, **sinks})
+        log = MetricsLog(config, queue, tracker, MetricsFile(filesystem, folder), {"mlflow": tracker, **sinks}, console)
         result: Any = trainer.fit()
         log.close()
         if refused := (result.return_value or {}).get(REFUSED):
@@ -148,11 +152,13 @@ def train(config: RunConfig) -> RunResult:
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
             raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
+        console.phase("registering the best bundle")
         outcome = _finish(config, tracker, result, filesystem, folder)
         plain = asdict(outcome) | {"curve": None if outcome.curve is None else str(outcome.curve)}
         plain.pop("trained")
         write_record(config, record | {FINISHED: {"total_steps": config.train.total_steps, "outcome": plain}})
         status = "FINISHED"
+        console.write("finished", *outcome.summary)
         return outcome
     except ray.train.TrainingFailedError as error:
         where = traceback_of(config, failures_of(error))
@@ -167,89 +173,44 @@ def train(config: RunConfig) -> RunResult:
         with shield:
             if log is not None:
                 log.close(LEAVE_S if status == "KILLED" else DRAIN_S)
+                _end(METRICS, log.stored, status, console)
             if queue is not None:
                 queue.shutdown(force=True)
             for sink in sinks.values():
-                _end(sink, status)
+                _end("tracking.also", sink, status, console)
             if status != "KILLED":
                 tracker.end(status)
             elif not within(LEAVE_S, lambda: tracker.end(status)):
-                _say(config, f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
+                console.say(f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
 
 
-def worker(payload: dict[Any, Any]) -> Any:
-    """Train in one worker process; Ray Train calls this function in each."""
-    import ray.train
-    import ray.train.torch
+def _linking_bundles(uri: str) -> Any:
+    """A callback of Ray Train that lets the link `bundle` of the run's folder lead to the best bundle so far. `uri` names
+    the folder. A checkpoint has a bundle only if it is the best so far."""
+    from ray.train import UserCallback
 
-    from marl_ray.policies.engines.vllm_process.process import EngineRefused
-    from marl_ray.training.errors import Diverged
-    from marl_ray.training.loop import run_worker
-    from marl_ray.training.tracking.machine_readings import MachineReadings
-    from marl_ray.training.tracking.rows_to_driver import Rows
+    class LinkingBundles(UserCallback):
+        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+            if checkpoint is None:
+                return
+            folder, _, name = str(checkpoint.path).rpartition("/")
+            with contextlib.suppress(OSError):  # a run that cannot make links goes on
+                if checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{LINK}").type == fs.FileType.Directory:
+                    link_bundle(checkpoint.filesystem, folder, name, uri)
 
-    os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
-    work_in(payload["folder"])
-    rows, system = Rows(payload["queue"]), MachineReadings()
-
-    def emit(metrics: dict[str, float]) -> None:
-        rows.add(metrics | system.read())
-
-    def report(folder: Path, metrics: dict[str, float]) -> None:
-        rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
-        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
-
-    config = RunConfig.model_validate(payload["config"])
-    latest = ray.train.get_checkpoint()
-    with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
-        try:
-            return run_worker(
-                config,
-                ray.train.torch.get_device(),
-                Path(resume_from) if resume_from else None,
-                emit=emit,
-                report=report,
-                run_id=payload["run_id"],
-                show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
-                engine_of=_engine_actors(config) if config.engine_actors else None,
-            )
-        except Diverged as error:  # all workers raise it together, and would raise it again after every restart
-            return {STOPPED: str(error)}
-        except EngineRefused as error:
-            return {REFUSED: str(error)}
-        except Exception:
-            rank = ray.train.get_context().get_world_rank()
-            write_traceback(config, f"worker-{rank}", traceback.format_exc())
-            raise
-        finally:
-            rows.flush()
+    return LinkingBundles()
 
 
-def _engine_actors(config: RunConfig) -> Any:
-    """The function that makes a policy's engine: actors where vLLM samples, and else one in the worker's process."""
-    from marl_ray.policies.engines.sampler import make_engine
-    from marl_ray.training.team.engine_actors import EngineActors
-
-    def engine_of(name: str, policy: Any) -> Any:
-        return EngineActors(config, name, policy) if policy.generation.engine == "vllm" else make_engine(policy)
-
-    return engine_of
-
-
-def say_kept(config: RunConfig) -> None:
+def say_kept(config: RunConfig, console: RunLog) -> None:
     """Print which checkpoint the same command will continue from."""
-    _say(config, f"interrupted; {kept(config)}")
+    console.say(f"interrupted; {kept(config)}")
 
 
-def _say(config: RunConfig, text: str) -> None:
-    print(f"{config.name}: {text}", file=sys.stderr, flush=True)
-
-
-def _end(sink: Sink, status: str) -> None:
+def _end(what: str, sink: Sink, status: str, console: RunLog) -> None:
     try:
         sink.end(status)
     except Exception as error:  # an error of a tracker does not make the run fail
-        print(f"tracking.also: {one_line(error)}", file=sys.stderr)
+        console.say(f"{what}: {one_line(error)}")
 
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> RunResult:
@@ -261,6 +222,8 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
     paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
     best, best_metrics = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
+    with contextlib.suppress(OSError):  # some file systems have no links
+        link_bundle(filesystem, folder, Path(best).parent.name, f"{storage_of(config)}/{config.name}")
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
         local = Path(temporary) / BUNDLE
         local.mkdir()

@@ -81,10 +81,12 @@ class Run:
         run_id: str | None = None,
         own_hyper: bool = False,
         engine_of: "EngineOf | None" = None,
+        phase: Callable[[str], None] = lambda text: None,
     ):
         """`emit` gets the metrics of each epoch of a warm start. With `own_hyper` the checkpoint may be of a run with
         other hyper-parameters: the run takes its weights and optimiser state, and keeps the hyper-parameters of this
-        config. `engine_of` makes the language models' engines (see `build_team`)."""
+        config. `engine_of` makes the language models' engines (see `build_team`). `phase` gets the name of each part
+        that begins."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
@@ -92,15 +94,19 @@ class Run:
         mixed = config.resources.mixed_precision
         self.env = make_env(config.env, config.constraints)
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
+        phase("loading the models" if config.language else "making the policies")
         self.team = build_team(config, self.env, mesh, mixed_precision, engine_of)
         self.state, envs = _fresh_state(run_id, list(self.team.models)), None
         if resume_from is not None:
+            phase("reading the checkpoint")
             self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper)
         elif config.warm_start is not None and config.language:
             from marl_ray.training.imitation.fine_tuning import fine_tune
 
+            phase("fitting the demonstrations")
             fine_tune(config, self.env, self.team, emit)
         elif config.warm_start is not None:
+            phase("imitating the logged decisions")
             warm_start(config, self.env, self.team, emit)
         data = None
         if config.data is not None:
@@ -290,15 +296,16 @@ def run_worker(
     run_id: str | None = None,
     show: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, transcripts: None,
     engine_of: "EngineOf | None" = None,
+    phase: Callable[[str], None] = lambda text: None,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
     `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. `report` gets a
     checkpoint folder and its metrics, on every worker. The folder is removed when `report` returns; if `report` is
     None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, on rank 0 alone.
-    Returns the metrics of the last iteration.
+    `phase` gets the name of each part of the run when it begins. Returns the metrics of the last iteration.
     """
-    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of)
+    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of, phase=phase)
 
     def save(metrics: Metrics) -> None:
         if report is None:
@@ -308,11 +315,15 @@ def run_worker(
             report(Path(folder), metrics | {"score": run.save(Path(folder))})
 
     if run.fresh:
+        if config.evaluates or run.benchmarks:
+            phase("evaluating before training")
         metrics = run.begin()
         if run.rank == 0 and metrics:
             emit(metrics)
         if run.done or (run.save_due and metrics):  # a run that is done here asked for a warm start alone
             save({"iteration": 0, "steps": 0} | metrics)
+    if not run.done:
+        phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")
     while not run.done:
         metrics = run.step()
         if run.rank == 0:

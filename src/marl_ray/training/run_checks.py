@@ -4,7 +4,7 @@ import traceback
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named
-from marl_ray.training.surroundings.run_folder import check_folder, record_of, write_traceback
+from marl_ray.training.run_folder.record import check_folder, record_of, write_traceback
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import check_sinks
 

@@ -14,10 +14,9 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.training.driver import RunResult, finished, train, worker
+from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.surroundings.interruption import answering, within
-from marl_ray.training.surroundings.run_folder import (
+from marl_ray.training.run_folder.record import (
     CHECKPOINTS,
     kept,
     record_of,
@@ -25,6 +24,8 @@ from marl_ray.training.surroundings.run_folder import (
     write_record,
     write_traceback,
 )
+from marl_ray.training.surroundings.interruption import answering, within
+from marl_ray.training.worker import worker
 
 OUTCOME = {
     "name": "toy",
@@ -153,7 +154,7 @@ def test_the_command_answers_before_ray_has_started_too(
             said.append(capsys.readouterr().err)
 
     said = list[str]()
-    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}").given()))
+    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}", "tracking.progress=false").given()))
     at = "training.run_checks.check_run" if moment == "checks" else "cluster.local_ray.ray_here"
     monkeypatch.setattr(f"marl_ray.{at}", slow)
     with pytest.raises(SystemExit) as caught:

@@ -16,7 +16,7 @@ from marl_ray.config import RunConfig, tracking_uri
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import pinned
-from marl_ray.training.surroundings.run_folder import pin_bundles
+from marl_ray.training.run_folder.record import pin_bundles
 from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
 from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
 

@@ -1,1 +1,1 @@
-"""The surroundings of a run: the folder that it writes, the capacity of its cluster, and signals that interrupt it."""
+"""The surroundings of a run: the capacity of its cluster, and signals that interrupt it."""

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -19,8 +19,9 @@ LINE_EVERY_S = 5.0
 class ProgressBar:
     """Shows the latest row of metrics; a context manager."""
 
-    def __init__(self, config: RunConfig):
-        self.config, self.last_line = config, 0.0
+    def __init__(self, config: RunConfig, write: Callable[[str], None]):
+        """`write` gets the lines that appear where there is no terminal, wherever the bar is shown."""
+        self.config, self.write, self.last_line = config, write, 0.0
         self.scored: float | None = None
         """Mean return of the last evaluation."""
         console = Console(file=sys.stderr)
@@ -50,13 +51,12 @@ class ProgressBar:
         note = iteration_line(self.config, row, self.scored)
         self.bar.update(self.task, completed=row["steps"], note=note)
         last = row["steps"] >= self.config.train.total_steps
-        if (
-            self.bar.disable
-            and self.config.tracking.progress
-            and (last or time.monotonic() - self.last_line > LINE_EVERY_S)
-        ):
+        if last or time.monotonic() - self.last_line > LINE_EVERY_S:
             self.last_line = time.monotonic()
-            print(f"{self.config.name}: {row['steps']:,} steps  {note}", flush=True)
+            line = f"{row['steps']:,} steps  {note}"
+            self.write(line)
+            if self.bar.disable and self.config.tracking.progress:
+                print(f"{self.config.name}: {line}", flush=True)
 
 
 def iteration_line(config: RunConfig, row: Mapping[str, float], scored: float | None) -> str:

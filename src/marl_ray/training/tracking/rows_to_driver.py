@@ -4,6 +4,15 @@ import secrets
 import time
 from typing import Any
 
+STARTS_AFTER = "starts_after"
+"""Key of the row that a group of workers sends first: the iteration of the checkpoint that it goes on from, or None where
+it begins anew."""
+PHASE = "phase"
+"""Key of rows that name the part of the run that begins."""
+PROBLEM = "problem"
+"""Key of rows that hold the traceback of an error in a worker."""
+TRANSCRIPTS = "transcripts"
+"""Key of rows that hold episodes as text, and the folder of MLflow for these."""
 SENDING_S = 0.5
 """Least time between two messages to the driver, in seconds."""
 
@@ -29,6 +38,11 @@ class Rows:
         self.rows.append(metrics)
         if time.monotonic() - self.sent > SENDING_S:
             self.flush()
+
+    def send(self, row: dict[str, Any]) -> None:
+        """Send a row at once."""
+        self.rows.append(row)
+        self.flush()
 
     def flush(self) -> None:
         if self.rows:

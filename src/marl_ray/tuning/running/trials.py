@@ -23,7 +23,7 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named
 from marl_ray.ray_seams import named_workers, poll_often, without_datasets
-from marl_ray.training.surroundings.run_folder import work_in
+from marl_ray.training.run_folder.record import work_in
 from marl_ray.training.tracking.rows_to_driver import metrics_queue
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, never_reported, run_leg

@@ -1,6 +1,10 @@
-"""A run's folder, on any storage: the record of the run, its checkpoints, and the tracebacks of failures.
+"""The record of a run and what else lies in its folder, on any storage.
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
+NAME/metrics.jsonl   a row of metrics for each iteration (metrics_file.py)
+NAME/run.log         what the driver prints and workers' errors, with times (run_log.py)
+NAME/bundle          the best bundle so far: a link, or on remote storage a file with its URI (bundle_link.py)
+NAME/return.png      the curve of a finished run
 NAME/checkpoint_*    Ray Train's folders, one per checkpoint
 NAME/errors/         the last traceback of each worker that failed, and of the driver's checks
 """

@@ -1,0 +1,37 @@
+"""`NAME/bundle`, which leads to the best bundle of a run: a link on local storage, a file with the URI on remote storage."""
+
+import os
+from pathlib import Path
+
+from pyarrow import fs
+
+LINK = "bundle"
+"""Name in a run's folder; the bundle of a checkpoint has the same name in the checkpoint's folder."""
+
+
+def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: str) -> None:
+    """Let the link of the run's `folder` lead to the bundle of the checkpoint of this name; raises OSError.
+
+    `uri` is the folder as users name it, which remote storage keeps.
+    """
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        with filesystem.open_output_stream(f"{folder}/{LINK}") as stream:
+            stream.write(f"{uri}/{checkpoint}/{LINK}\n".encode())
+        return
+    link = Path(folder, LINK)
+    temporary = link.with_name(f".{LINK}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(Path(checkpoint, LINK), target_is_directory=True)  # relative, so that a folder may be moved
+    temporary.replace(link)
+
+
+def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
+    """Path of the link on local storage, the URI of the bundle on remote storage; None where there is no bundle."""
+    path = f"{folder}/{LINK}"
+    kind = filesystem.get_file_info(path).type  # of what a link leads to
+    if kind == fs.FileType.Directory:
+        return path
+    if kind != fs.FileType.File:
+        return None
+    with filesystem.open_input_stream(path) as stream:
+        return str(stream.read().decode().strip())

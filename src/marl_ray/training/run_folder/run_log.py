@@ -1,0 +1,77 @@
+"""What a run says to people: lines on stderr, and all of them with their times in `NAME/run.log`."""
+
+import contextlib
+import sys
+import threading
+import time
+from datetime import datetime
+from types import TracebackType
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import named
+from marl_ray.training.run_folder.appended_file import AppendedFile
+from marl_ray.training.run_folder.record import filesystem_of
+
+LOG = "run.log"
+"""Name of the file in a run's folder."""
+
+
+class RunLog:
+    """Prints lines and writes them to the run's log; any thread may call it.
+
+    Lines wait until the run's folder is made (`open`): a run that is refused leaves no folder.
+    """
+
+    def __init__(self, config: RunConfig):
+        self.config, self.began = config, time.monotonic()
+        self.file: AppendedFile | None = None
+        self.waiting: list[str] = []
+        self.lock = threading.RLock()  # a signal may be answered while a line is written
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write how the block has ended, if not well, and leave the log complete in the run's folder."""
+        if isinstance(error, Exception):
+            self.write(f"failed: {named(error)}")
+        elif error is not None:
+            self.write(f"ended by {type(error).__name__}")
+        with self.lock, contextlib.suppress(OSError):
+            if self.file is not None:
+                self.file.close()
+                self.file = None
+
+    def open(self) -> None:
+        """Write to the run's folder from now on, which exists; the lines that wait are written."""
+        with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
+            filesystem, folder = filesystem_of(self.config)
+            self.file = self.file or AppendedFile(filesystem, f"{folder}/{LOG}")
+        self.write()
+
+    def phase(self, text: str) -> None:
+        """Show that a part of the run begins, with the seconds since the command began."""
+        line = f"{time.monotonic() - self.began:.1f} s  {text}"
+        if self.config.tracking.progress:
+            self._print(line)
+        self.write(line)
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr after the run's name, and write it to the log."""
+        self._print(text)
+        self.write(text)
+
+    def write(self, *texts: str) -> None:
+        """Write texts to the log alone; each line of them gets the time."""
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        with self.lock:
+            self.waiting += [f"{now}  {line}" for text in texts for line in text.splitlines()]
+            if self.file is not None:
+                with contextlib.suppress(OSError):  # the lines wait for the next time
+                    self.file.append(self.waiting)
+                    self.waiting = []
+
+    def _print(self, text: str) -> None:
+        print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""One worker process of a training run on Ray Train: it runs the loop, and sends its rows to the driver."""
+
+import contextlib
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from marl_ray.config import RunConfig
+from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.training.run_folder.record import work_in, write_traceback
+from marl_ray.training.tracking.rows_to_driver import PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS, Rows
+
+REFUSED = "refused"
+"""Key under which a worker returns the error message of an engine that would refuse again after every restart."""
+STOPPED = "stopped"
+"""Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
+
+
+def worker(payload: dict[Any, Any]) -> Any:
+    """Train in one worker process; Ray Train calls this function in each."""
+    import ray.train
+    import ray.train.torch
+
+    from marl_ray.policies.engines.vllm_process.process import EngineRefused
+    from marl_ray.training.checkpoint import iteration_of
+    from marl_ray.training.errors import Diverged
+    from marl_ray.training.loop import run_worker
+    from marl_ray.training.tracking.machine_readings import MachineReadings
+
+    os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
+    work_in(payload["folder"])
+    rows, system = Rows(payload["queue"]), MachineReadings()
+    rank = ray.train.get_context().get_world_rank()
+
+    def emit(metrics: dict[str, float]) -> None:
+        rows.add(metrics | system.read())
+
+    def report(folder: Path, metrics: dict[str, float]) -> None:
+        rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
+        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+    def phase(text: str) -> None:
+        if rank == 0:
+            rows.send({PHASE: text})
+
+    config = RunConfig.model_validate(payload["config"])
+    latest = ray.train.get_checkpoint()
+    with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
+        try:
+            if rank == 0:
+                rows.send({STARTS_AFTER: iteration_of(Path(resume_from)) if resume_from else None})
+            return run_worker(
+                config,
+                ray.train.torch.get_device(),
+                Path(resume_from) if resume_from else None,
+                emit=emit,
+                report=report,
+                run_id=payload["run_id"],
+                show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
+                engine_of=_engine_actors(config) if config.engine_actors else None,
+                phase=phase,
+            )
+        except Diverged as error:  # all workers raise it together, and would raise it again after every restart
+            return {STOPPED: str(error)}
+        except EngineRefused as error:
+            return {REFUSED: str(error)}
+        except Exception:
+            text = traceback.format_exc()
+            write_traceback(config, f"worker-{rank}", text)
+            rows.add({PROBLEM: f"worker {rank}: {text}"})
+            raise
+        finally:
+            rows.flush()
+
+
+def _engine_actors(config: RunConfig) -> Any:
+    """The function that makes a policy's engine: actors where vLLM samples, and else one in the worker's process."""
+    from marl_ray.policies.engines.sampler import make_engine
+    from marl_ray.training.team.engine_actors import EngineActors
+
+    def engine_of(name: str, policy: Any) -> Any:
+        return EngineActors(config, name, policy) if policy.generation.engine == "vllm" else make_engine(policy)
+
+    return engine_of
