@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
 from toys.runs import config, short
 
 from marl_ray.algorithms.constraints.budgets import certified_rate, mean_costs, score, shares, violation
@@ -56,6 +57,9 @@ def test_what_is_reported_of_the_best_bundle_is_what_it_is_worth(tmp_path: Path)
     # The baseline before training is the first point of the curve.
     assert rows[0]["steps"] == 0 and rows[0]["eval/return"] == pytest.approx(CHANCE, abs=error)
     assert {"eval/greedy_return", "eval/episode_length", "best/return"} <= set(rows[0])
+    low, value, high = (rows[0][f"eval/return{part}"] for part in ("_low", "", "_high"))
+    half = t.ppf(0.975, 199) * math.sqrt(value * (1 - value) / 199)  # of 200 returns that are 0 or 1
+    assert (value - low, high - value) == pytest.approx((half, half))
 
 
 def test_the_training_curve_begins_when_slow_failures_have_ended_too():

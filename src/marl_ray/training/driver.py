@@ -29,7 +29,7 @@ from marl_ray.training.run_folder.record import (
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
-from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run
+from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.other_sinks import Sink, open_sinks
@@ -229,7 +229,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
         model = tracker.register(local, load_bundle(local).digest, best_score_of(config, best_metrics))
-        curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", config.env.id)
+        curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", title_of(config))
         benchmarks = plot_benchmarks(config, tracker.history, Path(temporary) / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):
             tracker.artifact(picture)

@@ -14,8 +14,9 @@ from toys.runs import config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.appended_file import AppendedFile
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
-from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile, iteration_of, read_metrics
+from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile, history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.run_log import LOG, RunLog
+from marl_ray.training.tracking.curve_plot import panels_of, plot_run, title_of
 from marl_ray.training.tracking.rows_to_driver import STARTS_AFTER
 
 LOCAL = fs.LocalFileSystem()
@@ -151,3 +152,14 @@ def test_without_progress_a_phase_is_in_the_log_alone(tmp_path: Path, capsys: An
         console.open()
         console.phase("starting Ray")
     assert capsys.readouterr().err == "" and "starting Ray" in (tmp_path / "toy" / LOG).read_text()
+
+
+def test_the_picture_of_a_run_names_its_algorithms_and_shows_intervals(tmp_path: Path):
+    team = "team={one: {agents: [a], algorithm: ippo}, two: {agents: [b]}}"
+    assert title_of(config("seed=3")) == "toy: mappo, seed 3\ntoys.envs:countdown"
+    assert title_of(config(team)) == "toy: one ippo, two mappo, seed 0\ntoys.envs:countdown"
+    rows = [{"iteration": i, "steps": 32 * i, "return": 1.0 + i} for i in range(4)]
+    rows[2] |= {"eval/return": 2.0, "eval/return_low": 1.5, "eval/return_high": 2.5}
+    (panel,) = panels_of(config(), lambda key: history_of(rows, key))
+    assert panel.evaluated == [(64, 2.0)] and panel.intervals == [(64, 1.5, 2.5)] and len(panel.training) == 4
+    assert plot_run([panel], tmp_path / "return.png", title_of(config())).read_bytes().startswith(b"\x89PNG")

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +182,7 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
     monkeypatch.chdir(rays)
     monkeypatch.setenv(TRACKING_URI, "")
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
+    monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
     monkeypatch.setattr("marl_ray.training.loop.run_worker", lambda *given, **more: Path.cwd())
     folder = str(theirs if known else tmp_path / "elsewhere")

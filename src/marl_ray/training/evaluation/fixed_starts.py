@@ -86,6 +86,9 @@ class Evaluator:
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
             raise Diverged(f"evaluation at step {steps}: returns or costs are not finite")
         metrics = {"return": _mean([episode.ret for episode in sampled])}
+        each = config.evaluation.samples if config.language else 1  # episodes of one start are not independent
+        starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]
+        metrics |= _bounds([_mean([episode.ret for episode in start]) for start in starts])
         if greedy:
             metrics["greedy_return"] = _mean([episode.ret for episode in greedy])
         metrics["episode_length"] = _mean([episode.length for episode in sampled])
@@ -118,6 +121,19 @@ class Evaluator:
             most = config.evaluation.max_steps
             self.arena = Arena(self.env, envs, self.agents, copies, config.seed, config.signals, most)
         return self.arena
+
+
+def _bounds(returns: Sequence[float]) -> dict[str, float]:
+    """Student's 95 % interval of the mean of independent returns as `return_low` and `return_high`; empty for a single
+    one."""
+    from scipy.special import stdtrit  # scipy is imported here, because every process of a run imports this file
+
+    if len(returns) < 2:
+        return {}
+    mean = _mean(returns)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / (len(returns) - 1))
+    half = float(stdtrit(len(returns) - 1, 0.975)) * deviation / math.sqrt(len(returns))
+    return {"return_low": mean - half, "return_high": mean + half}
 
 
 def _mean(values: Sequence[float]) -> float:

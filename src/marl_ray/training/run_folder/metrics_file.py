@@ -7,7 +7,7 @@ a warm start has `steps` 0, `warm_start/epoch` and no `iteration`. Values that a
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyarrow import fs
@@ -77,3 +77,8 @@ def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float
             raise MarlRayError(f"{path}, line {number}: expected a row of metrics as a JSON object") from error
         rows.append(row)
     return rows
+
+
+def history_of(rows: Sequence[Mapping[str, float]], key: str) -> list[tuple[int, float]]:
+    """The (environment steps, value) of a metric in the rows of iterations, in their order."""
+    return [(int(row["steps"]), row[key]) for row in rows if key in row and iteration_of(row) >= 0]

@@ -1,4 +1,4 @@
-"""What a run says to people: lines on stderr, and all of them with their times in `NAME/run.log`."""
+"""The lines of a run for people: on stderr, and all of them with their times in `NAME/run.log`."""
 
 import contextlib
 import sys

@@ -9,6 +9,8 @@ from marl_ray.config import RunConfig
 
 Points = Sequence[tuple[int, float]]
 """(environment steps, value)."""
+History = Callable[[str], Points]
+"""Metric -> its points."""
 _TRAINING = {"color": "0.6", "linewidth": 1.0, "label": "training episodes"}
 
 
@@ -20,6 +22,8 @@ class Panel:
     evaluated: Points
     training: Points
     budget: float | None = None
+    intervals: Sequence[tuple[int, float, float]] = ()
+    """(environment steps, low, high) of evaluations."""
 
 
 def plot_returns(curves: Mapping[str, Points], path: Path, title: str) -> Path:
@@ -34,7 +38,7 @@ def plot_returns(curves: Mapping[str, Points], path: Path, title: str) -> Path:
     return path
 
 
-def panels_of(config: RunConfig, history: Callable[[str], Points]) -> list[Panel]:
+def panels_of(config: RunConfig, history: History) -> list[Panel]:
     """The panels of the mean return, and of each cost with its budget, from the logged `history` of a metric."""
     single = len(config.budgets) == 1
     costs = [
@@ -46,7 +50,18 @@ def panels_of(config: RunConfig, history: Callable[[str], Points]) -> list[Panel
         )
         for k, budget in enumerate(config.budgets)
     ]
-    return [Panel("mean return", history("eval/return"), history("return")), *costs]
+    high = dict(history("eval/return_high"))
+    intervals = [(step, low, high[step]) for step, low in history("eval/return_low") if step in high]
+    return [Panel("mean return", history("eval/return"), history("return"), None, intervals), *costs]
+
+
+def title_of(config: RunConfig) -> str:
+    """The title of a run's picture: name, the algorithm of each policy, seed and environment."""
+    trained = {name: config.algorithm_of(name) for name, policy in config.team.items() if not policy.frozen}
+    algorithms = next(iter(trained.values()))
+    if len(set(trained.values())) > 1:
+        algorithms = ", ".join(f"{name} {algorithm}" for name, algorithm in trained.items())
+    return f"{config.name}: {algorithms}, seed {config.seed}\n{config.env.id}"
 
 
 def plot_run(panels: Sequence[Panel], path: Path, title: str) -> Path:
@@ -57,7 +72,11 @@ def plot_run(panels: Sequence[Panel], path: Path, title: str) -> Path:
         if panel.training:
             axes.plot(*_columns(panel.training), **_TRAINING)
         if panel.evaluated:
-            axes.plot(*_columns(panel.evaluated), label="evaluations", linewidth=1.8, marker="o", markersize=3.5)
+            label = "evaluations, 95 % intervals" if panel.intervals else "evaluations"
+            (line,) = axes.plot(*_columns(panel.evaluated), label=label, linewidth=1.8, marker="o", markersize=3.5)
+            if panel.intervals:
+                steps, low, high = zip(*panel.intervals, strict=True)
+                axes.vlines(steps, low, high, color=line.get_color(), linewidth=1.2, alpha=0.7)
         if panel.budget is not None:
             axes.axhline(panel.budget, color="tab:red", linestyle="--", linewidth=1.2, label=f"budget {panel.budget:g}")
         axes.set(ylabel=panel.name)
@@ -69,7 +88,7 @@ def plot_run(panels: Sequence[Panel], path: Path, title: str) -> Path:
     return path
 
 
-def plot_benchmarks(config: RunConfig, history: Callable[[str], Points], path: Path) -> Path | None:
+def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | None:
     """Draw pass@1 of the run's benchmarks, with intervals, against each axis that was logged, into a PNG; its path, or None
     where nothing was measured."""
     axes_of = {"tokens": "tokens trained on", "hours": "hours of training", "price": "price of training"}
