@@ -12,6 +12,7 @@ from typing import Any
 import mlflow
 import pytest
 from processes.two_workers import two_workers
+from pyarrow.fs import LocalFileSystem
 from toys.runs import config, mlflow_database, trained
 
 from marl_ray.cluster.local_ray import LocalRay
@@ -20,7 +21,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder.record import kept
+from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
+from marl_ray.training.run_folder.record import kept, storage_of
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 TWO = "resources.workers=2"
@@ -64,6 +66,20 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfi
         expected = [(row["steps"], row[key]) for row in calm if key in row]
         assert Tracker(whole, outcome.run_id).history(key) == expected and expected, key
     assert len(mlflow.MlflowClient(tracking_uri=outcome.tracking_uri).search_runs(["1"])) == 1
+    folder = storage_of(whole) + "/toy"
+    rows = read_metrics(LocalFileSystem(), folder)
+    assert [iteration_of(row) for row in rows] == list(range(7))
+    assert history_of(rows, "return") == Tracker(whole, outcome.run_id).history("return")
+    lines = Path(folder, "run.log").read_text()
+    for part in (
+        "2 workers on CPU",
+        "evaluating before training",
+        "worker 1: Traceback",
+        "reading the checkpoint",
+        "finished",
+    ):
+        assert part in lines
+    assert Path(folder, "bundle").resolve() == Path(outcome.bundle)
     best = load_bundle(outcome.bundle).manifest
     (same,) = (str(row["iteration"]) for row in calm if row["steps"] == best.lineage.steps)
     assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
@@ -102,6 +118,8 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     longer, second = run(storage, "train.total_steps=256")
     assert second.run_id == outcome.run_id
     assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
+    assert [iteration_of(row) for row in read_metrics(LocalFileSystem(), str(storage / "toy"))] == list(range(9))
+    assert load_bundle(storage / "toy" / "bundle").digest == load_bundle(second.bundle).digest
 
 
 def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):

@@ -24,6 +24,7 @@ from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluat
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
+from marl_ray.training.run_folder.branching import HOLDS, PLAY, holds_of, play_of
 from marl_ray.training.team.assembly import build_team, export_bundle
 from marl_ray.training.team.joint_update import update_team
 
@@ -82,11 +83,12 @@ class Run:
         own_hyper: bool = False,
         engine_of: "EngineOf | None" = None,
         phase: Callable[[str], None] = lambda text: None,
+        branch: str | None = None,
     ):
         """`emit` gets the metrics of each epoch of a warm start. With `own_hyper` the checkpoint may be of a run with
         other hyper-parameters: the run takes its weights and optimiser state, and keeps the hyper-parameters of this
         config. `engine_of` makes the language models' engines (see `build_team`). `phase` gets the name of each part
-        that begins."""
+        that begins. `branch` names the checkpoint `resume_from` if another run wrote it (`config.resume_from`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
@@ -96,10 +98,15 @@ class Run:
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
         phase("loading the models" if config.language else "making the policies")
         self.team = build_team(config, self.env, mesh, mixed_precision, engine_of)
-        self.state, envs = _fresh_state(run_id, list(self.team.models)), None
+        envs: Mapping[str, Any] | None = None
+        self.state = checkpoint.fresh_state(run_id, list(self.team.models))
         if resume_from is not None:
             phase("reading the checkpoint")
-            self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper)
+            self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper or branch is not None)
+            if branch is not None:
+                self.state, envs = checkpoint.branch_state(
+                    config, self.state, envs, branch, run_id, list(self.team.models)
+                )
         elif config.warm_start is not None and config.language:
             from marl_ray.training.imitation.fine_tuning import fine_tune
 
@@ -123,7 +130,7 @@ class Run:
         self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
         """The metrics of the last iteration."""
-        self.fresh = resume_from is None
+        self.fresh = resume_from is None or branch is not None
         """True until the run has played its first step."""
         self.evaluated: float | None = None
         """Score of the current weights, if they were evaluated and are not saved yet."""
@@ -147,19 +154,20 @@ class Run:
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best or self.measured
 
     def begin(self) -> Metrics:
-        """Evaluate the weights that training starts from, and measure the benchmarks, if there are any; returns the metrics
-        of step 0."""
+        """Evaluate the weights that training starts from, and measure the benchmarks, if there are any; returns the
+        metrics."""
         self.fresh = False
         metrics: Metrics = {}
         if self.config.evaluates:
             metrics, cost = self.evaluate()
-            total = self.config.train.total_steps
+            left = self.config.train.total_steps - self.steps
             # Episodes may become shorter as the team learns, and evaluations cheaper, so the first wait is at most half
             # of the run.
-            self.state["evaluate_at"] = max(total / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, total / 2))
+            wait = max(left / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, left / 2))
+            self.state["evaluate_at"] = self.steps + wait
         metrics |= self.measure(False)
         if metrics:
-            self.metrics = {"iteration": 0, "steps": 0} | metrics
+            self.metrics = {"iteration": self.iteration, "steps": self.steps} | metrics
             self.clock.read(0)
         return self.metrics
 
@@ -272,11 +280,16 @@ class Run:
             "recent": self.recent.state(),
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
+            "run": self.config.name,
+            HOLDS: holds_of(self.config, self.env, self.team.agents),
+            PLAY: play_of(self.config),
         }
         if folder is not None:
             checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
             if best and self.rank == 0:
-                export_bundle(folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics)
+                export_bundle(
+                    folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics, self.state["origin"]
+                )
         self.evaluated, self.measured = None, False
         return score
 
@@ -297,15 +310,17 @@ def run_worker(
     show: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, transcripts: None,
     engine_of: "EngineOf | None" = None,
     phase: Callable[[str], None] = lambda text: None,
+    branch: str | None = None,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
     `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. `report` gets a
     checkpoint folder and its metrics, on every worker. The folder is removed when `report` returns; if `report` is
     None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, on rank 0 alone.
-    `phase` gets the name of each part of the run when it begins. Returns the metrics of the last iteration.
+    `phase` gets the name of each part of the run when it begins. `branch` names the checkpoint `resume_from` if another
+    run wrote it. Returns the metrics of the last iteration.
     """
-    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of, phase=phase)
+    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of, phase=phase, branch=branch)
 
     def save(metrics: Metrics) -> None:
         if report is None:
@@ -320,8 +335,10 @@ def run_worker(
         metrics = run.begin()
         if run.rank == 0 and metrics:
             emit(metrics)
-        if run.done or (run.save_due and metrics):  # a run that is done here asked for a warm start alone
-            save({"iteration": 0, "steps": 0} | metrics)
+        # A run that is done here asked for a warm start alone. A branch keeps what it begins with, so that it needs the
+        # other run no more.
+        if run.done or branch is not None or (run.save_due and metrics):
+            save({"iteration": run.iteration, "steps": run.steps} | metrics)
     if not run.done:
         phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")
     while not run.done:
@@ -367,22 +384,6 @@ def build_collector(
         return build_text_collector(config, agents, copies, plan, state, data)
     envs = make_batch(config.env, own, list(agents.values()), config.signals, config.constraints)
     return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
-
-
-def _fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
-    return {
-        "iteration": 0,
-        "steps": 0,
-        "costs": {name: vars(CostStats(None, 0)) for name in policies},
-        "recent": {},
-        "best_score": float("-inf"),
-        "evaluate_at": 0,
-        "tokens": 0.0,
-        "seconds": 0.0,
-        "benchmarks": {},
-        "metrics": {},
-        "mlflow_run_id": run_id,
-    }
 
 
 def _group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[str]) -> Metrics:

@@ -1,10 +1,17 @@
 """The checks of a run that need no cluster: folder, tracking, environment, models and data."""
 
 import traceback
+from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named
-from marl_ray.training.run_folder.record import check_folder, record_of, write_traceback
+from marl_ray.training.run_folder.record import (
+    check_folder,
+    filesystem_of,
+    latest_checkpoint,
+    record_of,
+    write_traceback,
+)
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import check_sinks
 
@@ -53,5 +60,14 @@ def _check_environment(config: RunConfig) -> None:
             check_costs(env, len(config.constraints))
         if config.warm_start is not None and not config.language:
             read_decisions(config, env, agents)
+        _check_branch(config, env, agents)
     finally:
         env.close()
+
+
+def _check_branch(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> None:
+    """Check the checkpoint of `resume_from`, which a run reads until it has a checkpoint of its own."""
+    from marl_ray.training.run_folder.branching import check_source, holds_of, source_of
+
+    if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
+        check_source(config, str(source_of(config)), holds_of(config, env, agents))

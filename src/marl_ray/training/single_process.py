@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from marl_ray.config import RunConfig
 from marl_ray.training.loop import Metrics, run_worker
+from marl_ray.training.run_folder.branching import source_of
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def train_alone(
     emit: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
     """Train to the end on this CPU; returns the rows of metrics. Every checkpoint is kept as `keep/ITERATION`; without
-    `keep` no checkpoint is written."""
+    `keep` no checkpoint is written. A run with `resume_from` begins from that checkpoint, which is a local folder."""
     rows: list[Metrics] = []
 
     def note(metrics: Metrics) -> None:
@@ -51,6 +52,8 @@ def train_alone(
         assert keep is not None
         shutil.copytree(folder, keep / str(metrics["iteration"]), dirs_exist_ok=True)
 
+    branch = None if resume is not None else source_of(config)
+    begin = resume if branch is None else Path(branch)
     with process_group():
-        run_worker(config, torch.device("cpu"), resume, note, report if keep is not None else None)
+        run_worker(config, torch.device("cpu"), begin, note, report if keep is not None else None, branch=branch)
     return rows

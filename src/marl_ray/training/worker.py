@@ -45,11 +45,16 @@ def worker(payload: dict[Any, Any]) -> Any:
             rows.send({PHASE: text})
 
     config = RunConfig.model_validate(payload["config"])
-    latest = ray.train.get_checkpoint()
+    latest, branch = ray.train.get_checkpoint(), payload["branch"]
+    if latest is not None:
+        branch = None
+    elif branch is not None:
+        latest = ray.train.Checkpoint(branch)
     with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
         try:
             if rank == 0:
-                rows.send({STARTS_AFTER: iteration_of(Path(resume_from)) if resume_from else None})
+                anew = resume_from is None or branch is not None
+                rows.send({STARTS_AFTER: None if anew else iteration_of(Path(resume_from))})
             return run_worker(
                 config,
                 ray.train.torch.get_device(),
@@ -60,6 +65,7 @@ def worker(payload: dict[Any, Any]) -> Any:
                 show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
                 engine_of=_engine_actors(config) if config.engine_actors else None,
                 phase=phase,
+                branch=branch,
             )
         except Diverged as error:  # all workers raise it together, and would raise it again after every restart
             return {STOPPED: str(error)}

@@ -186,5 +186,12 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
     monkeypatch.setattr("marl_ray.training.loop.run_worker", lambda *given, **more: Path.cwd())
     folder = str(theirs if known else tmp_path / "elsewhere")
-    payload = {"config": config().given(), "queue": None, "run_id": "0", "tracking_uri": "", "folder": folder}
+    payload = {
+        "config": config().given(),
+        "queue": None,
+        "run_id": "0",
+        "tracking_uri": "",
+        "folder": folder,
+        "branch": None,
+    }
     assert worker(payload) == (theirs if known else rays)

@@ -56,6 +56,10 @@ class RunConfig(Config):
     train: TrainConfig = TrainConfig()
     warm_start: WarmStartConfig | None = None
     """Imitate logged decisions before the first iteration."""
+    resume_from: str | None = None
+    """Begin from another run's checkpoint, with its optimisers, multipliers, normalisers and counters: the name of a run
+    under the same storage (its latest checkpoint), or a run's or checkpoint's folder or URI. `train.total_steps` includes
+    the steps of that run. Once this run has a checkpoint of its own, it goes on from there."""
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -84,6 +88,8 @@ class RunConfig(Config):
         self._check_models()
         self._check_engines()
         self._check_data()
+        if self.resume_from is not None and self.warm_start is not None:
+            raise ValueError("warm_start: expected no resume_from beside it; a branch begins with trained weights")
         if self.resources.hourly_price is not None and not self.evaluation.benchmarks:
             raise ValueError("resources.hourly_price: expected evaluation.benchmarks, without which nothing reads it")
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:

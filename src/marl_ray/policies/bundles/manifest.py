@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from marl_ray.config import NetworkConfig, tracking_uri
 from marl_ray.config.run.model import GenerationConfig
@@ -20,6 +20,17 @@ FORMAT = 1
 MANIFEST = "bundle.json"
 REGISTRY = "models:/"
 """Prefix of references to a model registry."""
+
+
+class Origin(BaseModel):
+    """The checkpoint of another run that a run has begun from."""
+
+    model_config = ConfigDict(extra="forbid")
+    run: str
+    steps: int
+    """Environment steps that the other run had trained, which count as steps of this run."""
+    checkpoint: str
+    """Folder or URI."""
 
 
 class Lineage(BaseModel):
@@ -36,6 +47,8 @@ class Lineage(BaseModel):
     steps: int
     """Environment steps trained."""
     metrics: dict[str, float]
+    origin: Origin | None = Field(None, exclude_if=lambda origin: origin is None)
+    """Set where the run has `resume_from`."""
 
 
 class PolicyManifest(BaseModel):

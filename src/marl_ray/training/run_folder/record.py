@@ -154,18 +154,26 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     write_json(filesystem, f"{folder}/run.json", record)
 
 
+def latest_checkpoint(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
+    """What Ray Train wrote of the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`; None if
+    there is no checkpoint."""
+    try:
+        latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
+        if latest and {"iteration", "steps"} <= latest["metrics"].keys() and latest["checkpoint_dir_name"]:
+            return dict(latest)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        pass
+    return None
+
+
 def kept(config: RunConfig) -> str:
     """One sentence that names the checkpoint of the run's folder from which the same command continues."""
     filesystem, folder = filesystem_of(config)
-    try:
-        latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
-        at = latest and (latest["metrics"]["iteration"], latest["metrics"]["steps"], latest["checkpoint_dir_name"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        at = None
-    if not at:
+    latest = latest_checkpoint(filesystem, folder)
+    if latest is None:
         return "no checkpoint had been written, so the same command begins anew"
-    where = f"{folder}/{at[2]}"
-    return f"kept iteration {at[0]:,}, step {at[1]:,} in {where}; the same command goes on from there"
+    at, where = latest["metrics"], f"{folder}/{latest['checkpoint_dir_name']}"
+    return f"kept iteration {at['iteration']:,}, step {at['steps']:,} in {where}; the same command goes on from there"
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pettingzoo import ParallelEnv
@@ -18,6 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
+from marl_ray.policies.bundles.manifest import Origin
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
@@ -193,9 +194,15 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
 
 
 def export_bundle(
-    folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]
+    folder: Path,
+    config: RunConfig,
+    env: ParallelEnv,
+    team: Team,
+    steps: int,
+    metrics: dict[str, float],
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the team's bundle; `folder` itself becomes the bundle."""
+    """Write the team's bundle; `folder` itself becomes the bundle. `origin` is that of its lineage."""
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},
@@ -205,6 +212,7 @@ def export_bundle(
         env=config.env.model_dump(mode="json"),
         steps=steps,
         metrics=metrics,
+        origin=None if origin is None else Origin.model_validate(origin),
     )
     agents = {agent: name for name, members in team.agents.items() for agent in members}
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:

@@ -39,6 +39,8 @@ def check_space(config: SweepConfig) -> None:
         samples += [draw(config, number) for number in range(CHECKED)]
     for values in samples:
         run = config.run_config(values, config.name, config.seeds[0])
+        if run.resume_from is not None:
+            raise MarlRayError("run.resume_from: every trial of a sweep begins anew; expected a run without it")
         for metric in config.metric:
             if metric.name.startswith("eval/") and not run.evaluates:
                 raise MarlRayError(
