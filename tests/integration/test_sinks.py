@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.tracking.machine_readings import MachineReadings
-from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
+from marl_ray.training.tracking.other_sinks import WeightsAndBiases, check_sinks, open_sinks
 
 ROWS = [{"steps": 64, "return": 0.5, "loss": math.nan}, {"steps": 128, "return": 0.75, "loss": 2.0}]
 
@@ -32,16 +32,26 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
 
 def test_wandb_writes_its_files_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
+    for place in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(place, str(tmp_path / "home"))
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "bundle.json").write_text("{}")
     config = config_of(tmp_path, "wandb")
     check_sinks(config)
     sink = open_sinks(config, "0123abc")["wandb"]
     sink.log(ROWS)
+    assert isinstance(sink, WeightsAndBiases)
+    sink.keep_bundle(bundle, "models:/run/1", "0123")
+    (bundle / "bundle.json").unlink()  # the driver's copy is temporary
     sink.end("FINISHED")
     (found,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-0123abc.wandb")
     deadline = time.monotonic() + 30
-    while b"return" not in found.read_bytes():  # a process of W&B's own writes it
-        assert time.monotonic() < deadline, "nothing was written"
+    expected = (b"return", b"run-bundle", b"models:/run/1", b"bundle.json", b"group", b"mappo", b"budget_dag")
+    while not all(part in found.read_bytes() for part in expected):  # a process of W&B's own writes it
+        assert time.monotonic() < deadline, [part for part in expected if part not in found.read_bytes()]
         time.sleep(0.05)
+    assert sink.run.group == "marl-ray" and set(sink.run.tags or ()) == {"mappo", "budget_dag"}
 
 
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import failures_of, named_workers, poll_often, without_datasets, without_own_interrupts
 from marl_ray.training.run_folder.branching import source_of
-from marl_ray.training.run_folder.bundle_link import LINK, link_bundle
+from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
 from marl_ray.training.run_folder.record import (
     filesystem_of,
@@ -33,7 +35,7 @@ from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, ans
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
-from marl_ray.training.tracking.other_sinks import Sink, open_sinks
+from marl_ray.training.tracking.other_sinks import Sink, WeightsAndBiases, open_sinks
 from marl_ray.training.tracking.rows_to_driver import metrics_queue
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 from marl_ray.training.worker import REFUSED, STOPPED, worker
@@ -53,7 +55,7 @@ class RunResult:
     model: str
     """`models:/name/version`, which names the best bundle in MLflow's registry."""
     bundle: str
-    """Folder or URI of the best bundle under the run's storage."""
+    """Where the best bundle is: the link in the run's folder, or the URI on remote storage."""
     curve: Path | None
     """Learning curve, where the storage is local."""
     tracking_uri: str
@@ -159,7 +161,7 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
         if stopped:
             raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
         console.phase("registering the best bundle")
-        outcome = _finish(config, tracker, result, filesystem, folder)
+        outcome = _finish(config, tracker, sinks, result, console)
         plain = asdict(outcome) | {"curve": None if outcome.curve is None else str(outcome.curve)}
         plain.pop("trained")
         write_record(config, record | {FINISHED: {"total_steps": config.train.total_steps, "outcome": plain}})
@@ -179,11 +181,11 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
         with shield:
             if log is not None:
                 log.close(LEAVE_S if status == "KILLED" else DRAIN_S)
-                _end(METRICS, log.stored, status, console)
+                _try(METRICS, partial(log.stored.end, status), console)
             if queue is not None:
                 queue.shutdown(force=True)
             for sink in sinks.values():
-                _end("tracking.also", sink, status, console)
+                _try("tracking.also", partial(sink.end, status), console)
             if status != "KILLED":
                 tracker.end(status)
             elif not within(LEAVE_S, lambda: tracker.end(status)):
@@ -212,18 +214,19 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
     console.say(f"interrupted; {kept(config)}")
 
 
-def _end(what: str, sink: Sink, status: str, console: RunLog) -> None:
+def _try(what: str, action: Callable[[], None], console: RunLog) -> None:
     try:
-        sink.end(status)
+        action()
     except Exception as error:  # an error of a tracker does not make the run fail
         console.say(f"{what}: {one_line(error)}")
 
 
-def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> RunResult:
+def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], result: Any, console: RunLog) -> RunResult:
     """Register the best bundle, draw the curves, and return the run's result."""
     from marl_ray.policies.bundles.actor_critic import load_bundle
     from marl_ray.training.loop import BUNDLE
 
+    filesystem, folder = filesystem_of(config)
     # Among equal scores, such as those of a run that played nothing, the newest checkpoint counts.
     kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
     paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
@@ -234,7 +237,11 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
         local = Path(temporary) / BUNDLE
         local.mkdir()
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        model = tracker.register(local, load_bundle(local).digest, best_score_of(config, best_metrics))
+        digest = load_bundle(local).digest
+        model = tracker.register(local, digest, best_score_of(config, best_metrics))
+        for sink in sinks.values():
+            if isinstance(sink, WeightsAndBiases):
+                _try("tracking.also", partial(sink.keep_bundle, local, model, digest), console)
         curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", title_of(config))
         benchmarks = plot_benchmarks(config, tracker.history, Path(temporary) / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):
@@ -246,7 +253,7 @@ def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.Fil
     return RunResult(
         name=config.name,
         model=model,
-        bundle=best,
+        bundle=linked_bundle(filesystem, folder) or best,
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=tracker.uri,
         run_id=tracker.run_id,

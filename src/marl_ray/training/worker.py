@@ -53,8 +53,8 @@ def worker(payload: dict[Any, Any]) -> Any:
     with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
         try:
             if rank == 0:
-                anew = resume_from is None or branch is not None
-                rows.send({STARTS_AFTER: None if anew else iteration_of(Path(resume_from))})
+                own = Path(resume_from) if resume_from and branch is None else None
+                rows.send({STARTS_AFTER: iteration_of(own) if own else None})
             return run_worker(
                 config,
                 ray.train.torch.get_device(),

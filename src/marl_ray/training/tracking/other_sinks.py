@@ -16,6 +16,8 @@ from marl_ray.errors import MarlRayError, one_line
 
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
+TAG = 64
+"""Most characters of a tag of W&B."""
 EVENTS_S = 1
 """Most seconds until an event is on the disk. tensorboardX's default is 120, and its `flush` skips queued events."""
 
@@ -94,14 +96,19 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project `tracking.experiment`; the key comes from the environment or wandb's own files."""
+    """A run of the project `tracking.experiment`, in the group of that name, with its algorithms and its environment as
+    tags; the key comes from the environment or wandb's own files."""
 
     def __init__(self, config: RunConfig, run_id: str):
         import wandb
 
+        self.name = config.name
+        tags = dict.fromkeys([*map(config.algorithm_of, config.team), config.env.id])
         folder = None if "://" in config.storage else Path(config.storage).resolve() / config.name
         self.run = wandb.init(
             project=config.tracking.experiment,
+            group=config.tracking.experiment,
+            tags=[tag[-TAG:] for tag in tags],
             name=config.name,
             id=run_id,
             resume="allow",
@@ -115,6 +122,14 @@ class WeightsAndBiases:
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         for row in rows:
             self.run.log(dict(numbers(row)) | {"steps": int(row["steps"])})
+
+    def keep_bundle(self, folder: Path, model: str, digest: str) -> None:
+        """Store a bundle as an artifact with the alias `best`; wandb copies its files before this returns."""
+        import wandb
+
+        artifact = wandb.Artifact(f"{self.name}-bundle", type="bundle", metadata={"model": model, "digest": digest})
+        artifact.add_dir(str(folder))
+        self.run.log_artifact(artifact, aliases=["best"])
 
     def end(self, status: str) -> None:
         self.run.finish(exit_code=0 if status == "FINISHED" else 1)
