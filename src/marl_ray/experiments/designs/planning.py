@@ -48,7 +48,7 @@ def plan(
     """Return the units needed to prove a gain that lies `effect` (in units of the outcome) beyond the margin.
 
     `sd` is the outcomes' standard deviation, `share` the treatment's part of the units of both arms. With `bounds`
-    (low, high) of the outcome the betting test decides, else the sequential test. Raises MarlRayError for values that
+    (low, high) of the outcome the betting test decides, else the sequential test. Raises FieldError for values that
     no plan fits.
     """
     if not 0 < share < 1:
