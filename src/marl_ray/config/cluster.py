@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from marl_ray.config.base import Config
 from marl_ray.config.kubernetes import (
-    MOST,
+    GREATEST_NUMBER,
     AbsolutePath,
     Command,
     Count,
@@ -39,7 +39,7 @@ CLOCK_LENGTH = 37
 class NodeConfig(Config):
     """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
-    cpus: Annotated[float, Field(ge=0.001, le=MOST, allow_inf_nan=False)] = 2
+    cpus: Annotated[float, Field(ge=0.001, le=GREATEST_NUMBER, allow_inf_nan=False)] = 2
     """CPUs of a pod, of which Ray counts the next whole number."""
     memory: Quantity = "8Gi"
     """Memory of a pod."""

@@ -25,7 +25,7 @@ from marl_ray.policies.language.padding import padded
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, read_served
 
-ROWS = 16
+RESPONSES_PER_PASS = 16
 """Number of responses in one pass."""
 
 
@@ -98,8 +98,8 @@ def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
 def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, float]:
     """File and row of a response -> its log ratio."""
     ratios: dict[str, float] = {}
-    for start in range(0, len(served), ROWS):
-        part = served[start : start + ROWS]
+    for start in range(0, len(served), RESPONSES_PER_PASS):
+        part = served[start : start + RESPONSES_PER_PASS]
         rows = padded([one.prompt_ids for one in part], [one.ids for one in part])
         prompts, responses, mask = (x.to(policy.device) for x in rows)
         sums = policy.evaluate(prompts, responses, mask, need_entropy=False).log_probs.double().sum(1).tolist()

@@ -25,7 +25,7 @@ from marl_ray.policies.language.padding import padded
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
-BESIDE = 0.5
+SHARED_GPU_MEMORY_SHARE = 0.5
 """Share of the memory of a GPU that vLLM has beside a worker's model."""
 SCORED = 16
 """Responses that are scored together."""
@@ -46,7 +46,7 @@ class VllmEngine(Engine):
         policy: "TokenPolicy",
         processed: bool | None = None,
         tensor_parallel: int = 1,
-        memory_share: float = BESIDE,
+        memory_share: float = SHARED_GPU_MEMORY_SHARE,
         transfer: str | None = None,
         room: AdapterRoom | None = None,
     ) -> None:

@@ -18,9 +18,9 @@ from marl_ray.serving.http.protocol import RequestError
 Given = TypeVar("Given")
 Returned = TypeVar("Returned")
 
-CALLS = 2
+CALLS_PER_REPLICA = 2
 """Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
-LARGEST = 256
+LARGEST_CALL = 256
 """Requests of one call at most."""
 
 
@@ -45,7 +45,7 @@ class CallBatcher(Generic[Given, Returned]):
         """`call` returns one answer per request, or an error in its place; one of `replicas` takes it. `deadline_s`
         limits a request and a call."""
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
-        self._most = CALLS * replicas
+        self._most = CALLS_PER_REPLICA * replicas
         self._deadlines = Deadlines()
         self._waiting: list[_CallRequest[Given, Returned]] = []
         self._under_way: dict[asyncio.Task[None], int] = {}
@@ -76,7 +76,7 @@ class CallBatcher(Generic[Given, Returned]):
         self._sends_soon = False
         while self._waiting and len(self._under_way) < self._most:
             idle = max(1, self._replicas - len(self._under_way))
-            size = min(LARGEST, -(-len(self._waiting) // idle))
+            size = min(LARGEST_CALL, -(-len(self._waiting) // idle))
             chosen, self._waiting = self._waiting[:size], self._waiting[size:]
             requests = [one for one in chosen if not one.answer.done()]  # done: it was given up
             if requests:
