@@ -216,7 +216,7 @@ class ClusterConfig(Config):
         for name in ("head", "submitter"):
             if name in self.groups:
                 raise ValueError(f"groups: expected another name than {name}, which pods of the cluster have")
-        paths = [*OWN_PATHS, *(one.path.rstrip("/") for one in self.volumes)]
+        paths = [*OWN_PATHS, *(volume.path.rstrip("/") for volume in self.volumes)]
         taken = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
         if taken is not None:
             raise ValueError(f"volumes: expected each path once, and not {', '.join(OWN_PATHS)}; got {taken}")

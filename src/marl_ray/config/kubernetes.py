@@ -70,7 +70,7 @@ def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
     if match[1] in "*?":
         return match[2] is None
     ends = [
-        least + names.index(one) if one in names else int(one) if one.isdigit() else -1
-        for one in (match[1], match[2] or match[1])
+        least + names.index(end) if end in names else int(end) if end.isdigit() else -1
+        for end in (match[1], match[2] or match[1])
     ]
     return least <= ends[0] <= ends[1] <= most

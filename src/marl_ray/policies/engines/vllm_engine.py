@@ -230,7 +230,7 @@ def with_trained_log_probs(
     for start in range(0, len(prompts), SCORED):
         own = completions[start : start + SCORED]
         scores = _scores(policy, prompts[start : start + SCORED], [completion.ids for completion in own])
-        exact += [replace(one, log_probs=score) for one, score in zip(own, scores, strict=True)]
+        exact += [replace(completion, log_probs=score) for completion, score in zip(own, scores, strict=True)]
     return exact
 
 

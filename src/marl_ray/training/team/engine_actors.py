@@ -226,9 +226,9 @@ class EngineActor:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:

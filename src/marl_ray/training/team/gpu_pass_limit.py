@@ -41,10 +41,10 @@ def limit_passes(learners: Iterable[Learner]) -> None:
         learner.policy = replace(policy, settings=limited)
 
 
-def rows_that_fit(one: float, two: float, free: float) -> int:
-    """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one` bytes with one row,
-    `two` with two rows, and equally much more with each further row."""
-    return 1 + max(0, int((free - one) // max(two - one, 1.0)))
+def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
+    """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one_row` bytes with one row,
+    `two_rows` with two rows, and equally much more with each further row."""
+    return 1 + max(0, int((free - one_row) // max(two_rows - one_row, 1.0)))
 
 
 def rehearse(model: Any, rows: int) -> None:

@@ -250,14 +250,14 @@ def _piece(text: Any, tokens: Any) -> Piece:
     """The piece for a part of the text and the tokens that the server names with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
-    tops = [[(_named(top), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in tokens]
+    tops = [[(_named(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
     return Piece(
         text,
         [],
-        [float(one["logprob"]) for one in tokens],
+        [float(token["logprob"]) for token in tokens],
         None,
         0,
-        [_named(one) for one in tokens],
+        [_named(token) for token in tokens],
         tops if any(tops) else [],
     )
 
