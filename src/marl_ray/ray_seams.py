@@ -73,7 +73,9 @@ def without_datasets(trainer: Any) -> None:
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 
     made = trainer._create_default_callbacks
-    trainer._create_default_callbacks = lambda: [one for one in made() if not isinstance(one, DatasetsCallback)]
+    trainer._create_default_callbacks = lambda: [
+        callback for callback in made() if not isinstance(callback, DatasetsCallback)
+    ]
 
 
 def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> None:

@@ -17,7 +17,7 @@ FILES = 9
 """Most files of a folder besides its `__init__.py`."""
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
-VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "ours", "theirs", "told", "who", "whole"}
+VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "one", "ours", "theirs", "told", "who", "whole"}
 """Names that do not say what a variable holds or a function does."""
 STORED = {("marl_ray.serving.logs.act_log", "asked")}
 """Fields of records on disk, whose names are those of the files."""

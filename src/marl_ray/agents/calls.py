@@ -87,7 +87,7 @@ def parse(text: str) -> ParsedCall:
     tag, line = _TAG.search(spoken), _ACTION.search(spoken) or _INPUT.search(spoken)
     calls_found = [(line.start(), _react(spoken))] if line else []
     calls_found += [(tag.start(), _tagged(spoken, tag))] if tag else []
-    calls = [call for _, call in sorted(calls_found, key=lambda one: one[0])]
+    calls = [call for _, call in sorted(calls_found, key=lambda found_call: found_call[0])]
     if not calls:
         calls = [
             _bare(spoken) or ParsedCall(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")

@@ -83,7 +83,9 @@ def _string(text: str, at: int) -> tuple[str, int]:
     if match is None:
         raise ValueError
     inside = match[1] if match[1] is not None else match[2]
-    plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)) if one[1] else _ESCAPED.get(one[2], one[2]), inside)
+    plain = _ESCAPE.sub(
+        lambda escape: chr(int(escape[1], 16)) if escape[1] else _ESCAPED.get(escape[2], escape[2]), inside
+    )
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), match.end()
 
 

@@ -80,7 +80,9 @@ def documents() -> list[tuple[str, str]]:
     of_towns = [
         (town.name, f"{town.name} is a town on the river {town.river}, founded in {town.founded}.") for town in towns
     ]
-    return of_towns + [(one.name, f"{one.work}, born in {one.town.name} in {one.born}.") for one in people]
+    return of_towns + [
+        (person.name, f"{person.work}, born in {person.town.name} in {person.born}.") for person in people
+    ]
 
 
 @functools.cache

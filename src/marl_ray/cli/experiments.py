@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+from marl_ray.cli.options import named_as_options
 from marl_ray.cli.serving import ExperimentName, experiment_app
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 
 Database = Annotated[str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")]
 DATABASE = "sqlite:///runs/experiments.db"
@@ -17,6 +18,7 @@ def register() -> None:
     experiment_app.command("analyse")(analyse)
 
 
+@named_as_options()
 def plan(
     name: Annotated[
         str | None,
@@ -42,14 +44,14 @@ def plan(
 ) -> None:
     """Units needed by one look at the end and by the test that decides at every look; with NAME also days."""
     from marl_ray.experiments.designs import planning
-    from marl_ray.serving.evidence.analysis import Known, known_of
+    from marl_ray.serving.client.analysis import Known, known_of
 
     defaults = Known() if name is None else known_of(database, name)
     inputs = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
     for option, value in inputs.items():
         if value is None:
             more = "" if name is None else f"; experiment {name!r} does not say it yet"
-            raise MarlRayError(f"--{option}: expected a number{more}")
+            raise FieldError(option, f"expected a number{more}")
     range_ = _bounds(bounds) if bounds is not None else defaults.bounds
     planned = planning.plan(
         effect=float(inputs["effect"] or 0.0),
@@ -75,7 +77,7 @@ def _bounds(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise MarlRayError(f"--bounds: expected LOW,HIGH, got {text!r}") from None
+        raise FieldError("bounds", f"expected LOW,HIGH, got {text!r}") from None
     return low, high
 
 
@@ -89,6 +91,7 @@ def _days(units: int | None, per_day: float | None) -> str:
     return f"  {units / per_day:,.1f} days"
 
 
+@named_as_options()
 def analyse(
     name: ExperimentName,
     covariate: Annotated[
@@ -106,6 +109,6 @@ def analyse(
 
     The outcome and the guardrails are compared, of sessions whose windows are over.
     """
-    from marl_ray.serving.evidence.analysis import analysis
+    from marl_ray.serving.client.analysis import analysis
 
     print("\n".join(analysis(database, name, covariate, tuple(metric or ()), alpha)))

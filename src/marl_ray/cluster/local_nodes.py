@@ -65,7 +65,7 @@ def _await(nodes: int, processes: tuple["subprocess.Popen[bytes]", ...], folder:
 
     end = time.monotonic() + START_S
     while (joined := sum(node["Alive"] for node in ray.nodes())) < nodes:
-        ended = next((number for number, one in enumerate(processes, 1) if one.poll() is not None), None)
+        ended = next((number for number, process in enumerate(processes, 1) if process.poll() is not None), None)
         if ended is not None or time.monotonic() > end:
             lines = _log(folder, ended or len(processes)).read_text(errors="replace").strip().splitlines()
             last = " ".join(lines[-1].split()) if lines else "nothing"

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from marl_ray.config.base import Config
 from marl_ray.config.kubernetes import (
-    MOST,
+    GREATEST_NUMBER,
     AbsolutePath,
     Command,
     Count,
@@ -39,7 +39,7 @@ CLOCK_LENGTH = 37
 class NodeConfig(Config):
     """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
-    cpus: Annotated[float, Field(ge=0.001, le=MOST, allow_inf_nan=False)] = 2
+    cpus: Annotated[float, Field(ge=0.001, le=GREATEST_NUMBER, allow_inf_nan=False)] = 2
     """CPUs of a pod, of which Ray counts the next whole number."""
     memory: Quantity = "8Gi"
     """Memory of a pod."""
@@ -216,7 +216,7 @@ class ClusterConfig(Config):
         for name in ("head", "submitter"):
             if name in self.groups:
                 raise ValueError(f"groups: expected another name than {name}, which pods of the cluster have")
-        paths = [*OWN_PATHS, *(one.path.rstrip("/") for one in self.volumes)]
+        paths = [*OWN_PATHS, *(volume.path.rstrip("/") for volume in self.volumes)]
         taken = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
         if taken is not None:
             raise ValueError(f"volumes: expected each path once, and not {', '.join(OWN_PATHS)}; got {taken}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-MOST = 10**9
+GREATEST_NUMBER = 10**9
 """The greatest number: the fields of KubeRay's resources have 32 bits, which hold twice as much."""
 NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
@@ -27,8 +27,8 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]
 RayResource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][-_.:/A-Za-z0-9]*$")]
 """Name of a custom resource; it stands between quotes in the command that starts Ray."""
 Command = Annotated[str, StringConstraints(pattern=r"\S")]
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Positive = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=GREATEST_NUMBER)]
+Positive = Annotated[int, Field(ge=1, le=GREATEST_NUMBER)]
 Seconds = Positive
 
 
@@ -70,7 +70,7 @@ def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
     if match[1] in "*?":
         return match[2] is None
     ends = [
-        least + names.index(one) if one in names else int(one) if one.isdigit() else -1
-        for one in (match[1], match[2] or match[1])
+        least + names.index(end) if end in names else int(end) if end.isdigit() else -1
+        for end in (match[1], match[2] or match[1])
     ]
     return least <= ends[0] <= ends[1] <= most

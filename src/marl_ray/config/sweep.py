@@ -341,7 +341,7 @@ def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice"
             for combination in configurations
             for addition in ([{key: value} for value in values] if applies(config, key, combination) else [{}])
         ]
-    unique = {json.dumps(one, sort_keys=True): one for one in configurations}
+    unique = {json.dumps(configuration, sort_keys=True): configuration for configuration in configurations}
     return list(unique.values())
 
 
@@ -366,9 +366,11 @@ def corners(config: SweepConfig) -> list[dict[str, Any]]:
         return values
 
     def enabled(key: str, value: Any) -> list[dict[str, Any]]:
-        conditions = [[(other, one) for one in some] for other, some in config.space[key].when.items() if other in keys]
+        conditions = [
+            [(other, choice) for choice in some] for other, some in config.space[key].when.items() if other in keys
+        ]
         return [{key: value} | dict(pick) for pick in itertools.islice(itertools.product(*conditions), 64)]
 
     filled = [fill(fixed) for key in keys for value in ends[key] for fixed in enabled(key, value)]
-    unique = {json.dumps(one, sort_keys=True): one for one in filled}
+    unique = {json.dumps(configuration, sort_keys=True): configuration for configuration in filled}
     return list(unique.values())

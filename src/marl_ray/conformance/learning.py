@@ -122,8 +122,8 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     )
     for trial in (undivided, cut):
         trial.step()
-    for one, other in zip(undivided.learners, cut.learners, strict=True):
-        measured, true = seams.gradient(other), seams.gradient(one)
+    for reference, other in zip(undivided.learners, cut.learners, strict=True):
+        measured, true = seams.gradient(other), seams.gradient(reference)
         deviation = float((measured - true).norm() / true.norm())
         if deviation > 1e-4:
             return f"the gradient of passes of 3 copies differs from that of one pass by {deviation:.1e}"

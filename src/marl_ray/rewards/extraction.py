@@ -55,7 +55,7 @@ def _without(line: str, indent: str) -> str:
     """The line without the part of the indent that it has."""
     if line.startswith(indent):
         return line[len(indent) :]
-    have = next((n for n, (one, other) in enumerate(zip(line, indent, strict=False)) if one != other), None)
+    have = next((n for n, (left, right) in enumerate(zip(line, indent, strict=False)) if left != right), None)
     return line[min(len(line), len(indent)) if have is None else have :]
 
 

@@ -125,9 +125,9 @@ def _same(given: str, wanted: str, tolerance: float, depth: int) -> bool:
         return False
     if _squeezed(given) == _squeezed(wanted):
         return True
-    one, other = _quantity(given), _quantity(wanted)
-    if one and other:
-        return _near(one[0], other[0], tolerance) and (not one[1] or not other[1] or one[1] == other[1])
+    left, right = _quantity(given), _quantity(wanted)
+    if left and right:
+        return _near(left[0], right[0], tolerance) and (not left[1] or not right[1] or left[1] == right[1])
     items, wanted_items = _items(given), _items(wanted)
     name, value = _named(given) if items is None else ("", given)
     wanted_name, wanted_value = _named(wanted) if wanted_items is None else ("", wanted)
@@ -136,8 +136,8 @@ def _same(given: str, wanted: str, tolerance: float, depth: int) -> bool:
     if items is None or wanted_items is None or items[0] != wanted_items[0]:
         return False
 
-    def same(one: str, other: str) -> bool:
-        return _same(one, other, tolerance, depth + 1)
+    def same(left: str, right: str) -> bool:
+        return _same(left, right, tolerance, depth + 1)
 
     given_items, expected_items = items[1], wanted_items[1]
     if items[0] in ("(", "[", "()", "[]", "(]", "[)"):

@@ -163,8 +163,10 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     loaded = []
     for part in fixed:
         record = store.experiment(part.name) if part.name in states else None
-        one = load_whole(part, bundles) if record is None else _load_known(part, record, wanted[part.name], bundles)
-        loaded.append(one)
+        experiment = (
+            load_whole(part, bundles) if record is None else _load_known(part, record, wanted[part.name], bundles)
+        )
+        loaded.append(experiment)
     return loaded
 
 

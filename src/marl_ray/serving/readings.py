@@ -16,11 +16,11 @@ from marl_ray.serving.http.protocol import RequestError
 T = TypeVar("T")
 
 THREADS = 2
-REST = 10.0
+REST_FACTOR = 10.0
 """A reading that took t seconds is not made again for this many times t, ..."""
 LONGEST_REST_S = 1.0
 """... but no longer than this."""
-WAITING = 64
+MOST_WAITING = 64
 """Different readings that may wait for a thread; more are refused with 503."""
 RETRY_AFTER_S = 1.0
 
@@ -28,7 +28,7 @@ RETRY_AFTER_S = 1.0
 class Readings:
     """All readings of a replica, on one event loop."""
 
-    def __init__(self, threads: int = THREADS, waiting: int = WAITING):
+    def __init__(self, threads: int = THREADS, waiting: int = MOST_WAITING):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reading")
         self._free = asyncio.Semaphore(threads)
         self._waiting = waiting
@@ -65,7 +65,7 @@ class Readings:
             finally:
                 now = time.monotonic()
                 self._rests = {other: until for other, until in self._rests.items() if until > now}
-                self._rests[what] = now + min(LONGEST_REST_S, REST * (now - began))
+                self._rests[what] = now + min(LONGEST_REST_S, REST_FACTOR * (now - began))
                 del self._under_way[what]
 
     def close(self) -> None:

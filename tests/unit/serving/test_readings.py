@@ -57,7 +57,7 @@ def test_readers_without_pause_leave_it_alone_for_most_of_the_time():
 
 
 def test_a_rest_is_never_longer_than_a_second(monkeypatch):
-    monkeypatch.setattr(readings, "REST", 1e9)
+    monkeypatch.setattr(readings, "REST_FACTOR", 1e9)
     monkeypatch.setattr(readings, "LONGEST_REST_S", 0.02)
 
     async def body() -> float:

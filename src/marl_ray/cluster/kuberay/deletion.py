@@ -37,6 +37,6 @@ def delete_all(
             raise DeadlinePassed(f"{kind} {name} is gone, and after {timeout_s:g} s there are pods of it: {names}")
         time.sleep(PAUSE_S)
     for policy, version in POLICIES:
-        for one in list_all(connection, policy, version, labels):
-            existed = delete(connection, policy, one["metadata"]["name"], version) or existed
+        for item in list_all(connection, policy, version, labels):
+            existed = delete(connection, policy, item["metadata"]["name"], version) or existed
     return existed

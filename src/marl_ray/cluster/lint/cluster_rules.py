@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_ray.cluster.lint.parts import MOST, ManifestFault, environment, groups
+from marl_ray.cluster.lint.parts import DEFAULT_MAX_REPLICAS, ManifestFault, environment, groups
 
 NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
 """Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
@@ -61,7 +61,7 @@ def _group(group: Mapping[str, Any], path: str) -> Iterator[ManifestFault]:
     for key, value in group.get("labels", {}).items():
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             yield f"{path}labels.{key}", f"expected a label of Kubernetes, got {key}={value}"
-    low, high = group.get("minReplicas", 0), group.get("maxReplicas", MOST)
+    low, high = group.get("minReplicas", 0), group.get("maxReplicas", DEFAULT_MAX_REPLICAS)
     if low < 0 or high < low:
         yield f"{path}minReplicas", f"expected 0 to maxReplicas ({high}), got {low}"
 

@@ -9,7 +9,14 @@ from jsonschema.exceptions import ValidationError
 
 from marl_ray.cluster.lint import cluster_rules, job_rules, service_rules
 from marl_ray.cluster.lint.advice import advice
-from marl_ray.cluster.lint.parts import MOST, ManifestFault, containers, groups, head_is_idle, ray_cluster
+from marl_ray.cluster.lint.parts import (
+    DEFAULT_MAX_REPLICAS,
+    ManifestFault,
+    containers,
+    groups,
+    head_is_idle,
+    ray_cluster,
+)
 from marl_ray.cluster.lint.schemas import schemas
 
 ADVICE = "advice: "
@@ -30,7 +37,8 @@ def replica_pods(document: Any) -> int:
     """Number of pods of a manifest without findings that may run replicas: all workers, and a head that has CPUs."""
     cluster, _ = ray_cluster(document)
     workers = sum(
-        group.get("maxReplicas", MOST) * group.get("numOfHosts", 1) for group in cluster.get("workerGroupSpecs", [])
+        group.get("maxReplicas", DEFAULT_MAX_REPLICAS) * group.get("numOfHosts", 1)
+        for group in cluster.get("workerGroupSpecs", [])
     )
     return int(workers) + (not head_is_idle(cluster["headGroupSpec"]))
 

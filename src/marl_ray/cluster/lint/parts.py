@@ -13,7 +13,7 @@ CLUSTER_AT = {
     "RayService": ("rayClusterConfig",),
 }
 """Kind -> the keys in `spec` that lead to the specification of its Ray cluster."""
-MOST = 2**31 - 1
+DEFAULT_MAX_REPLICAS = 2**31 - 1
 """Default of `maxReplicas`."""
 
 

@@ -144,7 +144,7 @@ class CodeTeam(TextEnv):
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
             turns = env._played(mistake)
-            programs = sum(one.agent == GENERATOR for one in turns)
+            programs = sum(turn.agent == GENERATOR for turn in turns)
             if env._checked.hidden == 1 and programs == (2 if mistake else least):
                 return turns
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env._checked.report})")

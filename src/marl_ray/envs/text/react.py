@@ -184,7 +184,7 @@ def _bare(text: str) -> str:
 
 
 def _made_up(kinds: Sequence[str], split: str) -> tuple[CountryQuestion, ...]:
-    return tuple(one for one in questions() if one.kind in kinds and one.test == (split == "test"))
+    return tuple(question for question in questions() if question.kind in kinds and question.test == (split == "test"))
 
 
 def _plan(task: Any) -> tuple[QuestionStep, ...]:

@@ -25,7 +25,7 @@ from marl_ray.policies.language.padding import padded
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, read_served
 
-ROWS = 16
+RESPONSES_PER_PASS = 16
 """Number of responses in one pass."""
 
 
@@ -35,18 +35,18 @@ def judge_texts(
     """Estimate a bundle's mean outcome from exported texts (file, folder or URI); arguments and errors as in
     `acts.judge`."""
     served = read_served(path)
-    units = sorted({one.unit for one in served})
+    units = sorted({text.unit for text in served})
     place = {unit: number for number, unit in enumerate(units)}
     outcomes, used = np.zeros(len(units)), np.ones(len(units), bool)
-    for one in served:
-        outcomes[place[one.unit]] = one.outcome
-        used[place[one.unit]] &= one.sampled
+    for text in served:
+        outcomes[place[text.unit]] = text.outcome
+        used[place[text.unit]] &= text.sampled
     if not used.any():
         raise MarlRayError(f"{path}: expected units whose texts were all drawn from the whole distribution")
-    drawn = [one for one in served if used[place[one.unit]]]
+    drawn = [text for text in served if used[place[text.unit]]]
     sums = np.zeros(len(units))
-    for one, weight in zip(drawn, log_ratios(bundle, drawn), strict=True):
-        sums[place[one.unit]] += weight
+    for text, weight in zip(drawn, log_ratios(bundle, drawn), strict=True):
+        sums[place[text.unit]] += weight
     weights, rewards = sums[used], outcomes[used]
     predicted = cross_fitted(_features(drawn, place, len(units))[used], rewards, weights)
     value, robust = snips(weights, rewards, alpha), doubly_robust(weights, rewards, predicted, predicted, alpha)
@@ -70,18 +70,18 @@ def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
         vocabulary = policy.lm.get_input_embeddings().weight.shape[0]
         check_readable(name, policy.tokenizer, vocabulary, policy.config.context, texts)
         parts: dict[float, list[ServedText]] = {}
-        for one in sorted(texts, key=lambda one: -len(one.prompt_ids) - len(one.ids)):
-            parts.setdefault(_temperature(one, policy), []).append(one)
+        for text in sorted(texts, key=lambda text: -len(text.prompt_ids) - len(text.ids)):
+            parts.setdefault(_temperature(text, policy), []).append(text)
         for temperature, part in parts.items():
             with _at(policy, temperature):
                 ratios |= _log_ratios(policy, part)
-    return np.array([ratios[one.where] for one in served])
+    return np.array([ratios[text.where] for text in served])
 
 
-def _temperature(one: ServedText, policy: TokenPolicy) -> float:
+def _temperature(text: ServedText, policy: TokenPolicy) -> float:
     """The temperature at which the policy would have answered the request."""
     default = float(policy.generation.temperature)
-    return one.temperature if "temperature" in one.chosen_settings and one.temperature is not None else default
+    return text.temperature if "temperature" in text.chosen_settings and text.temperature is not None else default
 
 
 @contextmanager
@@ -98,13 +98,14 @@ def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
 def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, float]:
     """File and row of a response -> its log ratio."""
     ratios: dict[str, float] = {}
-    for start in range(0, len(served), ROWS):
-        part = served[start : start + ROWS]
-        rows = padded([one.prompt_ids for one in part], [one.ids for one in part])
+    for start in range(0, len(served), RESPONSES_PER_PASS):
+        part = served[start : start + RESPONSES_PER_PASS]
+        rows = padded([text.prompt_ids for text in part], [text.ids for text in part])
         prompts, responses, mask = (x.to(policy.device) for x in rows)
         sums = policy.evaluate(prompts, responses, mask, need_entropy=False).log_probs.double().sum(1).tolist()
         ratios |= {
-            one.where: total - float(one.log_probs.sum(dtype=np.float64)) for one, total in zip(part, sums, strict=True)
+            text.where: total - float(text.log_probs.sum(dtype=np.float64))
+            for text, total in zip(part, sums, strict=True)
         }
     return ratios
 
@@ -113,8 +114,8 @@ def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -
     """The share of each token in each unit's first prompts, (units, MOST_FEATURES); tokens share columns."""
     features: Any = np.zeros((units, MOST_FEATURES))
     seen = set()
-    for one in served:
-        if (one.unit, one.agent) not in seen:
-            seen.add((one.unit, one.agent))
-            np.add.at(features[place[one.unit]], one.prompt_ids % MOST_FEATURES, 1 / len(one.prompt_ids))
+    for text in served:
+        if (text.unit, text.agent) not in seen:
+            seen.add((text.unit, text.agent))
+            np.add.at(features[place[text.unit]], text.prompt_ids % MOST_FEATURES, 1 / len(text.prompt_ids))
     return np.asarray(features)

@@ -61,8 +61,8 @@ class ReportRules(NamedTuple):
     """Metric (or `outcome`) -> (low, high); values outside are refused."""
 
 
-def terms_of(connection: sa.Connection, experiment: str) -> ReportRules:
-    """The terms in the experiment's stored config."""
+def report_rules_of(connection: sa.Connection, experiment: str) -> ReportRules:
+    """The rules in the experiment's stored config."""
     here = schema.experiments.c
     config = connection.execute(sa.select(here.config).where(here.name == experiment)).scalar_one()
     limits = {rail["name"]: rail.get("bounds") for rail in config.get("guardrails", ())} | {

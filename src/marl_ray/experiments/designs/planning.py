@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.experiments.designs.fixed_size import samples_needed
 from marl_ray.experiments.statistics.bets import CAP, EFFECTS
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, tune_rho
@@ -48,21 +48,21 @@ def plan(
     """Return the units needed to prove a gain that lies `effect` (in units of the outcome) beyond the margin.
 
     `sd` is the outcomes' standard deviation, `share` the treatment's part of the units of both arms. With `bounds`
-    (low, high) of the outcome the betting test decides, else the sequential test. Raises MarlRayError for values that
+    (low, high) of the outcome the betting test decides, else the sequential test. Raises FieldError for values that
     no plan fits.
     """
     if not 0 < share < 1:
-        raise MarlRayError(f"share: expected a number above 0 and below 1, got {share:g}")
+        raise FieldError("share", f"expected a number above 0 and below 1, got {share:g}")
     if not LEAST <= alpha < 0.5:
-        raise MarlRayError(f"alpha: expected a number from {LEAST:g} to below 0.5, got {alpha:g}")
+        raise FieldError("alpha", f"expected a number from {LEAST:g} to below 0.5, got {alpha:g}")
     if not 0 < sd < math.inf:
-        raise MarlRayError(f"sd: expected a finite number above 0, got {sd:g}")
+        raise FieldError("sd", f"expected a finite number above 0, got {sd:g}")
     if not LEAST <= abs(effect) / sd < math.inf:
-        raise MarlRayError(f"effect: expected a finite number of {LEAST:g} sd at least, got {effect:g} with sd {sd:g}")
+        raise FieldError("effect", f"expected a finite number of {LEAST:g} sd at least, got {effect:g} with sd {sd:g}")
     if min_outcomes / min(share, 1 - share) >= MOST:
-        raise MarlRayError(f"share: expected one that gives each arm {min_outcomes} of {MOST:g} units, got {share:g}")
+        raise FieldError("share", f"expected one that gives each arm {min_outcomes} of {MOST:g} units, got {share:g}")
     if bounds is not None and not (bounds[0] < bounds[1] < math.inf and sd <= (bounds[1] - bounds[0]) / 2 < math.inf):
-        raise MarlRayError(f"bounds: expected low < high at least two sd apart, got {bounds} with sd {sd:g}")
+        raise FieldError("bounds", f"expected low < high at least two sd apart, got {bounds} with sd {sd:g}")
     ratio = share / (1 - share)
     # Two units an arm show ten deviations, and far beyond the noncentral t is no number.
     fixed = sum(samples_needed(effect=min(abs(effect), 10 * sd), sd=sd, alpha=alpha, power=power, ratio=ratio))

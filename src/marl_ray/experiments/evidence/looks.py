@@ -76,7 +76,7 @@ class Observations:
         """Arm -> its observations as gains over the control, compared within epochs; the control's own mean is 0.
         `total` is the number of arms that the experiment has."""
         pairs = {arm: self.pair(metric, arm, control, total) for arm in arms if arm != control}
-        gains = {arm: replace(one, mean=one.mean - other.mean) for arm, (one, other) in pairs.items()}
+        gains = {arm: replace(treated, mean=treated.mean - other.mean) for arm, (treated, other) in pairs.items()}
         best_known = max((other for _, other in pairs.values()), key=lambda other: other.n)
         return {control: replace(best_known, mean=0.0)} | gains
 
@@ -168,8 +168,8 @@ class Look(Observations):
         parts = {key: observations.n * mean_beyond(observations, value, end) for key, observations in values.items()}
         values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
         observations = _observations(values, self.sources.homes, self.sources.design)
-        one, other = observations.pair(metric, treatment, control, arms)
-        return self.sources.beyond.setdefault(request, (one.mean, other.mean))
+        treated, other = observations.pair(metric, treatment, control, arms)
+        return self.sources.beyond.setdefault(request, (treated.mean, other.mean))
 
     def _of_pair(
         self, metric: str, changes: Mapping[str, tuple[float, float]]

@@ -78,8 +78,8 @@ def unequal_reporting(
     """Test that neither arm reports less than the other. `units` says that observations are 0 or 1, of units assigned
     by themselves; else they are means of clusters or blocks."""
     tests = [
-        harm(one, other, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
-        for one, other in ((treatment, control), (control, treatment))
+        harm(left, right, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
+        for left, right in ((treatment, control), (control, treatment))
     ]
     return ReportingTest(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
 

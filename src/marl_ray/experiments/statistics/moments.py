@@ -24,12 +24,12 @@ class Moments(NamedTuple):
 NONE = Moments(0, 0.0, 0.0)
 
 
-def merged(one: Moments, other: Moments) -> Moments:
+def merged(left: Moments, right: Moments) -> Moments:
     """The moments of both sets of values together (Chan, Golub, LeVeque 1979)."""
-    n = one.n + other.n
-    if not one.n or not other.n:
-        return one if one.n else other
-    gap = other.mean - one.mean
-    mean = one.mean + gap * other.n / n
-    squares = one.squares + other.squares + gap**2 * one.n * other.n / n
-    return Moments(n, mean, squares, min(one.low, other.low), max(one.high, other.high))
+    n = left.n + right.n
+    if not left.n or not right.n:
+        return left if left.n else right
+    gap = right.mean - left.mean
+    mean = left.mean + gap * right.n / n
+    squares = left.squares + right.squares + gap**2 * left.n * right.n / n
+    return Moments(n, mean, squares, min(left.low, right.low), max(left.high, right.high))

@@ -125,8 +125,8 @@ def _check_margin(margin: float) -> None:
 
 
 def _test(
-    one: Summary,
-    other: Summary,
+    left: Summary,
+    right: Summary,
     alpha: float,
     margin: float,
     first: int,
@@ -134,20 +134,20 @@ def _test(
     binaries: tuple[float, float] | None,
     caution: float,
 ) -> OneSided:
-    """Test whether one's advantage over the other is above -margin; the result's fields are about that advantage.
+    """Test whether left's advantage over right is above -margin; the result's fields are about that advantage.
     `binaries`: the value of each arm's non-zero outcomes; None if outcomes may be any number."""
     if not 0 < alpha < 0.5:
         raise MarlRayError(f"alpha: expected a number between 0 and 0.5, got {alpha}")
-    if not one.n or not other.n:
+    if not left.n or not right.n:
         return OneSided(math.nan, -math.inf, 1.0, False)
     sign = 1 if higher_is_better else -1
-    gain = sign * (one.mean - other.mean)
-    if min(one.n, other.n) < max(first, 2):
+    gain = sign * (left.mean - right.mean)
+    if min(left.n, right.n) < max(first, 2):
         return OneSided(gain, -math.inf, 1.0, False)
     if binaries is None:
-        error, v = information(one, other, caution)
+        error, v = information(left, right, caution)
     else:
-        error, v = _binary_information(one, other, sign * margin, binaries)
+        error, v = _binary_information(left, right, sign * margin, binaries)
     if not 0 < error < math.inf:
         return OneSided(gain, -math.inf, 1.0, False)
     rho = tune_rho(2 * TIGHTEST_AT * first, 2 * alpha)
@@ -172,33 +172,33 @@ def mean_interval(arm: Summary, largest: float, *, alpha: float, min_outcomes: i
     return Interval(arm.mean, arm.mean - half, arm.mean + half)
 
 
-def information(one: Summary, other: Summary, caution: float = 0.0) -> tuple[float, float]:
+def information(left: Summary, right: Summary, caution: float = 0.0) -> tuple[float, float]:
     """Standard error of the difference of means, and intrinsic time V.
 
     V = 2 (s1^2 + s2^2) / error^2: the number of all outcomes where the arms get equal traffic, and proportional to
     1 / error^2 where they do not. The error is NaN or 0 while the variance is unknown.
     """
-    larger = max(one.variance, other.variance)
+    larger = max(left.variance, right.variance)
     s1, s2 = (
         (arm.n * arm.variance + BORROWED * larger) / (arm.n + BORROWED) + caution * larger / arm.n
-        for arm in (one, other)
+        for arm in (left, right)
     )
-    squared = s1 / one.n + s2 / other.n
+    squared = s1 / left.n + s2 / right.n
     return math.sqrt(squared), 2 * (s1 + s2) / squared if squared > 0 else 0.0
 
 
 def _binary_information(
-    one: Summary, other: Summary, margin: float, events: tuple[float, float]
+    left: Summary, right: Summary, margin: float, events: tuple[float, float]
 ) -> tuple[float, float]:
-    """`information` for outcomes that are 0 or the arm's number in `events`, under the hypothesis that one's mean is
-    the other's less `margin`."""
-    for arm, event in zip((one, other), events, strict=True):
+    """`information` for outcomes that are 0 or the arm's number in `events`, under the hypothesis that left's mean is
+    right's less `margin`."""
+    for arm, event in zip((left, right), events, strict=True):
         if not 0 <= arm.mean <= event:
             raise MarlRayError(f"binary: expected outcomes 0 or {event:g}, got a mean of {arm.mean}")
-    pooled = (other.n * other.mean + one.n * (one.mean + margin)) / (one.n + other.n)
-    s1 = max(_event_variance(pooled - margin, events[0]), _event_variance(one.mean, events[0]))
-    s2 = max(_event_variance(pooled, events[1]), _event_variance(other.mean, events[1]))
-    squared = s1 / one.n + s2 / other.n
+    pooled = (right.n * right.mean + left.n * (left.mean + margin)) / (left.n + right.n)
+    s1 = max(_event_variance(pooled - margin, events[0]), _event_variance(left.mean, events[0]))
+    s2 = max(_event_variance(pooled, events[1]), _event_variance(right.mean, events[1]))
+    squared = s1 / left.n + s2 / right.n
     return math.sqrt(squared), 2 * (s1 + s2) / squared if squared > 0 else 0.0
 
 

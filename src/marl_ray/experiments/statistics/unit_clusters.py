@@ -51,14 +51,14 @@ def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summ
     both over all strata: the few outcomes of a short epoch may be alike by luck. Of one stratum the summaries are the
     plain ones.
     """
-    kept = [(one, other) for one, other in strata if one.n and other.n]
+    kept = [(left, right) for left, right in strata if left.n and right.n]
     if len(kept) < 2:
         return kept[0] if kept else (Summary(0, math.nan, 0.0), Summary(0, math.nan, 0.0))
-    weights = [one.n * other.n / (one.n + other.n) for one, other in kept]
+    weights = [left.n * right.n / (left.n + right.n) for left, right in kept]
     shares = [weight / math.fsum(weights) for weight in weights]
-    arms = [one for one, _ in kept], [other for _, other in kept]
+    arms = [left for left, _ in kept], [right for _, right in kept]
     overall = max(_within(parts) for parts in arms)
-    larger = [max(one.variance, other.variance, overall) for one, other in kept]
+    larger = [max(left.variance, right.variance, overall) for left, right in kept]
     first, second = (
         _combined(shares, parts, [_mixed(part, most) for part, most in zip(parts, larger, strict=True)])
         for parts in arms
@@ -94,15 +94,15 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
     The variance is raised by one of its standard errors, so that its noise spends no alpha. With fewer than
     `MIN_GROUPS` groups it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
     """
-    kept = [(one, other) for one, other in strata if one and other]
-    summaries = [(summary_of(list(one.values())), summary_of(list(other.values()))) for one, other in kept]
+    kept = [(left, right) for left, right in strata if left and right]
+    summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in kept]
     first, second = stratified(summaries)
     apart = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
-    total = math.fsum(one.n * other.n / (one.n + other.n) for one, other in summaries)
+    total = math.fsum(left.n * right.n / (left.n + right.n) for left, right in summaries)
     groups: dict[int, float] = {}
-    for blocks, (one, other) in zip(kept, summaries, strict=True):
-        weight = one.n * other.n / (one.n + other.n) / total
-        for sign, values, arm in ((weight, blocks[0], one), (-weight, blocks[1], other)):
+    for blocks, (left, right) in zip(kept, summaries, strict=True):
+        weight = left.n * right.n / (left.n + right.n) / total
+        for sign, values, arm in ((weight, blocks[0], left), (-weight, blocks[1], right)):
             for (group, _), value in values.items():
                 groups[group] = groups.get(group, 0.0) + sign * (value - arm.mean) / arm.n
     k = len(groups)

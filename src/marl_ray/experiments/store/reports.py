@@ -63,7 +63,7 @@ class Changes:
     experiment: str
     actor: str
     now: float
-    terms: windows.ReportRules
+    rules: windows.ReportRules
     units: Mapping[str, tuple[Assignment, float]]
     known: StoredValues
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class Changes:
         if report.unit not in self.units:
             return UnknownUnitError(f"session_id: {report.unit!r} has no exposure in experiment {self.experiment!r}")
         try:
-            _check_values(report.values, self.terms.bounds)
+            _check_values(report.values, self.rules.bounds)
             assignment, stored_at = self.units[report.unit]
-            closes_at = stored_at + self.terms.window_s
+            closes_at = stored_at + self.rules.window_s
             news = {
                 metric: value
                 for metric, value in report.values.items()
@@ -113,7 +113,7 @@ class Changes:
             what, has = ("value", "has outcome") if metric == "outcome" else (f"metrics.{metric}", "has")
             raise OutcomeConflictError(
                 f"{what}: session {report.unit!r} already {has} {old!r}, got {value!r}; "
-                f"its window of {self.terms.window_s:g} s for corrections is over"
+                f"its window of {self.rules.window_s:g} s for corrections is over"
             )
         return True
 

@@ -16,19 +16,19 @@ def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any],
     # From before there were windows: all that had come counts under any, and nobody could choose one.
     chosen = "outcome_window_s" in old
     changed = [
-        (key, one, other, what)
-        for key, one, other, what in (
+        (key, expected, given, what)
+        for key, expected, given, what in (
             ("randomize", before.randomize, after.randomize, "by which its sessions were assigned"),
             ("outcome_window_s", before.window_s, after.window_s, "by which its sessions are judged"),
         )
-        if one != other and (chosen or key != "outcome_window_s")
+        if expected != given and (chosen or key != "outcome_window_s")
     ]
     exposed = schema.exposures.c
     any_of_them = sa.select(exposed.unit).where(exposed.experiment == name).limit(1)
     if changed and connection.execute(any_of_them).first() is not None:
-        key, one, other, what = changed[0]
+        key, expected, given, what = changed[0]
         raise MarlRayError(
-            f"experiment {name!r}: {key}: expected {one!r}, {what}, got {other!r}; start an experiment with a new name"
+            f"experiment {name!r}: {key}: expected {expected!r}, {what}, got {given!r}; start an experiment with a new name"
         )
 
 

@@ -15,7 +15,7 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.database import schema, windows
 from marl_ray.experiments.store.reports import Changes, Recorded, Report, StoredValues
 
-NO_TERMS = windows.ReportRules(0.0, {})
+NO_REPORT_RULES = windows.ReportRules(0.0, {})
 
 _EXPOSED = schema.exposures.c
 _ASSIGNMENTS = sa.select(_EXPOSED.unit, _EXPOSED.arm, _EXPOSED.epoch, _EXPOSED.propensity).where(
@@ -174,9 +174,12 @@ class UnitStore:
         with self._transaction(self._writer) as connection:
             names = sorted({report.unit for report in reports})
             units = self._units(connection, experiment, names)
-            now, terms = self._arrival(connection), windows.terms_of(connection, experiment) if units else NO_TERMS
+            now, rules = (
+                self._arrival(connection),
+                windows.report_rules_of(connection, experiment) if units else NO_REPORT_RULES,
+            )
             known = self._values(connection, experiment, list(units))
-            changes = Changes(experiment, actor, now, terms, units, known)
+            changes = Changes(experiment, actor, now, rules, units, known)
             results = [changes.add(report) for report in reports]
             for table, rows in changes.rows():
                 insert = self._insert(table)

@@ -108,7 +108,7 @@ def consists_of(data: list[Any], kinds: set[type]) -> bool:
         if not types <= kinds | {list}:
             return False
         if list in types:
-            parts.extend(one for one in part if type(one) is list)
+            parts.extend(item for item in part if type(item) is list)
     return True
 
 

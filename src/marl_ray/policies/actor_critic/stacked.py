@@ -170,9 +170,9 @@ class Stack:
 def stackable(bundles: Sequence[Bundle]) -> bool:
     """True if the bundles have the same policies for the same agents, small ones whose layers can be stacked."""
     first = bundles[0]
-    if any(one.agents != first.agents or one.policies.keys() != first.policies.keys() for one in bundles):
+    if any(bundle.agents != first.agents or bundle.policies.keys() != first.policies.keys() for bundle in bundles):
         return False
-    return all(_alike([one.policies[name] for one in bundles]) for name in first.policies)
+    return all(_alike([bundle.policies[name] for bundle in bundles]) for name in first.policies)
 
 
 def _alike(policies: Sequence[ServedPolicy]) -> bool:

@@ -25,7 +25,7 @@ from marl_ray.policies.language.padding import padded
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
-BESIDE = 0.5
+SHARED_GPU_MEMORY_SHARE = 0.5
 """Share of the memory of a GPU that vLLM has beside a worker's model."""
 SCORED = 16
 """Responses that are scored together."""
@@ -46,7 +46,7 @@ class VllmEngine(Engine):
         policy: "TokenPolicy",
         processed: bool | None = None,
         tensor_parallel: int = 1,
-        memory_share: float = BESIDE,
+        memory_share: float = SHARED_GPU_MEMORY_SHARE,
         transfer: str | None = None,
         room: AdapterRoom | None = None,
     ) -> None:
@@ -230,7 +230,7 @@ def with_trained_log_probs(
     for start in range(0, len(prompts), SCORED):
         own = completions[start : start + SCORED]
         scores = _scores(policy, prompts[start : start + SCORED], [completion.ids for completion in own])
-        exact += [replace(one, log_probs=score) for one, score in zip(own, scores, strict=True)]
+        exact += [replace(completion, log_probs=score) for completion, score in zip(own, scores, strict=True)]
     return exact
 
 

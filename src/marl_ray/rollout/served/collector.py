@@ -86,10 +86,14 @@ class ServedCollector(TextCollector):
             # A block is a group, so that comparisons do not depend on which blocks a worker has.
             rows = [
                 ResponseRow(_turn(response, self.signals), number, group, False)
-                for number, (group, response) in enumerate((g, one) for g, block in enumerate(own) for one in block)
+                for number, (group, response) in enumerate(
+                    (g, response) for g, block in enumerate(own) for response in block
+                )
             ]
             trajectories[name] = to_trajectories(players[name], rows, self.signals)
-            self.group_sums[name] = GroupSums.from_scores([np.array([[one.reward] for one in block]) for block in own])
+            self.group_sums[name] = GroupSums.from_scores(
+                [np.array([[response.reward] for response in block]) for block in own]
+            )
             steps += len(rows)
             for response in sum(own, ()):
                 metrics = {"reward": response.reward, "response_tokens": len(response.ids), "ended": response.ended}
@@ -124,8 +128,10 @@ def _digest(data: Mapping[str, Sequence[Block]]) -> str:
     for name, blocks in data.items():
         for block in blocks:
             digest.update(f"{name} {len(block)} ".encode())
-            for one in block:
-                digest.update(f"{one.agent} {one.reward!r} {len(one.prompt_ids)} {len(one.ids)} ".encode())
-                for array in (one.prompt_ids, one.ids, one.log_probs):
+            for response in block:
+                digest.update(
+                    f"{response.agent} {response.reward!r} {len(response.prompt_ids)} {len(response.ids)} ".encode()
+                )
+                for array in (response.prompt_ids, response.ids, response.log_probs):
                     digest.update(array.tobytes())
     return digest.hexdigest()

@@ -84,10 +84,13 @@ def read_served(path: str) -> list[ServedText]:
     texts: list[ServedText] = []
     file_of_response: dict[tuple[str, str, float, bytes], str] = {}
     for file, begin, table in tables(path, COLUMNS):
-        for one in _responses(file, begin, table):
+        for response in _responses(file, begin, table):
             # The turn is not part of the key: an export before all of the log has arrived numbers turns differently.
-            if file_of_response.setdefault((one.unit, one.agent, one.at, one.ids.tobytes()), file) == file:
-                texts.append(one)
+            if (
+                file_of_response.setdefault((response.unit, response.agent, response.at, response.ids.tobytes()), file)
+                == file
+            ):
+                texts.append(response)
     if not texts:
         raise MarlRayError(f"{path}: expected at least one response with its tokens")
     _check_outcomes(texts)
@@ -139,35 +142,35 @@ def _are_tokens(numbers: Sequence[int | None]) -> bool:
 
 def _check_outcomes(served: Sequence[ServedText]) -> None:
     outcomes: dict[str, float] = {}
-    for one in served:
-        if outcomes.setdefault(one.unit, one.outcome) != one.outcome:
-            raise MarlRayError(f"{one.where}, column outcome: expected the same outcome in all rows of a unit")
+    for response in served:
+        if outcomes.setdefault(response.unit, response.outcome) != response.outcome:
+            raise MarlRayError(f"{response.where}, column outcome: expected the same outcome in all rows of a unit")
 
 
 def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
     """Group responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent without a policy."""
     result: dict[str, list[ServedText]] = {}
-    for one in served:
-        if one.agent not in agents:
-            raise MarlRayError(f"{one.where}, column agent: {one.agent!r} is not one of {', '.join(agents)}")
-        result.setdefault(agents[one.agent], []).append(one)
+    for response in served:
+        if response.agent not in agents:
+            raise MarlRayError(f"{response.where}, column agent: {response.agent!r} is not one of {', '.join(agents)}")
+        result.setdefault(agents[response.agent], []).append(response)
     return result
 
 
 def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:
     """Raise MarlRayError if policy `name` cannot have written a response, because it is too long or has tokens of
     another tokenizer."""
-    for number, one in enumerate(served):
-        length = len(one.prompt_ids) + len(one.ids)
+    for number, response in enumerate(served):
+        length = len(response.prompt_ids) + len(response.ids)
         if length > context:
-            raise MarlRayError(f"{one.where}: {length} tokens, but policy {name!r} has a context of {context}")
-        largest = int(max(one.prompt_ids.max(), one.ids.max()))
-        smallest = int(min(one.prompt_ids.min(), one.ids.min()))
+            raise MarlRayError(f"{response.where}: {length} tokens, but policy {name!r} has a context of {context}")
+        largest = int(max(response.prompt_ids.max(), response.ids.max()))
+        smallest = int(min(response.prompt_ids.min(), response.ids.min()))
         fits = smallest >= 0 and largest < vocabulary
         if fits and number < SHOWN:
-            read = tokenizer.decode(one.ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            fits = read.startswith(one.text)  # the text may lack a stop string that the tokens have
+            read = tokenizer.decode(response.ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            fits = read.startswith(response.text)  # the text may lack a stop string that the tokens have
         if not fits:
             raise MarlRayError(
-                f"{one.where}, column ids: policy {name!r} has another tokenizer than the arm that wrote it"
+                f"{response.where}, column ids: policy {name!r} has another tokenizer than the arm that wrote it"
             )

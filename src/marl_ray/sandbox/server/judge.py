@@ -23,7 +23,7 @@ PLAIN, IN_PLACE, ALONE = b"C", b"I", b"A"
 """Kinds of requests; limits follow. In place: the tests see how the candidate changes its mutable arguments, in all
 calls or in those that stand alone as a statement."""
 _DISCARD, _CACHE = dis.opmap["POP_TOP"], 0
-SPENT = 5.0
+ORPHANED_AFTER_S = 5.0
 """Seconds beyond a run's own wall clock after which this process ends itself: its client is gone."""
 _WORN_BYTES = 128 << 20
 """A judge that has grown by this many bytes, garbage aside, is replaced."""
@@ -255,7 +255,7 @@ def _limited(limits: Limits, used_bytes: int) -> Iterator[None]:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = used_bytes + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    signal.setitimer(signal.ITIMER_REAL, limits.longest_s + SPENT)  # both timers end this process
+    signal.setitimer(signal.ITIMER_REAL, limits.longest_s + ORPHANED_AFTER_S)  # both timers end this process
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
     try:
         yield

@@ -18,9 +18,9 @@ from marl_ray.serving.http.protocol import RequestError
 Given = TypeVar("Given")
 Returned = TypeVar("Returned")
 
-CALLS = 2
+CALLS_PER_REPLICA = 2
 """Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
-LARGEST = 256
+LARGEST_CALL = 256
 """Requests of one call at most."""
 
 
@@ -45,7 +45,7 @@ class CallBatcher(Generic[Given, Returned]):
         """`call` returns one answer per request, or an error in its place; one of `replicas` takes it. `deadline_s`
         limits a request and a call."""
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
-        self._most = CALLS * replicas
+        self._most = CALLS_PER_REPLICA * replicas
         self._deadlines = Deadlines()
         self._waiting: list[_CallRequest[Given, Returned]] = []
         self._under_way: dict[asyncio.Task[None], int] = {}
@@ -76,14 +76,14 @@ class CallBatcher(Generic[Given, Returned]):
         self._sends_soon = False
         while self._waiting and len(self._under_way) < self._most:
             idle = max(1, self._replicas - len(self._under_way))
-            size = min(LARGEST, -(-len(self._waiting) // idle))
+            size = min(LARGEST_CALL, -(-len(self._waiting) // idle))
             chosen, self._waiting = self._waiting[:size], self._waiting[size:]
-            requests = [one for one in chosen if not one.answer.done()]  # done: it was given up
+            requests = [request for request in chosen if not request.answer.done()]  # done: it was given up
             if requests:
                 number = new_pass()
                 now = asyncio.get_running_loop().time()
-                for one in requests:
-                    one.call, one.sent_at = number, now
+                for request in requests:
+                    request.call, request.sent_at = number, now
                 # In no client's context: Serve would give all requests that one's id, and cancel them with it.
                 task = asyncio.get_running_loop().create_task(
                     self._answer(requests, number), context=contextvars.Context()
@@ -99,7 +99,7 @@ class CallBatcher(Generic[Given, Returned]):
         answers: Sequence[Returned | Exception]
         try:
             async with asyncio.timeout(self._deadline_s):
-                answers = await self._call([one.given for one in requests])
+                answers = await self._call([request.given for request in requests])
             if len(answers) != len(requests):
                 raise ValueError(f"expected {len(requests)} answers, got {len(answers)}")
             self._answered_calls += 1
@@ -113,13 +113,13 @@ class CallBatcher(Generic[Given, Returned]):
             answers = [LostError(f"no answer within {self._deadline_s:g} s", number)] * len(requests)
         except Exception as error:
             answers = [ArmError(str(error), number)] * len(requests)
-        for one, answer in zip(requests, answers, strict=True):
-            if one.answer.done():
+        for request, answer in zip(requests, answers, strict=True):
+            if request.answer.done():
                 continue
             if isinstance(answer, Exception):
-                one.answer.set_exception(answer)
+                request.answer.set_exception(answer)
             else:
-                one.answer.set_result(answer)
+                request.answer.set_result(answer)
 
 
 def on_loop(handle: Any, **options: Any) -> Callable[[], Any]:

@@ -52,8 +52,10 @@ class ArmHost:
         answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
         # Others as text: an exception may be of a kind that the other side cannot read.
         return [
-            ArmError(repr(one), new_pass()) if isinstance(one, BaseException) and not isinstance(one, ArmError) else one
-            for one in answers
+            ArmError(repr(answer), new_pass())
+            if isinstance(answer, BaseException) and not isinstance(answer, ArmError)
+            else answer
+            for answer in answers
         ]
 
 
@@ -146,7 +148,7 @@ def host(
     if isinstance(bundle, Bundle):
         # Of the running application, which another experiment may have started with other wishes.
         counts = [part.replica_states for part in status.deployments.values()]
-        running = sum(count for one in counts for state, count in one.items() if state == "RUNNING")
+        running = sum(count for by_state in counts for state, count in by_state.items() if state == "RUNNING")
         return RemoteArm(bundle, handle, deadline_s, max(1, running, most(size.replicas)))
     from marl_ray.serving.arms.text.remote import RemoteTextArm
 

@@ -1,1 +1,1 @@
-"""Programs outside of the gateway: its clients, deployment, and the linter of Serve configs."""
+"""Programs outside of the gateway: its clients, deployment, the analysis of experiments, the linter of Serve configs."""

@@ -150,16 +150,16 @@ def ask(
     """Test whether `HARM` or fitness for `PROMOTION` is proven of a treatment. With `excluding`, units that do not
     report the metric do not count in it, so a proof must hold at both ends of what they may have been (`reporting`)."""
     control, arms = plan.control, len(plan.weights)
-    one, other = look.pair(measure.name, arm, control, arms)
+    treated, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
     margin = relative * other.mean if relative is not None and other.n else measure.margin
     margin = margin if isinstance(margin, float) else 0.0
     reports = [share.mean for share in look.reporting.pair(measure.name, arm, control, arms)]
     missing = excluding and min(reports) < 1
     sign = 1 if measure.higher else -1
-    gain = sign * (one.mean - other.mean)
+    gain = sign * (treated.mean - other.mean)
     question = ArmQuestion(side, look, measure, arm, plan, alpha, min_outcomes)
-    if min(one.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
+    if min(treated.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
         # A part of a mean that is not above 0 is no margin.
         evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
@@ -170,7 +170,7 @@ def ask(
         evidence = question.plainly()
         # Of "treatment - 0.98 control", where the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
-    return TestResult(measure.name, arm, measure.better, max(margin, 0.0), alpha, one, other, evidence, missing)
+    return TestResult(measure.name, arm, measure.better, max(margin, 0.0), alpha, treated, other, evidence, missing)
 
 
 class ArmQuestion(NamedTuple):
@@ -231,14 +231,14 @@ class ArmQuestion(NamedTuple):
         which = measure.name, arm, plan.control, len(plan.weights)
         if nearer:
             value = nearer_end(reported, value, look.pair(*which), look.reporting.pair(*which))
-        one, other = look.filled(*which, value=value, shift=shift, scale=scale)
+        treated, other = look.filled(*which, value=value, shift=shift, scale=scale)
         # At the high end the arm that is claimed to be the larger one may be so by what lies beyond it; at the low end the
         # other one may be the smaller one by that.
-        of_one, of_other = look.beyond(*which, value=value, end=end, shift=shift, scale=scale)
+        of_treated, of_other = look.beyond(*which, value=value, end=end, shift=shift, scale=scale)
         back = -1 if end == "high" else 1
         if ((self.side == PROMOTION) == measure.higher) == (end == "high"):
-            return replace(one, mean=one.mean + back * of_one), other
-        return one, replace(other, mean=other.mean + back * of_other)
+            return replace(treated, mean=treated.mean + back * of_treated), other
+        return treated, replace(other, mean=other.mean + back * of_other)
 
     def _bet(self, end: End | None) -> OneSided:
         question = self.measure.question(self.side, self.arm, self.plan.control, end)

@@ -111,13 +111,13 @@ def _warnings(config: ExperimentConfig) -> list[str]:
 def _missing(evidence: Findings) -> list[str]:
     """One sentence for each metric that some judged sessions lack, where these sessions then do not count."""
     lines: dict[str, str] = {}
-    for one in evidence.reporting:
-        lacking = one.judged + one.control_judged - one.reported - one.control_reported
+    for row in evidence.reporting:
+        lacking = row.judged + row.control_judged - row.reported - row.control_reported
         if lacking:
             lines.setdefault(
-                one.metric,
-                f"{lacking:,} of {one.judged + one.control_judged:,} judged sessions of {one.arm!r} and the control report "
-                f"no {one.metric!r} and do not count: no test sees it if the arms lack different ones in equal numbers; "
+                row.metric,
+                f"{lacking:,} of {row.judged + row.control_judged:,} judged sessions of {row.arm!r} and the control report "
+                f"no {row.metric!r} and do not count: no test sees it if the arms lack different ones in equal numbers; "
                 "`missing: VALUE` counts all.",
             )
     return list(lines.values())

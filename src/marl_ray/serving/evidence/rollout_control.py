@@ -242,7 +242,7 @@ def _reallocate(
     enough = all(evidence.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
     if state.status is not ExperimentStatus.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
         return
-    if evidence.srm.alarm or any(one.test.alarm for one in evidence.reporting):
+    if evidence.srm.alarm or any(reporting.test.alarm for reporting in evidence.reporting):
         return
     chosen = thompson_weights(evidence.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
     weights = {arm: chosen.get(arm, 0.0) for arm in plan.weights}

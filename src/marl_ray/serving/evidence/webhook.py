@@ -29,7 +29,7 @@ SEND_S = 10.0
 CLAIM_S = 3 * SEND_S
 """Seconds that another replica leaves an entry alone that this one sends."""
 LONGEST_PAUSE_S = 300.0
-DOUBLED = 9
+DOUBLED_PAUSES = 9
 """Attempts after which pauses, twice as long each time, have come to that."""
 CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Webhook:
             if self._closing.is_set() or not self._notices.claim(entry.id, now, now + CLAIM_S):
                 continue
             problem = self._send(entry, endpoints[entry.experiment])
-            wait = LONGEST_PAUSE_S if attempts >= DOUBLED else 2.0**attempts
+            wait = LONGEST_PAUSE_S if attempts >= DOUBLED_PAUSES else 2.0**attempts
             sent = time.time() if problem is None else None
             self._notices.note(entry.id, delivered_at=sent, next_at=time.time() + wait)
             if problem is not None:

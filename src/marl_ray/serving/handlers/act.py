@@ -55,13 +55,13 @@ async def batch(service: Service, request: Request) -> Response:
         raise RequestError(413, "requests", f"expected at most {limit} requests, got {len(parts)}")
     service.admission.limit(key, len(parts))
 
-    async def one(part: Any) -> dict[str, Any]:
+    async def answer_or_error(part: Any) -> dict[str, Any]:
         try:
             return await answer(service, request, known_fields(part, ACT_FIELDS))
         except RequestError as error:
             return {"status": error.status, **orjson.loads(error.body())}
 
-    return Response(orjson.dumps({"answers": await asyncio.gather(*(one(part) for part in parts))}))
+    return Response(orjson.dumps({"answers": await asyncio.gather(*(answer_or_error(part) for part in parts))}))
 
 
 async def answer(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,14 +133,14 @@ async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) 
     results = await service.in_thread(_write, service, actor, reports)
     # ... which another replica's queue may still hold, for moments.
     for pause in OTHER_REPLICAS_S if most(service.config.replicas) > 1 else ():
-        left = [k for k, one in enumerate(results) if isinstance(one, UnknownUnitError)]
+        left = [k for k, result in enumerate(results) if isinstance(result, UnknownUnitError)]
         if not left:
             break
         await asyncio.sleep(pause)
         again = await service.in_thread(_write, service, actor, [reports[k] for k in left])
-        for k, one in zip(left, again, strict=True):
-            results[k] = one
-    return [_answer(one, result) for one, result in zip(reports, results, strict=True)]
+        for k, result in zip(left, again, strict=True):
+            results[k] = result
+    return [_answer(report, result) for report, result in zip(reports, results, strict=True)]
 
 
 def _write(

@@ -48,7 +48,7 @@ def settings_of(data: Mapping[str, Any]) -> Settings:
     stop = data.get("stop")
     if stop is not None:
         stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or len(stops) > STOPS or not all(_is_stop(one) for one in stops):
+        if not isinstance(stops, list) or len(stops) > STOPS or not all(_is_stop(text) for text in stops):
             raise RequestError(400, "stop", f"expected {STOPS} texts at most, of 1 to {STOP_LENGTH} characters")
         changes["stop"] = tuple(stops)
     return Settings(seed, greedy, changes)

@@ -161,10 +161,10 @@ def _write(
 
 def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
     """A unit's rows; its log is of one kind."""
-    texts = [one for one in logged if isinstance(one, LoggedText)]
+    texts = [row for row in logged if isinstance(row, LoggedText)]
     if texts:
         return text_rows.text_rows(texts, outcome, cost, episode)
-    return _sequences([one for one in logged if isinstance(one, LoggedAct)], outcome, cost, episode)
+    return _sequences([row for row in logged if isinstance(row, LoggedAct)], outcome, cost, episode)
 
 
 def _numbers(row: dict[str, Any]) -> int:

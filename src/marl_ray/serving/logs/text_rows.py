@@ -58,46 +58,46 @@ def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None,
     """A unit's rows, by agent and in the order of time."""
     rows: list[dict[str, Any]] = []
     turns: dict[str, int] = {}
-    for one in sorted(texts, key=lambda one: one.agent):  # which keeps the order of time
-        turns[one.agent] = turns.get(one.agent, -1) + 1
+    for text in sorted(texts, key=lambda text: text.agent):  # which keeps the order of time
+        turns[text.agent] = turns.get(text.agent, -1) + 1
         rows.append(
             {
-                "experiment": one.experiment,
+                "experiment": text.experiment,
                 "unit": outcome.unit,
                 "arm": outcome.arm,
-                "digest": one.digest,
+                "digest": text.digest,
                 "epoch": outcome.epoch,
                 "propensity": outcome.propensity,
-                "agent": one.agent,
+                "agent": text.agent,
                 "group": episode,
                 "episode": episode,
-                "turn": turns[one.agent],
-                "greedy": one.greedy,
-                "sampled": _sampled(one),
-                "at": one.at,
+                "turn": turns[text.agent],
+                "greedy": text.greedy,
+                "sampled": _sampled(text),
+                "at": text.at,
                 "exposed_at": outcome.exposed_at,
                 "outcome": outcome.value,
                 "outcome_at": outcome.at,
                 "costs": [] if cost is None else [cost],
-                "prompt": one.prompt,
-                "messages": _json(one.messages),
-                "tools": _json(one.tools),
-                "prompt_ids": one.prompt_ids,
-                "text": one.text,
-                "ids": one.ids,
-                "log_probs": one.log_probs,
-                "finish": one.finish,
-                "seed": one.seed,
-                **{name: one.settings.get(name) for name in ("temperature", "top_p", "top_k", "max_tokens")},
-                "asked": one.asked,
+                "prompt": text.prompt,
+                "messages": _json(text.messages),
+                "tools": _json(text.tools),
+                "prompt_ids": text.prompt_ids,
+                "text": text.text,
+                "ids": text.ids,
+                "log_probs": text.log_probs,
+                "finish": text.finish,
+                "seed": text.seed,
+                **{name: text.settings.get(name) for name in ("temperature", "top_p", "top_k", "max_tokens")},
+                "asked": text.asked,
             }
         )
     return rows
 
 
-def _sampled(one: LoggedText) -> bool:
-    is_untruncated = one.settings.get("top_p", 0.0) == 1 and one.settings.get("top_k", 1) == 0
-    return is_untruncated and not one.greedy and bool(one.prompt_ids) and FREE.issuperset(one.asked)
+def _sampled(text: LoggedText) -> bool:
+    is_untruncated = text.settings.get("top_p", 0.0) == 1 and text.settings.get("top_k", 1) == 0
+    return is_untruncated and not text.greedy and bool(text.prompt_ids) and FREE.issuperset(text.asked)
 
 
 def _json(values: Sequence[Any]) -> str | None:

@@ -104,7 +104,7 @@ class Assigner:
             others += [r for r in routers if r.has_places_by_cluster and r is not router and r not in others]
             if others:
                 has_met = await self._have_met(others, session)
-                router = next((one for one, has in zip(others, has_met, strict=True) if has), router)
+                router = next((candidate for candidate, has in zip(others, has_met, strict=True) if has), router)
         if forced is not None:
             if forced not in router.arms:
                 raise RequestError(400, "x-arm", f"expected one of {', '.join(router.arms)}")

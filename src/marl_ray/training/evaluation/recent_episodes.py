@@ -17,7 +17,7 @@ class RecentEpisodes:
 
     def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
         self.budgets, self.most_steps = config.budgets, config.evaluation.max_steps
-        old = {key: [_ended(one) for one in (saved or {}).get(key, ())] for key in ("window", "held_back")}
+        old = {key: [_ended(episode) for episode in (saved or {}).get(key, ())] for key in ("window", "held_back")}
         self.episodes: deque[EndedEpisode] = deque(old["window"], config.evaluation.window)
         self.held_back: list[EndedEpisode] = old["held_back"]
 
@@ -32,7 +32,10 @@ class RecentEpisodes:
 
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
-        return {"window": [list(one) for one in self.episodes], "held_back": [list(one) for one in self.held_back]}
+        return {
+            "window": [list(episode) for episode in self.episodes],
+            "held_back": [list(episode) for episode in self.held_back],
+        }
 
     def metrics(self) -> dict[str, float]:
         """Means over the window, and the shares of its episodes within the budgets; empty before the first episode."""

@@ -64,4 +64,4 @@ def gather_episodes(
     own = [tuple(EndedEpisode.from_episode(episode)) for episode in sampled]
     parts = gather((own, collector.running, batch.steps))
     ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
-    return ended, [one for _, part, _ in parts for one in part], sum(steps for _, _, steps in parts)
+    return ended, [start for _, part, _ in parts for start in part], sum(steps for _, _, steps in parts)

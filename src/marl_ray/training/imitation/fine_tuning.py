@@ -20,13 +20,13 @@ from marl_ray.policies.language.padding import padded
 from marl_ray.rollout.rng import permutation
 from marl_ray.training.collectives import from_first, total, world
 from marl_ray.training.errors import Diverged
-from marl_ray.training.imitation.warm_start import BEFORE, fit_all
+from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.assembly import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
-FASTER = 10
+LEARNING_RATE_FACTOR = 10
 """Learning rate of a warm start that sets none, as a multiple of `hyper.lr`. It may be larger because a demonstration
 gives the right token everywhere, and a reward judges only a whole response (verl, TRL and OpenRLHF fine-tune with 5e-6
 to 2e-5, and learn from rewards with 1e-6)."""
@@ -59,14 +59,16 @@ class _Fit:
 
     def __init__(self, name: str, policy: TrainedPolicy, examples: list[Example], settings: WarmStartConfig):
         self.name, self.policy, self.examples, self.batch = name, policy, examples, settings.batch
-        self.optimizer = optimizer_of(policy.hyper, [([policy.actor], settings.lr or FASTER * policy.hyper.lr)])
+        self.optimizer = optimizer_of(
+            policy.hyper, [([policy.actor], settings.lr or LEARNING_RATE_FACTOR * policy.hyper.lr)]
+        )
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
         """Make one pass over the demonstrations, in an order drawn by seed and epoch.
 
         Returns the mean log-likelihood of a token, in nats.
         """
-        order = permutation(seed, BEFORE, number, len(self.examples)).tolist()
+        order = permutation(seed, WARM_START_ITERATION, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for start in range(0, len(order), self.batch):
             likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])

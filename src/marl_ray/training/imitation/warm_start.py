@@ -43,7 +43,7 @@ class Fit(Protocol):
         """Make one pass over the data, in an order drawn by seed and epoch; returns its metrics."""
 
 
-BEFORE = -1
+WARM_START_ITERATION = -1
 """The iteration that random orders of a warm start are drawn for; training begins with iteration 0."""
 
 
@@ -132,7 +132,7 @@ class _Fit:
     def epoch(self, seed: int, number: int) -> dict[str, float]:
         """Make one pass over the decisions, in an order drawn by seed and epoch; returns means over it."""
         size = len(self.data.rows)
-        order = torch.from_numpy(permutation(seed, BEFORE, number, size)).to(self.data.rows.device)
+        order = torch.from_numpy(permutation(seed, WARM_START_ITERATION, number, size)).to(self.data.rows.device)
         sums = torch.zeros(2, dtype=torch.float64, device=order.device)
         for chosen in order.split(self.batch):
             sums += self._step(chosen)

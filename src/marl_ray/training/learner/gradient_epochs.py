@@ -81,16 +81,16 @@ def _step(
         if len(parts) > 1 and policy.family.accumulates:  # gather the weights once, reduce the gradients once
             sharded.set_requires_gradient_sync(last)
             sharded.set_reshard_after_backward(last)
-        one = only if only is not None else EvaluatedPass(policy, prepared, part, first)
+        current = only if only is not None else EvaluatedPass(policy, prepared, part, first)
         # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
-        loss, part_metrics = pass_loss(policy, state, prepared, one, size, gates)
+        loss, part_metrics = pass_loss(policy, state, prepared, current, size, gates)
         # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
         (loss * world()[1]).backward()
         metrics += part_metrics
         if policy.algorithm.every_step:
             # How much this policy's own steps change the cost; `costs` already contains the changes by the policies
             # before it.
-            change = (one.ratio.detach() - 1)[..., None] * one.cost_advantages * one.mask[..., None]
+            change = (current.ratio.detach() - 1)[..., None] * current.cost_advantages * current.mask[..., None]
             moved += change.sum((0, 1)) / max(size[0], 1)
     trained = [policy.actor] if spec.constraint != "trust_region" else []
     critics = policy.critics if not spec.critic_first else []
@@ -118,6 +118,6 @@ def _penalty_gates(
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:
-            one = only if only is not None else EvaluatedPass(policy, prepared, part, first)
-            sums += cost_surrogates(policy, one, size[0]).detach()
+            current = only if only is not None else EvaluatedPass(policy, prepared, part, first)
+            sums += cost_surrogates(policy, current, size[0]).detach()
     return exact_penalty_weights(total(sums), prepared.violations, policy.hyper.penalty)

@@ -62,7 +62,7 @@ def pass_loss(
     policy: TrainedPolicy,
     state: UpdateState,
     prepared: PreparedBatch,
-    one: EvaluatedPass,
+    current: EvaluatedPass,
     size: Sequence[float],
     gates: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -71,48 +71,48 @@ def pass_loss(
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
     """
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.take, prepared.shape.agents
+    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.cut.take, prepared.shape.agents
     tokens, sequences = size
-    weights = loss_weights(one.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
-    mean = one.mask / max(size[0], 1)
-    advantages = one.advantages
+    weights = loss_weights(current.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
+    mean = current.mask / max(size[0], 1)
+    advantages = current.advantages
     if state.multipliers:  # Lagrangian algorithms learn from the rewards less the priced costs
         strengths = [multiplier.multiplier for multiplier in state.multipliers]
-        advantages = combine(advantages, one.cost_advantages, strengths, algorithm.rescale)
-    evaluated = Evaluated(
-        one.log_probs,
-        one.old_log_probs,
+        advantages = combine(advantages, current.cost_advantages, strengths, algorithm.rescale)
+    decisions = Evaluated(
+        current.log_probs,
+        current.old_log_probs,
         advantages,
-        one.mask,
+        current.mask,
         part(prepared.behaviour_log_probs, agents),
         part(prepared.batch.values, agents),
         None if prepared.reference is None else part(prepared.reference, agents),
     )
-    result = algorithm.policy_loss(evaluated, hyper)  # the named algorithm's own formula: a loss per decision
+    result = algorithm.policy_loss(decisions, hyper)  # the named algorithm's own formula: a loss per decision
     for key in ("loss", "clipped"):
         given = getattr(getattr(result, key, None), "shape", None)
-        if given != one.mask.shape:  # torch would broadcast another shape over the decisions
+        if given != current.mask.shape:  # torch would broadcast another shape over the decisions
             raise MarlRayError(
                 f"algorithm {algorithm.name}: policy_loss's {key} has shape {given and tuple(given)}, expected "
-                f"{tuple(one.mask.shape)}"
+                f"{tuple(current.mask.shape)}"
             )
     terms = result.loss  # (R, T'); the weights below turn it into this pass's part of the minibatch's mean
     if prepared.importance is not None:
         terms = terms * part(prepared.importance, agents)
     policy_loss = (terms * weights).sum()
-    entropy = (one.entropy * weights).sum()
+    entropy = (current.entropy * weights).sum()
     loss = policy_loss - state.entropy_coef * entropy
-    if hyper.kl_coef and evaluated.reference_log_probs is not None and hyper.kl_place == "loss":
-        divergence = kl_estimate(one.log_probs, evaluated.reference_log_probs, hyper.kl_estimator)
+    if hyper.kl_coef and decisions.reference_log_probs is not None and hyper.kl_place == "loss":
+        divergence = kl_estimate(current.log_probs, decisions.reference_log_probs, hyper.kl_estimator)
         loss = loss + state.kl_coef * (divergence * weights).sum()
     if gates.any():
-        loss = loss + (gates * cost_surrogates(policy, one, size[0])).sum()
+        loss = loss + (gates * cost_surrogates(policy, current, size[0])).sum()
     if algorithm.spec.constraint == "trust_region":
         loss = loss.new_zeros(())  # the actor has its step already
-    value, cost_value = _value_losses(policy, prepared, one, mean)
-    log_ratio = (one.log_probs - one.old_log_probs).detach().clamp(-20, 20)
+    value, cost_value = _value_losses(policy, prepared, current, mean)
+    log_ratio = (current.log_probs - current.old_log_probs).detach().clamp(-20, 20)
     metrics = [
-        *(policy_loss, value, cost_value, (one.entropy * mean).sum()),
+        *(policy_loss, value, cost_value, (current.entropy * mean).sum()),
         *(((log_ratio.exp() - 1 - log_ratio) * mean).sum(), (result.clipped * mean).sum()),
         loss.new_zeros(()),
     ]
@@ -120,18 +120,18 @@ def pass_loss(
 
 
 def _value_losses(
-    policy: TrainedPolicy, prepared: PreparedBatch, one: EvaluatedPass, mean: Tensor
+    policy: TrainedPolicy, prepared: PreparedBatch, current: EvaluatedPass, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses of the critic and of all cost critics; `mean` (R, T') weighs decisions. 0 where there is no such critic."""
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, one.cut.take, prepared.shape.agents
-    value, cost_value = one.log_probs.new_zeros(()), one.log_probs.new_zeros(())
-    if prepared.returns is not None and one.values is not None:
-        valued = Valued(one.values, one.old_values, part(prepared.returns, agents))
+    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.cut.take, prepared.shape.agents
+    value, cost_value = current.log_probs.new_zeros(()), current.log_probs.new_zeros(())
+    if prepared.returns is not None and current.values is not None:
+        valued = Valued(current.values, current.old_values, part(prepared.returns, agents))
         value = (algorithm.value_loss(valued, hyper) * mean).sum()
-    if prepared.cost_returns is not None and one.cost_values is not None:
-        valued = Valued(one.cost_values, one.old_cost_values, part(prepared.cost_returns, agents))
+    if prepared.cost_returns is not None and current.cost_values is not None:
+        valued = Valued(current.cost_values, current.old_cost_values, part(prepared.cost_returns, agents))
         signals = zip(*(x.unbind(-1) for x in valued), strict=True)
         cost_value = sum(
-            ((algorithm.value_loss(Valued(*one_of), hyper) * mean).sum() for one_of in signals), cost_value
+            ((algorithm.value_loss(Valued(*of_signal), hyper) * mean).sum() for of_signal in signals), cost_value
         )
     return value, cost_value

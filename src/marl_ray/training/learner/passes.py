@@ -70,11 +70,11 @@ def evaluate_all(
     parts, the outputs have the same bits as those of the gradient steps' own passes.
     """
 
-    def one(cut: Cut) -> Outputs:
+    def in_one_pass(cut: Cut) -> Outputs:
         own = cut.take(mask, shape.agents)
         return policy.family.evaluate(policy.model, inputs, batch, own, shape, cut)
 
-    log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, one, cuts)
+    log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, in_one_pass, cuts)
     assert log_probs is not None and entropy is not None
     return Outputs(log_probs, entropy, values, cost_values)
 

@@ -19,7 +19,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
-from marl_ray.policies.engines.vllm_engine import BESIDE, reports_processed, with_trained_log_probs
+from marl_ray.policies.engines.vllm_engine import SHARED_GPU_MEMORY_SHARE, reports_processed, with_trained_log_probs
 from marl_ray.policies.engines.vllm_host import PackedTensor, VllmHost, packed
 from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup, broadcast, nccl_update
 from marl_ray.policies.engines.vllm_process.messages import NCCL, SHARED
@@ -32,7 +32,7 @@ PLACE_S = 300.0
 """Seconds that an actor waits for its place on the cluster."""
 CLOSE_S = 15.0
 """Seconds that an actor has for its end."""
-OWN = 0.9
+DEDICATED_GPU_MEMORY_SHARE = 0.9
 """Share of the memory of a GPU of its own that vLLM takes."""
 
 
@@ -190,7 +190,12 @@ class EngineActor:
 
     def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int, transfer: str) -> None:
         torch.set_num_threads(threads)
-        self._host = VllmHost(policy, tensor_parallel, OWN if torch.cuda.is_available() else BESIDE, transfer)
+        self._host = VllmHost(
+            policy,
+            tensor_parallel,
+            DEDICATED_GPU_MEMORY_SHARE if torch.cuda.is_available() else SHARED_GPU_MEMORY_SHARE,
+            transfer,
+        )
 
     def placed(self) -> str:
         """The name of the machine."""
@@ -221,9 +226,9 @@ class EngineActor:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:

@@ -14,7 +14,7 @@ from marl_ray.training.collectives import gather
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
-SHARE = 0.85
+USABLE_MEMORY_SHARE = 0.85
 """The share of the free memory that passes may take; the rest is left for fragmentation."""
 
 
@@ -36,15 +36,15 @@ def limit_passes(learners: Iterable[Learner]) -> None:
         peaks = [_peak(policy, rows) for rows in (1, 2)]
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
-        rows = min(gather(rows_that_fit(peaks[0], peaks[1], SHARE * free - coming)))
+        rows = min(gather(rows_that_fit(peaks[0], peaks[1], USABLE_MEMORY_SHARE * free - coming)))
         limited = replace(policy.settings, micro_batch=min(rows, policy.settings.micro_batch or rows))
         learner.policy = replace(policy, settings=limited)
 
 
-def rows_that_fit(one: float, two: float, free: float) -> int:
-    """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one` bytes with one row,
-    `two` with two rows, and equally much more with each further row."""
-    return 1 + max(0, int((free - one) // max(two - one, 1.0)))
+def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
+    """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one_row` bytes with one row,
+    `two_rows` with two rows, and equally much more with each further row."""
+    return 1 + max(0, int((free - one_row) // max(two_rows - one_row, 1.0)))
 
 
 def rehearse(model: Any, rows: int) -> None:

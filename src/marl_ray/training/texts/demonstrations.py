@@ -59,7 +59,8 @@ def read_demonstrations(
         count = settings.count or EPISODES
         made = demonstrations(count if most is None else min(count, most), config.seed)
         pairs = [
-            (one.agent, GivenResponse(f"demonstration {i}", one.prompt, one.response)) for i, one in enumerate(made)
+            (demonstration.agent, GivenResponse(f"demonstration {i}", demonstration.prompt, demonstration.response))
+            for i, demonstration in enumerate(made)
         ]
     else:
         pairs = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
@@ -99,13 +100,15 @@ def encode(given: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunC
     chats = uses_template(tokenizer, policy.model.chat)
     before = turn_begin(tokenizer) if chats else ""
     between, end = turn_end(lm, tokenizer) if chats else ("", tokenizer.eos_token_id)
-    for one in given:
-        prompt, reply = encode_reply(tokenizer, one.prompt, f"{before}{one.response}{between}", policy.model.chat)
+    for demonstration in given:
+        prompt, reply = encode_reply(
+            tokenizer, demonstration.prompt, f"{before}{demonstration.response}{between}", policy.model.chat
+        )
         response = [*reply, end]
         if len(response) > most:
             raise MarlRayError(
-                f"{one.where}: response of {len(response)} tokens, but team.{name}.generation.max_tokens={most}"
+                f"{demonstration.where}: response of {len(response)} tokens, but team.{name}.generation.max_tokens={most}"
             )
-        check_fits(prompt, most, policy.model.context, one.where)
+        check_fits(prompt, most, policy.model.context, demonstration.where)
         examples.append(Example(prompt, response))
     return examples

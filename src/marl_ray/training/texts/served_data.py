@@ -15,7 +15,7 @@ from marl_ray.rollout.served.collector import Block, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
 from marl_ray.training.texts.demonstrations import GivenResponse, encode
 
-GROUP = 16
+LARGEST_GROUP = 16
 """Most responses to one prompt that are compared with each other. More would leave a batch with few prompts."""
 
 
@@ -73,23 +73,23 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     vocabulary = reader.lm.get_input_embeddings().weight.shape[0]
     check_readable(name, reader.tokenizer, vocabulary, model.context, served)
     prompts: dict[tuple[str, bytes], list[ServedResponse]] = {}
-    for one in served:
+    for text in served:
         # An importance ratio needs the probabilities with which a text was written; a preference does not.
-        if spec.pairs or one.sampled:
+        if spec.pairs or text.sampled:
             response = ServedResponse(
-                one.agent, one.prompt_ids, one.ids, one.log_probs, one.outcome, one.finish == "stop"
+                text.agent, text.prompt_ids, text.ids, text.log_probs, text.outcome, text.finish == "stop"
             )
-            prompts.setdefault((one.agent, one.prompt_ids.tobytes()), []).append(response)
+            prompts.setdefault((text.agent, text.prompt_ids.tobytes()), []).append(response)
     groups = prompts.values()
     if spec.pairs:
         return [pair for group in groups for pair in preferred_pairs(group)]
-    return [block for group in groups for block in _cut(group, GROUP if spec.groups else 1)]
+    return [block for group in groups for block in _cut(group, LARGEST_GROUP if spec.groups else 1)]
 
 
 def preferred_pairs(group: Sequence[ServedResponse]) -> list[Block]:
     """Pair responses to one prompt that have different rewards, the better one first. The best is paired with the
     worst, the second with the second last and so on, so that no response is in two pairs."""
-    ranked = sorted(group, key=lambda one: -one.reward)
+    ranked = sorted(group, key=lambda response: -response.reward)
     pairs = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
     return [(better, worse) for better, worse in pairs if better.reward > worse.reward]
 

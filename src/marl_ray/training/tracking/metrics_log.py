@@ -134,7 +134,7 @@ class MetricsLog:
         """Store the transcripts as files of the MLflow run."""
         with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
             path = Path(temporary) / f"{row['iteration']:.0f}.jsonl"
-            path.write_text("".join(json.dumps(one) + "\n" for one in row[TRANSCRIPTS]))
+            path.write_text("".join(json.dumps(transcript) + "\n" for transcript in row[TRANSCRIPTS]))
             try:
                 self.tracker.artifact(path, TRANSCRIPTS)
             except Exception as error:  # transcripts are for people; nothing depends on them

@@ -111,7 +111,9 @@ class Tracker:
         if score is not None:
             self.client.log_metric(self.run_id, BEST_SCORE, score)
         versions = {version.version: version for version in self.client.search_model_versions(f"name = '{name}'")}
-        number = next((number for number, one in versions.items() if one.tags.get("digest") == digest), None)
+        number = next(
+            (number for number, registered in versions.items() if registered.tags.get("digest") == digest), None
+        )
         if number is None:
             folder = f"bundles/{digest[:16]}"
             self.artifact(bundle, folder)
@@ -120,7 +122,11 @@ class Tracker:
             source = f"{self.client.get_run(self.run_id).info.artifact_uri}/{folder}"
             version = self.client.create_model_version(name, source, self.run_id, tags=tags)
             number, versions = version.version, versions | {version.version: version}
-        scores = {other: float(one.tags[BEST_SCORE]) for other, one in versions.items() if BEST_SCORE in one.tags}
+        scores = {
+            other: float(registered.tags[BEST_SCORE])
+            for other, registered in versions.items()
+            if BEST_SCORE in registered.tags
+        }
         if scores:
             best = max(scores, key=lambda other: (scores[other], int(other)))
             self.client.set_registered_model_alias(name, BEST, best)

@@ -21,7 +21,7 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 LEAST_TRIALS = 4
 """Fewest trials with a result from which the importance of keys is computed."""
-TOP = 0.25
+BEST_SHARE = 0.25
 """Part of the trials that counts as the best; a key's importance is its share in getting a trial among them."""
 
 
@@ -147,7 +147,7 @@ def importances(
             study.add_trial(optuna.trial.create_trial(params=places, distributions=kinds, value=score))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the page itself says how much the number of trials allows
-            shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=TOP))
+            shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE))
     finally:
         optuna.logging.set_verbosity(before)
     return {key: float(share) for key, share in shares.items() if len(_kinds(trials, key)) > 1}

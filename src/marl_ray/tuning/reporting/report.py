@@ -36,7 +36,7 @@ from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary
 from marl_ray.tuning.reporting.figures import COLOURED, curve_chart, number, parallel, spans, strokes
 
 WINNER = "winner.yaml"
-COMPARED = 10
+COMPARED_TRIALS = 10
 """Number of the best trials that are compared with each other."""
 AllRows = Mapping[int, Sequence[Mapping[str, float]]]
 """Trial -> its rows."""
@@ -100,8 +100,8 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
         others=len(best) - len(colours),
         trials=_trials(config, records, order, curves, colours, rows),
         metrics=[metric.name for metric in config.metric],
-        matrix=_matrix(config, best[:COMPARED], curves, colours),
-        compared=COMPARED,
+        matrix=_matrix(config, best[:COMPARED_TRIALS], curves, colours),
+        compared=COMPARED_TRIALS,
         parallel=parallel(
             config.space,
             results,

@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 
 Values = dict[str, Any]
 """Dotted key -> value: one configuration."""
-CHECKED = 32
+CHECKED_CONFIGURATIONS = 32
 """Number of random configurations that are checked before a search begins."""
 
 
@@ -36,7 +36,7 @@ def check_space(config: SweepConfig) -> None:
     """
     samples = combinations(config) if config.search.kind == "grid" else corners(config)
     if config.search.kind != "grid":
-        samples += [draw(config, number) for number in range(CHECKED)]
+        samples += [draw(config, number) for number in range(CHECKED_CONFIGURATIONS)]
     for values in samples:
         run = config.run_config(values, config.name, config.seeds[0])
         if run.resume_from is not None:

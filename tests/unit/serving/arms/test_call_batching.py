@@ -92,7 +92,7 @@ def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
         return given
 
     async def run(monkeypatch):
-        monkeypatch.setattr(call_batching, "LARGEST", 1)
+        monkeypatch.setattr(call_batching, "LARGEST_CALL", 1)
         requests = CallBatcher(slow, replicas=1, deadline_s=1.0)
         return await asyncio.gather(*(requests.ask(n) for n in range(12)), return_exceptions=True)
 
@@ -149,7 +149,7 @@ def test_idle_replicas_share_a_burst():
 
 
 def test_a_call_has_a_largest_size(monkeypatch):
-    monkeypatch.setattr(call_batching, "LARGEST", 3)
+    monkeypatch.setattr(call_batching, "LARGEST_CALL", 3)
 
     async def run():
         callee = Callee()

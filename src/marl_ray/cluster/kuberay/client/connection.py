@@ -163,7 +163,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
         contents = KubeConfigMerger(path).config
         if contents is None:
             raise config.ConfigException("there is no such file, or it is empty")
-        names = [one["name"] for one in contents["contexts"]]
+        names = [entry["name"] for entry in contents["contexts"]]
         if context is not None and context not in names:
             raise MarlRayError(f"--context {context}: the kubeconfig has {', '.join(names)}")
         loader = KubeConfigLoader(contents, context, config_base_path=None)  # paths are relative to their file

@@ -67,7 +67,7 @@ def _order(stamp: str) -> tuple[str, str]:
 def _container(pod: Object, name: str) -> Object:
     """The status of a container, empty where it has none yet."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return next((one for one in statuses if one["name"] == name), {})
+    return next((status for status in statuses if status["name"] == name), {})
 
 
 def _has_ended(connection: Connection, pod: str, container: str) -> bool:

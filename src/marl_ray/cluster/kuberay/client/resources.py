@@ -19,7 +19,11 @@ def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, 
     answer = connection.request("GET", _root(api_version))
     if answer.get("kind") != "APIResourceList":
         raise MarlRayError(f"{connection.server}: expected a Kubernetes API, which lists its resources")
-    return {one["kind"]: (one["name"], one["namespaced"]) for one in answer["resources"] if "/" not in one["name"]}
+    return {
+        described["kind"]: (described["name"], described["namespaced"])
+        for described in answer["resources"]
+        if "/" not in described["name"]
+    }
 
 
 def _root(api_version: str) -> str:

@@ -28,7 +28,7 @@ def look(connection: Connection, kind: ResourceKind, name: str) -> View:
     if kind in ("RayJob", "RayService"):
         owner = f"ray.io/originated-from-crd={kind},ray.io/originated-from-cr-name={name}"
         clusters = [*list_all(connection, "RayCluster", labels=owner)]
-    names = [name] if kind == "RayCluster" else [one["metadata"]["name"] for one in clusters]
+    names = [name] if kind == "RayCluster" else [item["metadata"]["name"] for item in clusters]
     if names:
         objects += list_all(connection, "Pod", "v1", labels=f"ray.io/cluster in ({','.join(names)})")
     if kind == "RayJob":

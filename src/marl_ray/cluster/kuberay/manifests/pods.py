@@ -110,11 +110,11 @@ def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
     memory = {"medium": "Memory"} | ({"sizeLimit": node.shm} if node.shm else {})
     # In memory, for Ray's object store would otherwise spill to disk.
     volumes = [_mounted("shared-memory", "/dev/shm", {"emptyDir": memory})]
-    for number, one in enumerate(config.volumes):
-        source: dict[str, Any] = {"hostPath": {"path": one.host, "type": "Directory"}}
-        if one.claim is not None:
-            source = {"persistentVolumeClaim": {"claimName": one.claim}}
-        volumes.append(_mounted(f"storage-{number}" if number else "storage", one.path, source))
+    for number, volume in enumerate(config.volumes):
+        source: dict[str, Any] = {"hostPath": {"path": volume.host, "type": "Directory"}}
+        if volume.claim is not None:
+            source = {"persistentVolumeClaim": {"claimName": volume.claim}}
+        volumes.append(_mounted(f"storage-{number}" if number else "storage", volume.path, source))
     if config.files is not None:
         volumes.append(_mounted("config", FILES, {"configMap": {"name": config.files}}, read_only=True))
     if config.service is not None:

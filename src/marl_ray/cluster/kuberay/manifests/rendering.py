@@ -81,7 +81,7 @@ def _resource(config: ClusterConfig) -> Resource:
 
 def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
     """The Ray cluster of a config."""
-    groups = [group for name, one in config.groups.items() for group in _groups(config, name, one)]
+    groups = [group for name, node_group in config.groups.items() for group in _groups(config, name, node_group)]
     scales = any_scales(config)
     redis = None
     if config.redis is not None:

@@ -14,7 +14,7 @@ def cluster_state(view: View, now: float) -> ResourceState:
     refused = refusal(view, REFUSED)
     if refused is not None and not status.get("state"):
         return refused
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if status.get("state") == "suspended":
         return ResourceState(Phase.SUSPENDED, "Suspended", "it has no pods until it is resumed")
     if status.get("state") == "failed":
@@ -37,7 +37,14 @@ def held_up(view: View, now: float) -> ResourceState | None:
 def _without_pod(cluster: Object) -> tuple[str, str] | None:
     """Reason and message of a condition that the operator sets while it fails to make or delete a cluster's pods."""
     conditions = (cluster.get("status") or {}).get("conditions") or ()
-    failure = next((one for one in conditions if (one["type"], one["status"]) == ("ReplicaFailure", "True")), None)
+    failure = next(
+        (
+            condition
+            for condition in conditions
+            if (condition["type"], condition["status"]) == ("ReplicaFailure", "True")
+        ),
+        None,
+    )
     if failure is None:
         return None
     # The operator writes the reason as the message's first line.
@@ -46,5 +53,5 @@ def _without_pod(cluster: Object) -> tuple[str, str] | None:
 
 def refusal(view: View, reasons: tuple[str, ...]) -> ResourceState | None:
     """A state made of the last event by which the operator refuses the specification."""
-    last = next((one for one in reversed(view.warnings) if one.get("reason") in reasons), None)
+    last = next((warning for warning in reversed(view.warnings) if warning.get("reason") in reasons), None)
     return None if last is None else ResourceState(Phase.FAILED, str(last["reason"]), event_text(last))

@@ -49,7 +49,7 @@ def job_state(view: View, now: float) -> ResourceState:
 
 def _provisioning(view: View) -> ResourceState:
     conditions = (view.status.get("rayClusterStatus") or {}).get("conditions") or ()
-    head: Object = next((one for one in conditions if one["type"] == "HeadPodReady"), {})
+    head: Object = next((condition for condition in conditions if condition["type"] == "HeadPodReady"), {})
     ready = "its workers come up" if head.get("status") == "True" else "its head comes up"
     return ResourceState(Phase.WAITING, "Initializing", ready)
 

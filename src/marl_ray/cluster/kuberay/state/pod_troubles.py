@@ -41,7 +41,7 @@ def _without_node(pod: Object) -> tuple[str, str] | None:
     if pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase", "Pending") != "Pending":
         return None
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    scheduled: Object = next((one for one in conditions if one["type"] == "PodScheduled"), {})
+    scheduled: Object = next((condition for condition in conditions if condition["type"] == "PodScheduled"), {})
     text = scheduled.get("message") or f"it asks for {_requests(pod) or 'nothing special'}"
     return "Unschedulable", f"{_named(pod)} waits for a node: {text}"
 

@@ -13,7 +13,7 @@ BROKEN = ("DEPLOY_FAILED",)
 def service_state(view: View, now: float) -> ResourceState:
     """The state of a RayService that is there, at `now`, seconds since 1970."""
     status = view.status
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if conditions.get("Suspended", {}).get("status") == "True":
         return ResourceState(Phase.SUSPENDED, "Suspended", "it has no cluster until it is resumed")
     active, pending = _applications(status, "activeServiceStatus"), _applications(status, "pendingServiceStatus")

@@ -46,11 +46,11 @@ class View:
 def view_of(kind: ResourceKind, name: str, objects: Iterable[Object]) -> View:
     """Choose from a namespace's objects those that belong to the resource."""
     objects = list(objects)
-    named = (one for one in objects if one["kind"] == kind and one["metadata"]["name"] == name)
-    owned = [one for one in objects if one["kind"] == "RayCluster" and is_owned(one, kind, name)]
-    names = {one["metadata"]["name"] for one in owned} | ({name} if kind == "RayCluster" else set())
-    pods = [one for one in objects if one["kind"] == "Pod" and is_pod_of(one, kind, name, names)]
-    events = [one for one in objects if one["kind"] == "Event" and is_warning_about(one, kind, name)]
+    named = (item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
+    owned = [item for item in objects if item["kind"] == "RayCluster" and is_owned(item, kind, name)]
+    names = {item["metadata"]["name"] for item in owned} | ({name} if kind == "RayCluster" else set())
+    pods = [item for item in objects if item["kind"] == "Pod" and is_pod_of(item, kind, name, names)]
+    events = [item for item in objects if item["kind"] == "Event" and is_warning_about(item, kind, name)]
     return View(kind, name, next(named, None), tuple(owned), tuple(pods), tuple(sorted(events, key=event_time)))
 
 
@@ -77,7 +77,7 @@ def event_time(event: Object) -> str:
     """Moment at which an event happened last, as text that sorts."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return next((one for one in times if one), event["metadata"].get("creationTimestamp") or "")
+    return next((moment for moment in times if moment), event["metadata"].get("creationTimestamp") or "")
 
 
 def event_text(event: Object) -> str:

@@ -205,6 +205,6 @@ def _surface(edge: float, height: float) -> int:
 
 
 def _digit_distance(first: int, second: int) -> int:
-    one, other = str(first), str(second)
-    width = max(len(one), len(other))
-    return sum(abs(int(a) - int(b)) for a, b in zip(one.zfill(width), other.zfill(width), strict=True))
+    left, right = str(first), str(second)
+    width = max(len(left), len(right))
+    return sum(abs(int(a) - int(b)) for a, b in zip(left.zfill(width), right.zfill(width), strict=True))

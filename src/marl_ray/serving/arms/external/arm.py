@@ -27,11 +27,11 @@ from marl_ray.serving.arms.protocol import Messages, NamedToken, Piece, Refusal,
 BUSY = (429, 503)
 LOST = (500, 502, 504)
 """Statuses that say nothing about the input."""
-SEEDS = (1 << 31) - 1
+SEED_MASK = (1 << 31) - 1
 """Bits of a seed that every server takes."""
-SHOWN = 200
+SHOWN_CHARACTERS = 200
 """Characters of the other side's error that are told."""
-READ = 10_000
+READ_BYTES = 10_000
 """Bytes of the other side's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """The server's `finish_reason` -> ours; every other one is `stop`."""
@@ -104,10 +104,10 @@ class ExternalArm:
         return None
 
     def without_key(self, text: str) -> str:
-        """The server's words without the key and in one line of at most `SHOWN` characters, for errors and logs. The
-        key goes before the text is cut, because a cut could leave a part of it."""
+        """The server's words without the key and in one line of at most `SHOWN_CHARACTERS`, for errors and logs. The key
+        goes before the text is cut, because a cut could leave a part of it."""
         text = text.replace(self._key, "***") if self._key else text
-        return " ".join(text.split())[:SHOWN]
+        return " ".join(text.split())[:SHOWN_CHARACTERS]
 
 
 class _ExternalReply:
@@ -186,9 +186,9 @@ async def _beginning(answer: httpx.Response) -> str:
     body = b""
     async for part in answer.aiter_bytes():
         body += part
-        if len(body) > READ:
+        if len(body) > READ_BYTES:
             break
-    return body[:READ].decode("utf-8", "replace")
+    return body[:READ_BYTES].decode("utf-8", "replace")
 
 
 def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
@@ -207,7 +207,7 @@ def _body(model: str, request: TextRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
         "messages": [_message(message) for message in messages],
-        "seed": request.seed & SEEDS,
+        "seed": request.seed & SEED_MASK,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -250,14 +250,14 @@ def _piece(text: Any, tokens: Any) -> Piece:
     """The piece for a part of the text and the tokens that the server names with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
-    tops = [[(_named(top), float(top["logprob"])) for top in one.get("top_logprobs") or ()] for one in tokens]
+    tops = [[(_named(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
     return Piece(
         text,
         [],
-        [float(one["logprob"]) for one in tokens],
+        [float(token["logprob"]) for token in tokens],
         None,
         0,
-        [_named(one) for one in tokens],
+        [_named(token) for token in tokens],
         tops if any(tops) else [],
     )
 

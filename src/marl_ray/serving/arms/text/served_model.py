@@ -81,7 +81,7 @@ class ServedModel:
         own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
         if not own or len(prompt_ids) + len(own) > self.policy.config.context:
             raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
-        rows = [torch.tensor([one], device=self.policy.device) for one in (list(prompt_ids), own)]
+        rows = [torch.tensor([sequence], device=self.policy.device) for sequence in (list(prompt_ids), own)]
         with torch.no_grad():
             evaluated = self.policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
         return len(own), float(evaluated.log_probs.sum())

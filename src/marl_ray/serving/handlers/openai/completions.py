@@ -86,8 +86,8 @@ def _prompts(given: Any, most: int) -> list[str | tuple[int, ...]]:
             return [tuple(given)]
         if len(given) > most:
             raise RequestError(413, "prompt", f"expected at most {most} prompts, got {len(given)}")
-        if all(isinstance(one, str) for one in given) or all(_is_ids(one) for one in given):
-            return [one if isinstance(one, str) else tuple(one) for one in given]
+        if all(isinstance(item, str) for item in given) or all(_is_ids(item) for item in given):
+            return [item if isinstance(item, str) else tuple(item) for item in given]
     raise RequestError(400, "prompt", "expected a text, a list of texts, a list of token ids, or a list of such lists")
 
 
@@ -95,7 +95,7 @@ def _is_ids(given: Any) -> bool:
     return (
         isinstance(given, list)
         and bool(given)
-        and all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < LARGEST_TOKEN for one in given)
+        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < LARGEST_TOKEN for item in given)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.experiments.designs.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
@@ -83,7 +83,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
     with _opened(database, name) as (store, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:
-            raise MarlRayError(f"--alpha: expected a number above 0 and below 1, got {level:g}")
+            raise FieldError("alpha", f"expected a number above 0 and below 1, got {level:g}")
         metrics = list(dict.fromkeys(["outcome", *(rail.name for rail in config.guardrails), *more]))
         plan = record.plan
         if not plan.treatments:
@@ -91,7 +91,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
         lines = list[str]()
         if config.randomize != "session":
             if covariate is not None or any("/" in metric for metric in more):
-                _check_sessions(config, "--covariate and ratios")
+                _check_sessions(config, "covariate and ratios")
             look = store.look(record)
             rows = _of_observations(look, record, metrics, level)
             judged = sum(units.judged for units in look.units.values())
