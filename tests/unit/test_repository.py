@@ -18,6 +18,8 @@ FOLDERS = "|".join(
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
+IDENTIFIER = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)`")
+WORD = re.compile(r"\w+")
 MAKE = re.compile(r"\bmake ([a-z-]+(?: [a-z-]+)*)`")
 
 
@@ -42,6 +44,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_a_page_names_exist(name: str) -> None:
     for path in NAMED.findall((ROOT / name).read_text()):
         assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray")), path
+
+
+def test_identifiers_that_the_recipes_name_exist() -> None:
+    words = {
+        word
+        for base in ("src", "tests")
+        for path in (ROOT / base).rglob("*.py")
+        for word in WORD.findall(path.read_text())
+    }
+    files = {path.name for path in (*ROOT.iterdir(), *ROOT.glob("benchmarks/*"), *(ROOT / "src").rglob("*.py"))}
+    named = IDENTIFIER.findall(FENCED.sub("", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert [name for name in named if name not in files and not words.issuperset(name.split("."))] == []
 
 
 def test_a_decision_is_short_has_its_headings_and_is_listed() -> None:
