@@ -1,1 +1,1 @@
-"""Programs outside of the gateway: its clients, deployment, and the linter of Serve configs."""
+"""Programs that talk to a gateway from outside: clients, deployment, and the linter of Serve configs."""
