@@ -33,7 +33,7 @@ from marl_ray.cluster.lint.schemas import schemas
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.serving.client.lint import lint_serve_config
-from marl_ray.serving.logs.metrics import Metrics
+from marl_ray.serving.logs.metrics import GatewayMetrics
 
 ROOT = CHART.parents[1]
 
@@ -245,7 +245,7 @@ def test_dashboards_ask_for_metrics_that_there_are():
     known = Path(str(ray.__file__)).parent.glob("dashboard/modules/metrics/dashboards/*.py")
     words = set(re.findall(r"ray_[a-z_]+", " ".join(path.read_text() for path in known)))
     docs = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    ours = {family.name for family in Metrics().registry.collect()}
+    ours = {family.name for family in GatewayMetrics().registry.collect()}
     for path in (CHART / "dashboards").glob("*.json"):
         panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
         expressions = [target["expr"] for panel in panels for target in panel["targets"]]
