@@ -43,7 +43,7 @@ class Team:
     """Policy -> the engine that samples from it; empty for actor-critics."""
 
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
-        """The current models, engines and normalisers, as a collector takes them; every worker calls it at the same time."""
+        """The current models, engines and normalisers, in the form that a collector takes; all workers call it together."""
         for engine in self.engines.values():
             engine.ready()
         norms = {
@@ -64,7 +64,7 @@ class Team:
         return {name: Player(model, self.agents[name], *norms[name]) for name, model in small.items()}
 
     def rest(self) -> None:
-        """Leave the engines' memory to the learners, which shall update now."""
+        """Let the engines release memory, because the learners update now."""
         for engine in self.engines.values():
             engine.rest()
 
@@ -102,8 +102,8 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> "Mapping[str, PolicyModel]":
-    """Make the team's ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle`
-    where given."""
+    """Make the team's ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` if
+    the config names one."""
     if config.language:
         from marl_ray.training.team.language import build_policies
 
@@ -149,7 +149,7 @@ def build_team(
 ) -> Team:
     """Make the models and learners of this worker; every worker takes part.
 
-    `engine_of` makes the engine of a language model from its name and the copy that samples. When it is not given, the
+    `engine_of` makes the engine of a language model from the policy's name and the copy that samples. By default the
     engine is in this process or in one beside it.
     """
     agents = team_agents(config, env)
@@ -195,7 +195,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
 def export_bundle(
     folder: Path, config: RunConfig, env: ParallelEnv, team: Team, steps: int, metrics: dict[str, float]
 ) -> None:
-    """Write the team's bundle; `folder` itself becomes the bundle."""
+    """Write the team's bundle into `folder`."""
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},

@@ -15,7 +15,7 @@ from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 SHARE = 0.85
-"""The share of the free memory that passes may take; the rest is left for fragmentation."""
+"""The share of the free memory that passes may take; the rest allows for fragmentation."""
 
 
 def limit_passes(learners: Iterable[Learner]) -> None:
@@ -43,7 +43,7 @@ def limit_passes(learners: Iterable[Learner]) -> None:
 
 def rows_that_fit(one: float, two: float, free: float) -> int:
     """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one` bytes with one row,
-    `two` with two rows, and equally much more with each further row."""
+    `two` with two rows, and the same difference for each further row."""
     return 1 + max(0, int((free - one) // max(two - one, 1.0)))
 
 
@@ -52,7 +52,7 @@ def rehearse(model: Any, rows: int) -> None:
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
-    prompts[:, 0] = torch.arange(rows)  # the model would read equal prompts only once
+    prompts[:, 0] = torch.arange(rows)  # different first tokens, because the model would read equal prompts only once
     outputs = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
     parts = (outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()
