@@ -42,11 +42,11 @@ unit: install  ## Unit tests
 # In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
 	sh tests/need_servers.sh
-	$(PYTEST) -n 3 --dist loadgroup -m "not slow"
+	$(PYTEST) -n 3 --dist loadfile -m "not slow"
 
 test-all: install  ## All tests, the slow ones too
 	sh tests/need_servers.sh
-	$(PYTEST) -n 3 --dist loadgroup
+	$(PYTEST) -n 3 --dist loadfile
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is
 # resolved and not installed. pip lists what engine_requirements.py leaves out.
@@ -57,7 +57,7 @@ test-vllm:  ## Tests of the engine vLLM, on a CPU
 		else echo "test-vllm: skipped, because vLLM's CPU build needs AVX2"; fi
 
 vllm-tests: $(VLLM_STAMP)
-	$(VLLM)/python tests/leave_nothing.py $(VLLM)/python -m pytest -n 2 --dist loadgroup --durations=10 tests/vllm
+	$(VLLM)/python tests/leave_nothing.py $(VLLM)/python -m pytest -n 2 --dist loadfile --durations=10 tests/vllm
 
 $(VLLM_STAMP): pyproject.toml constraints.txt tests/engine_requirements.py
 	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
@@ -72,7 +72,7 @@ $(VLLM_STAMP): pyproject.toml constraints.txt tests/engine_requirements.py
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow
 	$(BIN)/coverage erase
-	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadgroup -m "not slow" $(TESTS)
+	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=cover | awk '$$NF + 0 < 90 || /^TOTAL/'
 

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,25 +30,26 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
-RAY_OF_RUNS = {"test_commands.py", "test_language_run.py", "test_sweep.py", "test_train_on_ray.py"}
+RAYS = dict.fromkeys(
+    ("test_commands.py", "test_language_run.py", "test_sweep.py", "test_train_on_ray.py"), "ray of runs"
+)
 """Files that share a Ray; all others share another one. Both take about as long, and begin at once beside the rest."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group files by the Ray that they share, if a test of theirs asks for `ray_cluster`, and begin with what takes longest.
+@cache
+def shares_ray(path: Path) -> bool:
+    """Whether a file has tests that ask for `ray_cluster`."""
+    return "ray_cluster: LocalRay" in path.read_text()
 
-    The tests of a shared Ray come first, then those that are end to end. Those that start further Rays come last of the
-    shared Ray's: at the beginning three of them start at once.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: the tests of the shared Ray, then those that are end to end.
+
+    Those that start further Rays come last of the shared Ray's: at the beginning three of them start at once.
     """
-    with_ray = {item.path for item in items if "ray_cluster" in getattr(item, "fixturenames", ())}
-    for item in items:
-        if item.path in with_ray:
-            group = "ray-of-runs" if item.path.name in RAY_OF_RUNS else "ray-of-the-others"
-            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(
         key=lambda item: (
-            item.path not in with_ray, item.path.name == "test_local_ray.py", item.path.parent.name != "e2e",
+            not shares_ray(item.path), item.path.name == "test_local_ray.py", item.path.parent.name != "e2e",
         )
     )  # fmt: skip
 
@@ -60,15 +62,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup`, each group of files runs in one process, and so does every file without a group."""
-    if config.getvalue("dist") != "loadgroup":
+    """With `--dist loadfile`, each group of files that share a Ray runs in one process, and every other file in any."""
+    if config.getvalue("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadFileScheduling
 
-    class Scheduling(LoadGroupScheduling):
+    class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group: str = super()._split_scope(nodeid)
-            return group.split("::")[0]
+            file: str = super()._split_scope(nodeid)
+            if not shares_ray(config.rootpath / file):
+                return file
+            return RAYS.get(Path(file).name, "ray of the others")
 
     config.option.loadscopereorder = False  # in the order of collection
     return Scheduling(config, log)
