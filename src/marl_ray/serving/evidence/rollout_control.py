@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """How many judged units of a treatment and of the control report a metric."""
+    """Numbers of judged units of a treatment and of the control that report a metric."""
 
     metric: str
     """`outcome` or a guardrail's."""

@@ -94,7 +94,7 @@ class Attempts:
                 self._judge()
 
     async def _compare(self, ask: Ask[object]) -> None:
-        """If only the control was tried and it failed, ask a treatment the same request and drop its answer."""
+        """Ask a treatment the same request if only the control was tried and it failed, and drop the answer."""
         arm = self._comparison()
         if arm is None:
             return

@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Where a reader finds the tensors; plain data."""
+    """Plain data by which a reader finds the tensors."""
 
     path: str
     size: int
