@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t
-from toys.runs import config, short
+from toys.runs import config, short, team_of
 
 from marl_ray.algorithms.constraints.budgets import certified_rate, mean_costs, score, shares, violation
 from marl_ray.config import RunConfig, parse_config
@@ -100,7 +100,7 @@ def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resum
 def arena(copies: int, cap: int = 100, **kwargs) -> tuple:
     run = config(f"env={json.dumps({'id': 'toys.envs:countdown', 'kwargs': kwargs})}")
     env = make_env(run.env)
-    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
+    team = team_of(run)
     envs = make_batch(run.env, copies, list(team.agents.values()))
     return Arena(env, envs, team.agents, copies, 3, 1, cap), team.players()
 
@@ -198,7 +198,7 @@ def test_a_constrained_run_says_its_costs_against_the_budget_of_the_best_and_of_
 def test_confirmation_plays_other_starts_than_the_choice():
     run = config("evaluation.episodes=16")
     env = make_env(run.env)
-    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
+    team = team_of(run)
     judge = Evaluator(run, env, team.agents, None)
     chosen, confirmed = (judge.evaluate(team.players(), kind, 0) for kind in (SCORED, CONFIRMED))
     assert chosen == judge.evaluate(team.players(), SCORED, 0)

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from toys import runs as toy_runs
 from toys import texts as toy_texts
+from toys.runs import batch_of, team_of
 
 from marl_ray.algorithms import Evaluated, PolicyLoss
 from marl_ray.config import SPECS, RunConfig
-from marl_ray.envs.registry import make_env
-from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.single_process import process_group, train_alone
@@ -44,11 +43,9 @@ def texts(algorithm: str, *overrides: str) -> RunConfig:
 
 def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
     """The only policy's learner and a batch of it."""
-    env = make_env(run.env, run.constraints)
-    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), mixed)
+    team = team_of(run, mixed)
     (name,) = team.learners
-    batch = loop.build_collector(run, env, team.agents, 0, 1).collect(team.players(), 0)
-    return team.learners[name], batch.trajectories[name]
+    return team.learners[name], batch_of(run, team).trajectories[name]
 
 
 def seen(learner: Learner) -> list[Evaluated]:

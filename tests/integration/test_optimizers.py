@@ -11,16 +11,14 @@ from torch import nn
 from toy_models.tokens import LORA, tiny
 from toys import runs as toy_runs
 from toys import texts as toy_texts
-from toys.runs import timeless
+from toys.runs import batch_of, team_of, timeless
 
 from marl_ray.config import AlgorithmConfig, RunConfig
-from marl_ray.envs.registry import make_env
-from marl_ray.training import loop
 from marl_ray.training.imitation import fine_tuning
 from marl_ray.training.learner.optimizers import optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.team.assembly import Team
 
 FAMILIES = {"actor-critic": toy_runs.config, "language": toy_texts.config}
 EVERYTHING = [
@@ -38,12 +36,8 @@ def alone() -> Iterator[None]:
         yield
 
 
-def team(run: RunConfig) -> Team:
-    return loop.build_team(run, make_env(run.env), loop.init_device_mesh("cpu", (1,)), False)
-
-
 def learner(run: RunConfig) -> Learner:
-    return next(iter(team(run).learners.values()))
+    return next(iter(team_of(run).learners.values()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -132,12 +126,12 @@ def test_the_critics_weight_scales_their_loss_alone() -> None:
     for weight in (1.0, 0.25):
         keys = ["algorithm=ppo", "hyper.optimizer=sgd", "hyper.epochs=1", "hyper.minibatches=1"]
         run = toy_runs.config(*keys, f"hyper.value_coef={weight}")
-        own = team(run)
+        own = team_of(run)
         (policy,) = own.learners
         trained = own.learners[policy]
         before = [p.detach().clone() for p in trained.policy.rollout_model.parameters()]
-        batch = loop.build_collector(run, make_env(run.env), own.agents, 0, 1).collect(own.players(), 0)
-        trained.update(batch.trajectories[policy], 0, 0, loop.CostStats(None, 0))
+        batch = batch_of(run, own)
+        trained.update(batch.trajectories[policy], 0, 0, CostStats(None, 0))
         moved[weight] = [p - q for p, q in zip(trained.policy.rollout_model.parameters(), before, strict=True)]
     names = [name for name, _ in trained.policy.rollout_model.named_parameters()]
     for name, whole, part in zip(names, moved[1.0], moved[0.25], strict=True):

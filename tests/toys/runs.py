@@ -4,10 +4,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
 
 from marl_ray.config import SPECS, RunConfig, parse_config
-from marl_ray.training.loop import Metrics
+from marl_ray.envs.registry import make_env
+from marl_ray.rollout.protocol import CollectedBatch
+from marl_ray.training.loop import Metrics, build_collector
 from marl_ray.training.single_process import train_alone
+from marl_ray.training.team.assembly import Team, build_team
 
 PLAYING = [name for name, spec in SPECS.items() if not spec.pairs]
 """Algorithms that learn from play."""
@@ -41,6 +45,16 @@ def short(algorithm: str, *overrides: str) -> RunConfig:
     needed += ["hyper.return_high=6"] if "return_high" in SPECS[algorithm].reads else []
     needed += ["constraints=[{budget: 4}]"] if SPECS[algorithm].costs else []
     return config(f"algorithm={algorithm}", "train.total_steps=96", *needed, *overrides)
+
+
+def team_of(run: RunConfig, mixed_precision: bool = False) -> Team:
+    """The models and learners of a run's only worker, on the CPU; a process group is up."""
+    return build_team(run, make_env(run.env, run.constraints), init_device_mesh("cpu", (1,)), mixed_precision)
+
+
+def batch_of(run: RunConfig, team: Team) -> CollectedBatch:
+    """The first batch that a run's only worker plays."""
+    return build_collector(run, make_env(run.env, run.constraints), team.agents, 0, 1).collect(team.players(), 0)
 
 
 BRIEF = "train.total_steps=64"

@@ -18,6 +18,8 @@ FOLDERS = "|".join(
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
+IDENTIFIER = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)`")
+WORD = re.compile(r"\w+")
 MAKE = re.compile(r"\bmake ([a-z-]+(?: [a-z-]+)*)`")
 
 
@@ -44,6 +46,18 @@ def test_files_that_a_page_names_exist(name: str) -> None:
         assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray")), path
 
 
+def test_identifiers_that_the_recipes_name_exist() -> None:
+    words = {
+        word
+        for base in ("src", "tests")
+        for path in (ROOT / base).rglob("*.py")
+        for word in WORD.findall(path.read_text())
+    }
+    files = {path.name for path in (*ROOT.iterdir(), *ROOT.glob("benchmarks/*"), *(ROOT / "src").rglob("*.py"))}
+    named = IDENTIFIER.findall(FENCED.sub("", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert [name for name in named if name not in files and not words.issuperset(name.split("."))] == []
+
+
 def test_a_decision_is_short_has_its_headings_and_is_listed() -> None:
     listed = (ROOT / "docs/decisions/README.md").read_text()
     assert len(DECISIONS) >= 4
@@ -65,7 +79,10 @@ def test_commits_are_checked_as_make_check_does() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     checks = (ROOT / "Makefile").read_text().split("\ncheck: install")[1].split("\n\n")[0]
     commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in checks.splitlines()[1:]]
-    assert [hook["entry"].removesuffix(" --force-exclude") for hook in hooks] == commands
+    of_files = [hook["entry"] for hook in hooks if hook.get("stages") != ["commit-msg"]]
+    assert [entry.removesuffix(" --force-exclude") for entry in of_files] == commands
+    of_messages = [hook["entry"] for hook in hooks if hook.get("stages") == ["commit-msg"]]
+    assert [(ROOT / entry.split()[1]).exists() for entry in of_messages] == [True]
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:

@@ -55,11 +55,12 @@ def _is_named_tuple(kind: type) -> bool:
 
 
 class Packer:
-    """Makes the JSON form of one message. `Foreign` for other types, `Malformed` when it is nested too deep or too large.
+    """Makes the JSON form of one message. Raises `Foreign` for other types, `Malformed` if the value is nested too deep
+    or too large.
 
     stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...); without it
-    they are foreign. most: number of items, however often the same list is among them; no frame of twice as many bytes
-    has more.
+    iterators are foreign. most: limit on the number of items, where a list that occurs twice counts twice; a frame of
+    twice as many bytes cannot hold more.
     """
 
     def __init__(self, stream: StreamCodec | None = None, most: int = 1 << 62):
@@ -112,7 +113,7 @@ class Packer:
         return [[self(key, depth), self(item, depth)] for key, item in items.items()]
 
     def _rare(self, value: Any, kind: type, depth: int) -> Any:
-        """Types of the standard library that few programs hand over."""
+        """Pack a type of the standard library that few programs pass."""
         if kind is deque:
             return {"deque": [self._items(value, depth), value.maxlen]}
         if kind is Counter or kind is OrderedDict:
@@ -149,7 +150,7 @@ def pack(value: Any, stream: StreamCodec | None = None, most: int = 1 << 62) -> 
 
 
 def _imported(module: str, name: str) -> Any:
-    """A class of a module that need not be loaded; if it is not, no value is of that class."""
+    """A class of a module that may not be loaded; in that case no value can be of that class."""
     return getattr(sys.modules.get(module), name, ...)
 
 
@@ -220,10 +221,10 @@ _PARSE: dict[str, Callable[[str], Any]] = {
 
 
 def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
-    """The value of a JSON form, which may come from an enemy: `Malformed` or a value of a known type.
+    """The value of a JSON form, which may come from an attacker: a value of a known type, or `Malformed` is raised.
 
-    largest: size of ranges, in bytes of the frame that their items would need at least. stream: the inverse of that of
-    `pack`.
+    largest: limit on ranges, as the least number of bytes that their items would need in a frame. stream: the inverse
+    of the function given to `pack`.
     """
     kind = type(value)
     if kind in _PLAIN_OR_INT:
@@ -262,7 +263,7 @@ def dumps(message: Any, largest: int) -> bytes:
 
 
 def loads(data: bytes | bytearray) -> Any:
-    """Parse JSON from an enemy; raises `Malformed` if it is none."""
+    """Parse JSON that may come from an attacker; raises `Malformed` if it is invalid."""
     try:
         text = data.decode("ascii")
         value, end = _bounded_scan(text)
@@ -274,8 +275,8 @@ def loads(data: bytes | bytearray) -> Any:
 
 
 def _bounded_scan(text: str) -> tuple[Any, int]:
-    """One JSON value and the place of its end, also if tests have lifted the interpreter's limits on recursion and
-    digits."""
+    """Parse one JSON value and return it with the position of its end, even if tests have raised the interpreter's
+    limits on recursion and digits."""
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     if recursion <= _SAFE_RECURSION and 0 < digits <= _DIGITS:
         value, end = _scan(text, 0)

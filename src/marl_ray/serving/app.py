@@ -19,7 +19,8 @@ MAX_ONGOING_REQUESTS = 2_000
 
 
 class GatewayReplica:
-    """One replica. Serve makes it from the config, asks it for the ASGI application, and runs that one's lifespan."""
+    """One replica. Serve makes it from the config, asks it for the ASGI application, and runs that application's
+    lifespan."""
 
     async def __init__(self, config: dict[str, Any]):  # type: ignore[misc]  # Serve awaits it
         import torch
@@ -29,17 +30,17 @@ class GatewayReplica:
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
         torch.set_num_threads(1)
         given = parse_config(GatewayConfig, config, source="args")
-        # An arm that hangs must leave time for the control to answer in its stead.
+        # The request's deadline must leave the control time to answer if the arm hangs.
         make_arm = partial(
             host,
             tracking_uri=given.tracking_uri,
             max_batch=given.max_batch,
             deadline_s=given.request_timeout_s / 2,
         )
-        # In a thread: bundles may be large, and the replica must tell meanwhile that it lives.
+        # In a thread, because bundles may be large and the replica must keep answering Serve's health checks.
         self._gateway = await asyncio.to_thread(Gateway, given, host=make_arm, replica=replica())
         RayMetrics(self._gateway.service.samples).start()
-        # What is loaded now stays; a collection that walks through all of it would hold requests for a tenth of a second.
+        # Exclude all objects loaded so far from garbage collection: walking through them would delay requests by 0.1 s.
         gc.collect()
         gc.freeze()
 
@@ -59,7 +60,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         check_configured(config, store)
     finally:
         store.close()
-    # Without an application, `ingress` asks the replica for one: the gateway is made where it runs, never pickled.
+    # `ingress` asks the replica for its application, so the gateway is made where it runs and never pickled.
     make_deployment = serve.deployment(
         name="Gateway",
         **scaling(config.replicas, GATEWAY_ONGOING),

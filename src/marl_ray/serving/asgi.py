@@ -1,8 +1,8 @@
 """The gateway: an ASGI application that assigns sessions to arms, acts, and joins outcomes.
 
-A request goes one way: read and admitted (`http`), handled (`handlers`), given its arm (`routing`), answered by it (`arms`),
-and written down (`logs`). It is parsed, routed and answered without a framework: that takes 2.6 us, and Starlette's
-requests, routing and responses take 7.4 us, which is more than 2 % of an act's CPU time (208 us behind Ray Serve).
+Each request passes through these packages: `http` reads and admits it, `handlers` handle it, `routing` chooses its arm,
+`arms` answer it, and `logs` record it. The gateway uses no web framework: its parsing, routing and answering take 2.6
+us, and Starlette's take 7.4 us, which is more than 2 % of an act's CPU time (208 us behind Ray Serve).
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Gateway:
     def __init__(
         self, config: GatewayConfig, seed: int | None = None, host: Host | None = None, replica: str | None = None
     ):
-        """Make the services, which blocks; MarlRayError if they cannot be made. `seed` makes sampling repeatable; `host`
-        serves `placement: deployment`; `replica` names this one among several in `/metrics`."""
+        """Make the services. Blocks; raises MarlRayError if they cannot be made. `seed` makes sampling repeatable;
+        `host` starts arms with `placement: deployment`; `replica` is this replica's name in `/metrics`."""
         self.config = config
         self.service = Service(config, seed, host, replica)
         self._deadlines = Deadlines()
@@ -81,7 +81,7 @@ class Gateway:
 
     async def _answer(self, scope: Scope, request: Request, send: Send) -> None:
         start = time.perf_counter()
-        # Metrics are labelled by route: paths are the caller's choice and would be labels without end.
+        # Metrics are labelled by route, because clients choose paths and could create any number of labels.
         endpoint = "other"
         problem: Callable[[RequestError], bytes] = RequestError.body
         response: Response | Stream
@@ -104,7 +104,7 @@ class Gateway:
         except StoreError as error:
             _log.error("%s", error)
             response = Response(problem(RequestError(503, None, str(error))), 503)
-        except Exception:  # a defect of ours: the log has it, the caller learns no internals
+        except Exception:  # a defect of ours: the log has the details, the client gets none
             _log.exception("request %s to %s failed", request.id, endpoint)
             response = Response(problem(RequestError(500, None, "internal error")), 500)
         named: Headers = ((b"x-request-id", request.id.encode()),)
@@ -135,7 +135,7 @@ class Gateway:
             await request.while_there(stream(patiently, response, headers))
         except (ClientGoneError, TimeoutError):
             pass
-        except Exception:  # a defect of ours, and too late for a status: the client sees the connection break
+        except Exception:  # a defect of ours after the status was sent: the client sees the connection break
             _log.exception("request %s failed in mid-response", request.id)
         finally:
             response.close()

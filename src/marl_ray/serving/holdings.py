@@ -1,4 +1,4 @@
-"""One replica of the gateway keeps this in memory: its open experiments, their arms, and the bundles that it loaded."""
+"""The experiments that one replica has open, with their arms and the bundles that it has loaded."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router
 
 Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
-"""Makes an arm in a deployment of its own, from its bundle, the bundle's reference and how large it shall be."""
+"""Starts an arm in a deployment of its own, given its bundle, the bundle's reference and the arm's config."""
 
 
 class Holdings:
@@ -34,11 +34,11 @@ class Holdings:
         noise: np.random.Generator,
         host: Host | None,
     ):
-        """`noise` draws actions; `host` serves `placement: deployment`."""
+        """`noise` draws actions; `host` starts arms with `placement: deployment`."""
         self.config, self.store, self.exposures, self.bundles = config, store, exposures, bundles
         self.endpoints = Endpoints()
         self.models: dict[str, AnyBundle] = {}
-        """Bundles loaded ahead of any experiment, by reference into the registry, where versions never change."""
+        """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change."""
         self._noise, self._host = noise, host
         self._passes: dict[str, Passes] = {}
         """Experiment -> its arms' forward passes."""
@@ -53,11 +53,11 @@ class Holdings:
     def take_in(
         self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})
     ) -> Router:
-        """Route to a stored experiment, of which these arms are loaded."""
+        """Route to a stored experiment whose given arms are loaded."""
         return self.endpoints.add(Router(config, arms, state, self.exposures, state.created))
 
     def arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
-        """An arm of an experiment, from its bundle. Blocks where it is started elsewhere. Raises MarlRayError."""
+        """Make an arm of an experiment from its bundle. Blocks while a deployment starts. Raises MarlRayError."""
         config = experiment.arms[arm]
         if isinstance(bundle, ExternalModel):
             return ExternalArm(bundle, config, self.config.request_timeout_s / 2)
@@ -68,7 +68,7 @@ class Holdings:
             if is_text(bundle):
                 from marl_ray.serving.arms.text.batcher import TextBatcher  # transformers takes seconds to import
 
-                # An arm that hangs must leave time for the control to answer in its stead.
+                # The deadline must leave the control time to answer if the arm hangs.
                 return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2, config.engine)
             passes = self._passes.setdefault(experiment.name, Passes(self.config.max_batch, self._noise))
             return ArmBatcher(bundle, passes)

@@ -1,5 +1,4 @@
-"""Loading of bundles: which of them a replica needs. A replica holds those that serve, each content once, and nothing
-of what is over."""
+"""Loading of bundles: a replica holds the bundles of arms that serve, each content once, and drops all others."""
 
 import logging
 import threading
@@ -28,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Bundles:
-    """The bundles of a process: each content is held once, however many experiments and references name it, and as long
-    as somebody uses it. Safe to use from several threads."""
+    """The bundles of a process. Each content is held once, however many experiments and references name it, and only
+    while somebody uses it. Safe to use from several threads."""
 
     def __init__(self, tracking_uri: str | None = None):
         self._tracking_uri = tracking_uri
@@ -39,8 +38,8 @@ class Bundles:
         self._lock = threading.Lock()
 
     def load(self, reference: str, digest: str | None = None) -> AnyBundle:
-        """The bundle of a reference, read unless its content is here already; `digest` is its digest as far as known.
-        Raises MarlRayError if it is missing or malformed, or has another digest."""
+        """The bundle of a reference, read unless its content is already held; `digest` is the expected one, None if
+        unknown. Raises MarlRayError if the bundle is missing or malformed, or has another digest."""
         known = digest or self._digests.get(reference)
         held = self._held.get(known) if known is not None else None
         if held is not None:
@@ -54,7 +53,7 @@ class Bundles:
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    """A config, the bundles of those arms that are needed, and what the store knows of the others' contents."""
+    """A config, the loaded bundles of the needed arms, and the digests that the store has of the other arms' bundles."""
 
     config: ExperimentConfig
     bundles: Mapping[str, AnyBundle]
@@ -83,14 +82,15 @@ def needed(
 ) -> dict[str, frozenset[str]]:
     """Experiment -> the arms that a replica holds for it.
 
-    Of an open experiment all arms, as each may still have sessions, or get some. Of the experiment that serves an endpoint
-    once it is over the arm with the traffic, and the control, which must be there if late harm takes the winner away. Of
-    an older one nothing, and of either all arms while sessions may finish there: for `DRAIN_S` after it was over (`ended`,
-    seconds since 1970, as far as this process has seen it) or its successor began.
+    Of an open experiment it holds all arms, because each may have or get sessions. Of an experiment that has ended but
+    still serves its endpoint it holds the arm with the traffic and the control, which takes over if harm by the winner
+    is proven late. Of older experiments it holds nothing. It also holds all arms for `DRAIN_S` after an experiment
+    ended or its successor began, so that sessions can finish. `ended` is the end of experiments that this process has
+    seen end, in seconds since 1970.
     """
     newest: dict[str, AssignmentState] = {}
     successors: dict[str, float] = {}
-    """Experiment -> when the next one at its endpoint began."""
+    """Experiment -> the moment when the next one at its endpoint began."""
     begun = (state for state in states if state.status is not ExperimentStatus.DRAFT)
     for state in sorted(begun, key=lambda state: state.created):
         if state.endpoint in newest:
@@ -112,8 +112,8 @@ def needed(
 def load_arms(
     config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
-    """Load the bundles of these arms; returns them, and the reason for each arm whose bundle cannot be had. `stored` is
-    what the store has of them, as far as it is to be believed. External models play the agents of the others."""
+    """Load the bundles of these arms. Returns them, and the reason for each arm whose bundle cannot be loaded. `stored`
+    has the store's digests that the bundles must match. External models play the agents of the other arms."""
     loaded: dict[str, AnyBundle] = {}
     missing: dict[str, MarlRayError] = {}
     for arm in sorted(arms, key=lambda arm: config.arms[arm].bundle is None):
@@ -155,8 +155,9 @@ def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
 
 
 def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bundles) -> list[LoadedExperiment]:
-    """The experiments of a gateway's config, each with the arms that serve. Raises MarlRayError naming the arm if a bundle
-    cannot be had that the store does not know yet; one that it knows is left out, and another arm answers for it."""
+    """The experiments of a gateway's config, each with the arms that serve. Raises MarlRayError naming the arm if a
+    bundle of a new experiment cannot be loaded. If the store knows the experiment, the arm is left out and another one
+    answers for it."""
     fixed = [pin(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
     wanted = needed(served_here(states, [part.name for part in fixed]), time.time())
@@ -197,8 +198,8 @@ def _load_known(
         for arm, part in config.arms.items()
         if arm in arms and all(arms[arm].get(key) == getattr(part, key) for key in ("bundle", "url", "model"))
     }
-    # Read whatever their digests: if the content of a folder has changed, the store has the last word on it.
-    # But the agents of an external model are those that it was given when the experiment began.
+    # Without a check of digests: if the content of a folder has changed, the digest in the store decides later. But the
+    # agents of an external model are those that were stored when the experiment began.
     agents = {arm: {"agents": part["agents"]} for arm, part in stored.items() if "agents" in part}
     needed_arms = [arm for arm in config.arms if arm in wanted or arm not in stored]
     loaded, missing = load_arms(config, needed_arms, bundles, agents)

@@ -5,19 +5,18 @@ from typing import Any
 from marl_ray.config.serving.arms import Replicas
 
 GATEWAY_ONGOING = 16.0
-"""Requests under way in a gateway replica for which it is large enough: as many share a pass well, and far fewer than one
-replica can hold."""
+"""Target of requests under way per gateway replica: enough to share forward passes well, far below a replica's limit."""
 ARM_ONGOING = 1.5
-"""Calls under way in an arm's replica; gateways keep two at most for each replica, and only while it has no rest."""
+"""Target of calls under way per arm replica; gateways keep at most two for each replica, and only under load."""
 TEXT_SHARE = 0.5
-"""Part of the responses that a replica of language models can write at once: the load to aim at."""
+"""Target share of the responses that a replica of language models can write at once."""
 UPSCALE_S, DOWNSCALE_S = 10.0, 300.0
-"""Seconds that a deployment must be too small, or too large. A replica takes seconds to start, and a lull is often
-short."""
+"""Seconds of too much load before a deployment grows, and of too little before it shrinks. A replica takes seconds to
+start, and most lulls are short."""
 
 
 def scaling(replicas: Replicas, ongoing: float) -> dict[str, Any]:
-    """Options of `serve.deployment`: `ongoing` requests per replica are aimed at."""
+    """Options of `serve.deployment` that aim at `ongoing` requests per replica."""
     if isinstance(replicas, int):
         return {"num_replicas": replicas}
     low, high = replicas

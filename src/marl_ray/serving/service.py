@@ -1,4 +1,4 @@
-"""The services that the gateway's handlers share: one record, which every handler gets with its request.
+"""The services that the gateway's handlers share, in one record that every handler gets with its request.
 
 Everything that outlives a process is in the store.
 """
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 STORE_THREADS = 4
 CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
-"""Their metric."""
+"""Value of the circuit metric for each state."""
 ACTOR = "gateway"
 
 _log = logging.getLogger(__name__)
@@ -49,8 +49,9 @@ class Service:
     """The services of one replica."""
 
     def __init__(self, config: GatewayConfig, seed: int | None, host: Host | None, replica: str | None):
-        """Open the store and load what serves, also of experiments that were created over HTTP; MarlRayError if the store
-        cannot be used, or a new experiment's bundle cannot be had. Blocks. Arguments are as of `Gateway`."""
+        """Open the store and load the experiments that serve, also those that were created over HTTP. Blocks. Raises
+        MarlRayError if the store cannot be used or a new experiment's bundle cannot be loaded. `Gateway` describes the
+        arguments."""
         self.config = config
         self.metrics = GatewayMetrics(replica)
         self.admission = Admission(config)
@@ -69,7 +70,7 @@ class Service:
         self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
         self.assigner = Assigner(self.store.assignments, config.holdouts, self.metrics)
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
-        """Experiment -> until when its curves are not read again, and they."""
+        """Experiment -> (time at which its cached curves expire, the curves)."""
         self.readings = Readings()
         self.started: float | None = None
         """Moment at which this replica began to serve, in seconds since 1970."""
@@ -92,7 +93,7 @@ class Service:
         self.started = time.time()
 
     def close(self) -> None:
-        """Write what is queued and let go of the store; blocks for some seconds at most."""
+        """Write what is queued and close the store; blocks for some seconds at most."""
         self.follower.close()
         if self.webhook is not None:
             self.webhook.close()
@@ -111,14 +112,14 @@ class Service:
         self.store.close()
 
     async def leave_loop(self) -> None:
-        """Let go of what lives on the event loop; before `close`."""
+        """Close the connections and tasks that belong to the event loop; called before `close`."""
         for router in self.endpoints.routers.values():
             await router.shadows.close()
         if self.cache is not None:
             await self.cache.close()
 
     def measure(self) -> None:
-        """Bring up to date the metrics that nothing else writes."""
+        """Update the metrics that are read from counters instead of being written as events happen."""
         shown = self.metrics
         shown.dropped.set(self.exposures.dropped)
         shown.waiting.set(self.exposures.waiting)
@@ -140,17 +141,17 @@ class Service:
                     shown.shadows.labels(name, arm, count).set(getattr(totals, count))
 
     def samples(self) -> list[Metric]:
-        """Read all metrics of now; from any thread."""
+        """Read the current value of all metrics; from any thread."""
         self.measure()
         return list(self.metrics.registry.collect())
 
     def seed(self) -> int:
-        """Draw a seed for a text that came without one."""
+        """Draw a seed for a request for text that names none."""
         return int(self._noise.integers(1 << 63))
 
     def roll_back(self, router: Router, arm: str, reason: str) -> None:
-        """Roll an arm back for good, in a thread. If the database is away the arm's open circuit keeps it from traffic, and
-        the next time it opens this is tried again."""
+        """Roll an arm back for good, in a thread. If the database does not answer, the arm's open circuit keeps traffic
+        away, and the next opening of the circuit tries again."""
         name = router.config.name
 
         def change() -> None:

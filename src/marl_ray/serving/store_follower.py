@@ -1,4 +1,4 @@
-"""The thread that follows the store: it polls states, holds the arms that serve, and looks at the evidence."""
+"""The threads that follow the store: they poll states, hold the arms that serve, and decide on the evidence."""
 
 import logging
 import math
@@ -24,23 +24,23 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
 
 POLL_S = 0.25
-"""A change of weights or state reaches every replica within this and one short query."""
+"""Seconds between polls; every replica sees a change of weights or state within this time and one short query."""
 DECIDE_S = 1.0
 TEND_S = 15.0
-"""Seconds between rounds, without any change, that let go of arms that nobody needs and try missing ones again."""
+"""Seconds between rounds that drop unneeded arms and retry missing ones when no state changes."""
 WINNER_S = 30.0
-"""Seconds between looks at the evidence of a promoted experiment that serves its endpoint and goes on to get units. Any
-other experiment that is over is looked at when the window of a unit ends."""
+"""Seconds between looks at the evidence of a promoted experiment that serves its endpoint and still gets units. Any
+other ended experiment is looked at when the outcome window of a unit ends."""
 PRELOADED_S = 86_400.0
-"""Seconds that a bundle that was asked for ahead is held where no experiment holds it."""
+"""Seconds that a preloaded bundle is held while no experiment uses it."""
 CLOSE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class StoreFollower:
-    """Two threads per replica, so that following never waits for statistics. While the database is away the last state
-    stays in force. Experiments that are over cost nothing: they are neither polled nor judged one by one."""
+    """Two threads per replica, so that following the store never waits for statistics. While the database does not
+    answer, the last state stays in force. Ended experiments are neither polled nor judged one by one."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class StoreFollower:
         unit_reports: UnitReports,
         webhook: Webhook | None,
     ):
-        """It changes the holdings, and pokes the webhook when the store has news."""
+        """The follower changes `holdings`, and pokes `webhook` when the store has news."""
         self._holdings, self._notices, self._webhook = holdings, notices, webhook
         self._unit_reports = unit_reports
         self._replica = secrets.token_hex(8)
@@ -57,28 +57,28 @@ class StoreFollower:
         self._looking = threading.Lock()
         self._states: dict[str, AssignmentState] = {}
         self._told_at = -math.inf
-        """Moment of the store's last answer about its state, monotonic seconds."""
+        """Moment at which the store last told its state, in monotonic seconds."""
         self._tend_at = 0.0
         self._ended: dict[str, float] = {}
-        """Experiment -> when it was over, of those that this process has seen running."""
+        """Experiment -> moment at which it ended, for experiments that this process has seen running."""
         self._wanted: dict[str, frozenset[str]] = {}
-        """Experiment -> the arms that are to be held."""
+        """Experiment -> the arms that this replica shall hold."""
         self._missing: dict[str, dict[str, str]] = {}
-        """Experiment -> arm -> why it could not be loaded."""
+        """Experiment -> arm -> the reason why its bundle could not be loaded."""
         self._loading: set[str] = set()
         self._due: dict[str, float] = {}
-        """Experiment that is over -> when it is to be looked at, by the database's clock; none while no unit is in its
+        """Ended experiment -> moment of its next look, by the database's clock; absent while no unit is in its outcome
         window."""
         self._winners_at = 0.0
         self._preload_at: dict[str, float] = {}
-        """Reference of a bundle that is asked for ahead -> when it may be tried again, monotonic seconds."""
+        """Reference of a bundle to preload -> moment of the next attempt, in monotonic seconds."""
         self._recorded_shadows: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start the threads; twice is once."""
+        """Start the threads; a second call does nothing."""
         if not self._threads:
-            # Replicas look at different moments, so that one change is rarely tried by two.
+            # Replicas start at different moments, so that two rarely try the same change.
             loops = ((self.look, POLL_S, 0.0), (self.decide, DECIDE_S, random.uniform(0, DECIDE_S)))
             self._threads = [threading.Thread(target=self._run, args=a, name="follower", daemon=True) for a in loops]
             for thread in self._threads:
@@ -91,17 +91,17 @@ class StoreFollower:
         self._threads = []
 
     def note_late(self, name: str) -> None:
-        """Note that an outcome came for an experiment that is over, perhaps of a unit whose exposure has only now been
-        stored. It may prove harm all the same, once its window is over."""
+        """Note that an outcome came for an ended experiment, perhaps of a unit whose exposure was stored only now. It
+        may still prove harm once its window is over."""
         self._due[name] = -math.inf
 
     def decide(self) -> None:
-        """Store which sessions failed here and what they cost, and look at the evidence once: of what is open, and of what
-        is over where there may be news."""
+        """Store which sessions failed here and what they cost, then look once at the evidence of open experiments, and
+        of ended ones that may have new outcomes."""
         problem: StoreError | None = None
         try:
             self._unit_reports.write()
-        except StoreError as error:  # a full disk, say, which must not keep anything from being rolled back
+        except StoreError as error:  # such as a full disk, which must not prevent rollbacks
             problem = error
         for router in self._to_judge(time.monotonic()):
             name = router.config.name
@@ -112,8 +112,8 @@ class StoreFollower:
                 self._record_shadows(name)
             except StoreError:
                 self._due[name] = -math.inf
-                raise  # the same for all of them
-            except Exception:  # one experiment's numbers must not keep the others from being rolled back
+                raise  # the database failed, so all other experiments would fail too
+            except Exception:  # a defect in one experiment's numbers must not prevent rollbacks in the others
                 _log.exception("experiment %s: its evidence cannot be judged", name)
         for name in self._ended:
             self._record_shadows(name)
@@ -122,14 +122,14 @@ class StoreFollower:
             raise problem
 
     def _note_due(self, name: str) -> None:
-        """Note when the next window of a unit of this experiment, which is over, ends: it is looked at again then."""
+        """Note when the next outcome window of this ended experiment ends, which is the moment of its next look."""
         record = self._holdings.store.experiment(name)
         at = None if record is None else self._holdings.store.next_judged(record)
         if at is not None:
             self._due[name] = min(at, self._due.get(name, math.inf))
 
     def _preload(self) -> None:
-        """Hold the bundles that were asked for ahead of their experiments, here or at another replica."""
+        """Load the bundles that a client asked this or another replica to load ahead of their experiments."""
         holdings = self._holdings
         wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)
         holdings.models = {
@@ -163,9 +163,9 @@ class StoreFollower:
         return [routers[name] for name in routers if name in names]
 
     def look(self, waits: bool = False) -> None:
-        """Follow every experiment once, and load what is needed, in threads of its own unless this `waits` for it. Raises
-        MarlRayError if the store cannot be read."""
-        # One at a time, so that no state is followed after a later one.
+        """Follow every experiment once and load the arms that it needs, in threads unless `waits`. Raises MarlRayError
+        if the store cannot be read."""
+        # One thread at a time, so that no older state replaces a newer one.
         with self._looking:
             asked_at, told_at = time.monotonic(), self._told_at
             states = self._holdings.store.states()
@@ -186,10 +186,10 @@ class StoreFollower:
             self._states, self._tend_at = states, time.monotonic() + TEND_S
 
     def _take_in(self, name: str, state: AssignmentState) -> None:
-        """Route to an experiment that was created over HTTP; its arms come later."""
+        """Route to an experiment that was created over HTTP; its arms are loaded later."""
         record = self._holdings.store.experiment(name) if state.origin == API else None
         if record is None or name in self._missing:
-            return  # another gateway's, by its config; or of a config that this version cannot read
+            return  # it belongs to another gateway's config, or this version cannot read its config
         try:
             self._holdings.take_in(config_of(record), state)
         except MarlRayError as error:
@@ -204,7 +204,7 @@ class StoreFollower:
             self._due[router.config.name] = -math.inf
 
     def _tend(self, states: dict[str, AssignmentState], waits: bool) -> None:
-        """Hold the arms that are needed, and no others."""
+        """Load the arms that are needed, and drop all others."""
         routers, now = self._holdings.endpoints.routers, time.time()
         self._ended = {name: at for name, at in self._ended.items() if now - at < DRAIN_S}
         self._wanted = needed([s for s in served_here(states, routers) if s.experiment in routers], now, self._ended)
@@ -217,7 +217,7 @@ class StoreFollower:
                 self._loading.add(name)
                 if waits:
                     self._load(router, arms)
-                else:  # bundles may be large
+                else:  # in a thread, because bundles may be large
                     threading.Thread(target=self._load, args=(router, arms), name=f"load-{name}", daemon=True).start()
 
     def _let_go(self, router: Router, left: dict[str, Arm | TextArm]) -> None:
@@ -228,8 +228,8 @@ class StoreFollower:
                 close()
 
     def _load(self, router: Router, arms: Collection[str]) -> None:
-        """Load those of an experiment's arms that are not here. What cannot be had is logged once, and tried again later;
-        other arms answer for it."""
+        """Load those arms of an experiment that are not loaded yet. A failure is logged once and tried again later;
+        until then other arms answer."""
         holdings, config = self._holdings, router.config
         lacking = [arm for arm in config.arms if arm in arms and arm not in router.arms]
         missing: dict[str, str] = {}
@@ -260,7 +260,7 @@ class StoreFollower:
             self._missing[config.name] = missing
             self._loading.discard(config.name)
             if not missing:
-                self._tend_at = 0.0  # other arms may be needed by now
+                self._tend_at = 0.0  # look again at once, because other arms may be needed by now
 
     def arms(self) -> dict[str, dict[str, str]]:
         """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""

@@ -37,7 +37,7 @@ class Folder:
             raise MarlRayError(f"storage: {storage!r} cannot be used: {one_line(error)}") from error
         self.path = "/".join([root.rstrip("/"), *parts])
         self.uri = "/".join([absolute(storage).rstrip("/"), *parts])
-        """The folder as Ray takes it."""
+        """The folder in the form that Ray takes."""
 
     def exists(self, name: str) -> bool:
         return bool(self._kind(name) != fs.FileType.NotFound)

@@ -3,10 +3,10 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
-from marl_ray.serving import readings
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.readings import Readings
 
@@ -34,41 +34,58 @@ def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
     asyncio.run(body())
 
 
-def test_readers_without_pause_leave_it_alone_for_most_of_the_time():
-    async def body() -> float:
-        readings, busy = Readings(), [0.0]
+class Clock:
+    """Time that passes only in readings and in pauses."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def taking(self, seconds: float) -> Callable[[], None]:
+        """A reading that takes so long."""
 
         def make() -> None:
-            begin = time.perf_counter()
-            time.sleep(0.01)
-            busy[0] += time.perf_counter() - begin
+            self.now += seconds
 
-        end = time.monotonic() + 0.4
-
-        async def reader() -> None:
-            while time.monotonic() < end:
-                await readings.read("a", make)
-
-        await asyncio.gather(*(reader() for _ in range(20)))
-        readings.close()
-        return busy[0] / 0.4
-
-    assert asyncio.run(body()) < 0.3
+        return make
 
 
-def test_a_rest_is_never_longer_than_a_second(monkeypatch):
-    monkeypatch.setattr(readings, "REST_FACTOR", 1e9)
-    monkeypatch.setattr(readings, "LONGEST_REST_S", 0.02)
+@pytest.mark.parametrize(
+    ("took_s", "pause_s"), [(0.01, 10 * 0.01), (0.1, 1.0), (5.0, 1.0)], ids=["ten times as long", "both", "a second"]
+)
+def test_a_reading_pauses_ten_times_as_long_as_it_took_and_a_second_at_most(took_s: float, pause_s: float):
+    clock = Clock()
 
-    async def body() -> float:
-        readings = Readings()
-        begin = time.monotonic()
+    async def body() -> None:
+        readings = Readings(clock=clock, sleep=clock.sleep)
         for _ in range(3):
-            await readings.read("a", lambda: None)
+            await asyncio.gather(*(readings.read("a", clock.taking(took_s)) for _ in range(20)))
         readings.close()
-        return time.monotonic() - begin
 
-    assert 0.04 <= asyncio.run(body()) < 1.0
+    asyncio.run(body())
+    assert clock.pauses == pytest.approx([pause_s, pause_s])
+
+
+def test_no_reading_waits_for_the_pause_of_another_or_for_one_that_is_over():
+    clock = Clock()
+
+    async def body() -> None:
+        readings = Readings(clock=clock, sleep=clock.sleep)
+        for what in ("a", "b"):
+            await readings.read(what, clock.taking(0.01))
+        clock.now += 0.3
+        await readings.read("a", clock.taking(0.01))
+        readings.close()
+
+    asyncio.run(body())
+    assert clock.pauses == []
 
 
 def test_different_readings_wait_in_a_bounded_queue_and_errors_reach_every_reader():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys.runs import TWO_POLICIES, short
+from toys.runs import TWO_POLICIES, batch_of, short, team_of
 
 from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
@@ -13,11 +13,6 @@ from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.preparation.normalisers import updated_norms
 from marl_ray.training.single_process import process_group
-from marl_ray.training.team.assembly import Team
-
-
-def team_of(run: RunConfig) -> Team:
-    return loop.build_team(run, make_env(run.env), loop.init_device_mesh("cpu", (1,)), False)
 
 
 @pytest.mark.parametrize("team", [[], [TWO_POLICIES]])
@@ -64,7 +59,7 @@ def test_a_multiplier_moves_once_per_measurement(algorithm: str) -> None:
     with process_group():
         team = team_of(run)
         learner = team.learners["shared"]
-        batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        batch = batch_of(run, team)
         for stats in (CostStats((9.0,), 0, 6.0), CostStats(None, 0)):
             before = learner.state.multipliers
             learner.update(batch.trajectories["shared"], 0, 0, stats)
@@ -79,7 +74,7 @@ def test_a_multiplier_counts_what_earlier_policies_moved_once() -> None:
     with process_group():
         team = team_of(run)
         learner = team.learners["second"]
-        batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        batch = batch_of(run, team)
         data = batch.trajectories["second"]
         factor = 1 + torch.rand(data.mask.shape, generator=torch.Generator().manual_seed(0))
         (expected,) = learner.state.multipliers
@@ -94,7 +89,7 @@ def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy() -> None:
     with process_group():
         team = team_of(run)
         learner = team.learners["shared"]
-        data = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        data = batch_of(run, team)
         batch, agents = data.trajectories["shared"], 2
         factor = 1 + 0.1 * torch.rand(len(batch.mask) // agents, batch.mask.shape[1])
         raw, total = cost_advantages(batch, learner.policy.hyper)[0][..., 0], 0.0
@@ -120,7 +115,7 @@ def test_an_adaptive_coefficient_counts_a_row_once() -> None:
     with process_group():
         team = team_of(run)
         learner = team.learners["shared"]
-        batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+        batch = batch_of(run, team)
         data = batch.trajectories["shared"]
         found = learner.update(data, 0, 0, CostStats(None, 0))
         hyper = learner.policy.hyper
@@ -151,7 +146,7 @@ def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, polic
             for model in team.models.values():  # a fresh critic says 0
                 for parameter in model.cost_critic.parameters():
                     parameter.copy_(0.3 * torch.randn(parameter.shape))
-            data = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+            data = batch_of(run, team)
         batch = data.trajectories["first"]
         found = cost_advantages(batch, run.hyper_of("first"))[1][:, 0, 0]
         quick = batch.agent == 0 if policies == 1 else slice(None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toys.runs import PLAYING, short
+from toys.runs import PLAYING, short, team_of
 from toys.texts import config as texts
 
 from marl_ray.algorithms import algorithm_of
@@ -29,9 +29,8 @@ def alone():
 
 
 def built(config: RunConfig):
-    env = make_env(config.env)
-    team = loop.build_team(config, env, loop.init_device_mesh("cpu", (1,)), False)
-    return team, loop.build_collector(config, env, team.agents, 0, 1)
+    team = team_of(config)
+    return team, loop.build_collector(config, make_env(config.env), team.agents, 0, 1)
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from toys.runs import PLAYING, TWO_POLICIES, config, short
+from torch.distributed.device_mesh import init_device_mesh
+from toys.runs import PLAYING, TWO_POLICIES, batch_of, config, short, team_of
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import SPECS, AlgorithmConfig, RunConfig, Spec, parse_config
-from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
@@ -24,9 +23,8 @@ OWN = "own_algorithms:DECOUPLED_PPO"
 
 def played(run: RunConfig) -> tuple[Learner, Trajectories]:
     """The learner of the first policy, and a batch of it; a process group is up."""
-    env = make_env(run.env)
-    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
-    batch = loop.build_collector(run, env, team.agents, 0, 1).collect(team.players(), 0)
+    team = team_of(run)
+    batch = batch_of(run, team)
     name = next(iter(team.learners))
     return team.learners[name], batch.trajectories[name]
 
@@ -146,7 +144,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
             trained, batch = played(run)
             model = trained.policy.rollout_model.requires_grad_(True)
             hyper: Any = Recorder(run.hyper_of("first"))
-            mesh = loop.init_device_mesh("cpu", (1,))
+            mesh = init_device_mesh("cpu", (1,))
             settings = LearnerSettings(
                 name, hyper, constraints=run.constraints, horizon=run.train.horizon, by_episode=True
             )

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from toys.runs import TWO_POLICIES, short
+from toys.runs import TWO_POLICIES, batch_of, short, team_of
 
-from marl_ray.envs.registry import make_env
-from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.single_process import process_group
 from marl_ray.training.team.joint_update import update_team
@@ -18,11 +16,8 @@ def test_the_factor_equals_the_joint_ratio(monkeypatch, algorithm):
     config = short(algorithm, TWO_POLICIES)
     given: dict[str, torch.Tensor | None] = {}
     with process_group():
-        env = make_env(config.env)
-        mesh = loop.init_device_mesh("cpu", (1,))
-        team = loop.build_team(config, env, mesh, False)
-        collector = loop.build_collector(config, env, team.agents, 0, 1)
-        batch = collector.collect(team.players(), 0)
+        team = team_of(config)
+        batch = batch_of(config, team)
         for name, learner in team.learners.items():
 
             def noted(*arguments, name=name, update=learner.update):
@@ -54,9 +49,8 @@ def test_a_step_uses_up_the_budget_of_the_next():
     """`moved_costs` estimates the episode's cost after an update from the factor and the cost advantages."""
     config = short("macpo", TWO_POLICIES)
     with process_group():
-        env = make_env(config.env)
-        team = loop.build_team(config, env, loop.init_device_mesh("cpu", (1,)), False)
-        data = loop.build_collector(config, env, team.agents, 0, 1).collect(team.players(), 0).trajectories["first"]
+        team = team_of(config)
+        data = batch_of(config, team).trajectories["first"]
         learner = team.learners["first"]
         factor = torch.ones_like(data.rewards)
         before = CostStats((4.5,), 3, 6.0)

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from toys.runs import short
+from toys.runs import batch_of, short, team_of
 
-from marl_ray.envs.registry import make_env
-from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import trust_region_step
 from marl_ray.training.learner.minibatches import Shape, minibatches
@@ -29,10 +27,8 @@ def alone() -> Iterator[None]:
 
 def begun(algorithm: str) -> tuple[Learner, Trajectories]:
     run = short(algorithm)
-    env = make_env(run.env, run.constraints)
-    team = loop.build_team(run, env, loop.init_device_mesh("cpu", (1,)), False)
-    batch = loop.build_collector(run, env, team.agents, 0, 1).collect(team.players(), 0)
-    return team.learners["shared"], batch.trajectories["shared"]
+    team = team_of(run)
+    return team.learners["shared"], batch_of(run, team).trajectories["shared"]
 
 
 def prepared_by(learner: Learner, batch: Trajectories) -> Any:

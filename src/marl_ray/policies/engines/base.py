@@ -39,10 +39,10 @@ class Token:
     log_prob: float
     """Log-probability at the generation's temperature, without biases, and not renormalised after top-k and top-p."""
     finish: Literal["stop", "length"] | None
-    """`stop`: the response ended by itself (end token, stop string, or its guide is satisfied); `length`: it has
-    max_tokens tokens."""
+    """`stop`: an end token, a stop string or the end of its guide has ended the response; `length`: it has max_tokens
+    tokens."""
     top: tuple[tuple[int, float], ...] = ()
-    """The most likely tokens at this place and their log-probabilities, the likeliest first."""
+    """The most likely tokens at this place and their log-probabilities, the most likely first."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Completion:
     """The sampled tokens, the end token included."""
     log_probs: list[float]
     ended: bool
-    """True if an end token or a stop string has ended the response; False if `max_tokens` has."""
+    """True if an end token or a stop string has ended the response; False if `max_tokens` has ended it."""
     version: int = 0
     """`TokenPolicy.version` of the weights that sampled all of its tokens."""
 
@@ -64,29 +64,29 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
-        """One completion per prompt, in order; `generation` is the policy's where not given.
+        """Write one completion per prompt, in order, by the policy's `generation` unless one is given.
 
-        Raises MarlRayError where a prompt is empty, or too long for its response to fit the model's context.
+        Raises MarlRayError if a prompt is empty, or too long for its response to fit the model's context.
         """
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        """The tokens of `generate([prompt], seed, generation)`, each as soon as it is there."""
+        """Yield the tokens of `generate([prompt], seed, generation)` as soon as each is sampled."""
 
     def ready(self) -> None:
-        """Take the policy's weights as they are now; every worker calls this before a batch of responses is asked for."""
+        """Take over the policy's current weights; every worker calls this before it asks for a batch of responses."""
         return
 
     def rest(self) -> None:
-        """Leave memory that only sampling needs to the learner, until the next response is asked for."""
+        """Release memory that only sampling needs, so that the learner can use it until the next response is asked for."""
         return
 
     def close(self) -> None:
-        """Give back all that the engine holds besides the policy."""
+        """Release everything that the engine holds besides the policy."""
         return
 
 
 def tokens_of(completion: Completion) -> Iterator[Token]:
-    """The tokens of a response that is there already."""
+    """Yield the tokens of a complete response."""
     last = len(completion.ids) - 1
     for place, (token, log_prob) in enumerate(zip(completion.ids, completion.log_probs, strict=True)):
         yield Token(0, token, log_prob, ("stop" if completion.ended else "length") if place == last else None)

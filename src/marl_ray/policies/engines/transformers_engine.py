@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 PAGE = 32
-"""Tokens of a page on a CPU; a GPU has transformers' own choice."""
+"""Tokens per page of the cache on a CPU; on a GPU transformers chooses."""
 SILENCE = 300.0
 """Seconds without a finished response after which the engine counts as stuck."""
 
 
 class _Draw(ContinuousBatchingLogitsProcessor):
-    """Chooses the tokens, so that they come from our own random numbers: all others become impossible.
+    """Draws the tokens from our own random numbers by making all other tokens impossible.
 
-    It keeps the tokens and their log-probabilities. It is told what the rows of the next logits are right before it gets
-    them, which holds as long as batches are not prepared ahead (`use_async_batching`).
+    It keeps the tokens and their log-probabilities. The engine tells it the rows of the next logits right before
+    passing the logits, which works only while batches are not prepared ahead (`use_async_batching`).
     """
 
     supported_kwargs: dict[str, type] = {}
@@ -64,8 +64,8 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         uniforms = np.array([self._uniforms[row, len(self.ids[row])] for row in self._rows])
         flags = [self._prompts[row].greedy for row in self._rows]
         config, device = self._generation, scores.device
-        # A prompt of which only a part fits into a step has a row too, after the rows that get a token; nobody reads
-        # it.
+        # A prompt of which only a part fits into a step has a row too, after the rows that get a token; its logits are
+        # unused.
         tokens, log_probs = draw(
             scores[: len(self._rows)],
             torch.from_numpy(uniforms).to(device),
@@ -83,7 +83,7 @@ class _Draw(ContinuousBatchingLogitsProcessor):
 
 
 class PagedEngine(Engine):
-    """Writes the same tokens as the torch engine. A response is cut at its stop string when it is complete, not before."""
+    """Writes the same tokens as the torch engine. A response is cut at its stop string after it is complete."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
         self._policy, config = policy, policy.config
@@ -106,7 +106,7 @@ class PagedEngine(Engine):
         ]
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        # A single response needs no continuous batching.
+        # A single response gains nothing from continuous batching.
         return TorchEngine(self._policy).stream(prompt, seed, generation)
 
     def _run(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:

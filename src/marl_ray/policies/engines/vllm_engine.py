@@ -1,4 +1,4 @@
-"""vLLM (`marl-ray[vllm]`) in a process of its own, whose weights follow the policy's."""
+"""The engine `vllm` (`marl-ray[vllm]`): vLLM in a process of its own, which gets the policy's weights after each change."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 SHARED_GPU_MEMORY_SHARE = 0.5
-"""Share of the memory of a GPU that vLLM has beside a worker's model."""
+"""Share of a GPU's memory that vLLM takes beside a worker's model."""
 SCORED = 16
-"""Responses that are scored together."""
+"""Number of responses that are scored together."""
 
 
 class VllmEngine(Engine):
-    """vLLM on the policy's weights: before it samples, weights that have changed are handed over.
+    """Samples by vLLM with the policy's weights: before sampling it hands over weights that have changed.
 
-    Each response has a random generator of its own, seeded from (seed, stream): it does not depend on the batch, but it is
-    not the response that the torch engine gives. Log-probabilities are vLLM's own, where it has those of the whole
-    distribution at the generation's temperature; else the policy's, from a full pass.
+    Each response has a random generator of its own, seeded from (seed, stream). So it does not depend on the batch, but
+    it is not the response that the torch engine gives. Log-probabilities are vLLM's own if vLLM reports those of the
+    whole distribution at the generation's temperature; otherwise the policy computes them in a full pass.
 
-    A process that dies or falls silent is replaced once in a call, and all its responses are written again.
+    A process that dies or does not answer is replaced once per call, and writes all responses of the call again.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class VllmEngine(Engine):
         transfer: str | None = None,
         room: AdapterRoom | None = None,
     ) -> None:
-        """Raises MarlRayError without the package, or for an architecture that vLLM is not trusted with.
+        """Raises MarlRayError if the package is missing, or for an architecture that is not verified for vLLM.
 
-        `processed`: vLLM reports log-probabilities after temperature, top-k and top-p, and not the model's own.
-        `memory_share`: share of a GPU's memory that vLLM takes. `transfer`: `ipc`, for a policy on a GPU, which vLLM shares
-        with the trainer and leaves to it while the policy learns; `nccl`, where weights come through `take`; or SHARED.
-        When not given, `ipc` on a GPU and else SHARED. With `room` the process gets the weights without the policy's
-        adapter, and whoever asks for the room loads adapters.
+        `processed`: vLLM reports log-probabilities after temperature, top-k and top-p, instead of the model's own.
+        `memory_share`: share of a GPU's memory that vLLM takes. `transfer`: `ipc` for a policy on a GPU that vLLM
+        shares with the trainer; `nccl` if weights arrive through `take`; or SHARED. The default is `ipc` on a GPU and
+        SHARED on a CPU. With `room` the process gets the weights without the policy's adapter, and the caller loads
+        adapters.
         """
         if find_spec("vllm") is None:
             raise MarlRayError("generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
@@ -76,11 +76,11 @@ class VllmEngine(Engine):
         self._version = 0
         """The version of the weights that the process has; counts every hand-over."""
         self._held: Any = None
-        """The state of the policy's weights when they were handed over."""
+        """The state of the policy's weights at the last hand-over."""
 
     @property
     def process(self) -> VllmProcess | None:
-        """The process, once there is one."""
+        """The process, or None before it has started."""
         return self._process
 
     @property
@@ -95,7 +95,7 @@ class VllmEngine(Engine):
             self._process = None
 
     def decoder(self) -> VllmDecoder:
-        """An empty decoder on the policy's weights as they are now; while one writes, they must stay so."""
+        """An empty decoder for the policy's current weights, which must not change while the decoder writes."""
         process, policy = self.follow(), self._policy
         return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, self._adapter)
 
@@ -105,11 +105,11 @@ class VllmEngine(Engine):
             self._held = None
 
     def join(self, connection: dict[str, Any]) -> None:
-        """Let the process join a group through which weights come."""
+        """Let the process join a group through which it will receive weights."""
         self.follow().ask("join", connection)
 
     def take(self, update: dict[str, Any]) -> None:
-        """Let the process take weights that its group sends now; they count as the policy's."""
+        """Let the process receive the weights that its group sends now; from then on they count as the policy's."""
         process = self.follow()
         self._version += 1
         process.ask("load", self._version, update)
@@ -130,7 +130,7 @@ class VllmEngine(Engine):
         return with_trained_log_probs(self._policy, self._processed, prompts, generation, written)
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        """All tokens at once, when the last one is there."""
+        """Yield all tokens at once, after the last one has been sampled."""
         [completion] = self.generate([prompt], seed, generation)
         yield from tokens_of(completion)
 
@@ -150,12 +150,12 @@ class VllmEngine(Engine):
                     log_probs[row].append(token.log_prob)
                     ended[row] = token.finish == "stop"
         except BaseException:
-            self.close()  # responses that nobody waits for would be written on
+            self.close()  # else the process would go on writing responses that nobody reads
             raise
         return ids, log_probs, ended
 
     def follow(self) -> VllmProcess:
-        """The process, with the policy's weights as they are now."""
+        """Bring the process up to date with the policy's weights and return it."""
         process = self._process
         if process is None or process.lost:
             if self._transfer == NCCL and self._version:
@@ -182,10 +182,10 @@ class VllmEngine(Engine):
         return process
 
     def _load(self, process: VllmProcess, version: int) -> None:
-        """Hand over the policy's weights without its adapters."""
+        """Hand over the policy's weights without those of its adapters."""
         weights = bare_weights(self._policy.lm)
         if self._transfer == IPC:
-            torch.cuda.synchronize()  # what writes them may still be under way
+            torch.cuda.synchronize()  # kernels that write the weights may still be running
             process.ask("load", version, ipc_update(weights))
         else:
             self._shared.write(version, weights)
@@ -209,7 +209,7 @@ class VllmEngine(Engine):
 
 
 def reports_processed(generation: GenerationConfig) -> bool:
-    """True if a policy's vLLM reports log-probabilities after temperature, top-k and top-p, unless it is told otherwise."""
+    """True if a policy's vLLM reports log-probabilities after temperature, top-k and top-p, unless the caller decides."""
     return generation.temperature != 1
 
 
@@ -220,9 +220,9 @@ def with_trained_log_probs(
     generation: GenerationConfig,
     completions: Sequence[Completion],
 ) -> list[Completion]:
-    """Responses of vLLM with the log-probabilities that are trained on: at the temperature, of the whole distribution.
+    """Give vLLM's responses the log-probabilities that are trained on: at the temperature, of the whole distribution.
 
-    Where vLLM reports others, `policy` computes them, whose weights must be those that wrote the responses.
+    If vLLM reports others, `policy` computes them; its weights must be those that wrote the responses.
     """
     if (generation.top_k == 0 and generation.top_p == 1) if processed else generation.temperature == 1:
         return list(completions)
@@ -243,5 +243,5 @@ def _scores(policy: "TokenPolicy", prompts: Sequence[Prompt], responses: Sequenc
 
 
 def _state(policy: "TokenPolicy") -> list[tuple[int, int]]:
-    """Changes with every write to the weights."""
+    """Address and write counter of each weight; the result changes with every write to the weights."""
     return [(parameter.data_ptr(), parameter._version) for parameter in policy.lm.parameters()]

@@ -1,4 +1,4 @@
-"""One engine of vLLM for several callers, whose responses it writes together."""
+"""One engine of vLLM that writes the responses of several callers together."""
 
 import queue
 import threading
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 WEIGHTS_S = 300.0
-"""Seconds that a call waits for the weights that it asks for."""
+"""Seconds that a call waits for the version of the weights that it asks for."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class PackedTensor:
 
 
 def packed(tensor: Tensor) -> PackedTensor:
-    """The tensor's values, on any device, as they are now."""
+    """A copy of the tensor's present values, from any device."""
     plain = tensor.detach().cpu().contiguous()
     return PackedTensor(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
 
 
 def unpacked(own: PackedTensor) -> Tensor:
-    """The tensor on CPU; it must not be written to, because other processes may read its memory."""
+    """The tensor on CPU. Do not write to it, because other processes may read the same memory."""
     return (
         torch.frombuffer(own.data, dtype=own.dtype).view(own.shape)
         if own.data.size
@@ -54,7 +54,7 @@ def unpacked(own: PackedTensor) -> Tensor:
 
 @dataclass
 class _Call:
-    """Responses that one caller waits for."""
+    """The responses that one caller waits for."""
 
     version: int
     prompts: Sequence[Prompt]
@@ -62,7 +62,7 @@ class _Call:
     generation: GenerationConfig
     answer: "Future[list[Completion]]" = field(default_factory=Future)
     again: bool = False
-    """True once they are written a second time."""
+    """True once the responses are written a second time."""
     handles: list[int] = field(default_factory=list)
     ids: dict[int, list[int]] = field(default_factory=dict)
     log_probs: dict[int, list[float]] = field(default_factory=dict)
@@ -70,33 +70,34 @@ class _Call:
 
 
 class VllmHost:
-    """A policy's copy, vLLM on it, and a thread that writes the responses of all calls in one batch.
+    """A copy of a policy, vLLM with its weights, and a thread that writes the responses of all calls in one batch.
 
-    The methods may be called from several threads at once. vLLM's process is replaced once in a call, as in `VllmEngine`.
+    The methods may be called from several threads at once. vLLM's process is replaced once per call, as in
+    `VllmEngine`.
     """
 
     def __init__(
         self, policy: "TokenPolicy", tensor_parallel: int = 1, memory_share: float = 0.5, transfer: str = SHARED
     ) -> None:
-        """`policy` is the host's own from now on; its weights count as those of `policy.version`. With the transfer `nccl`
-        its weights are not read, and all versions come through `take`."""
+        """The host owns `policy` from now on, whose weights count as version `policy.version`. With the transfer `nccl`
+        these weights are not read, and all versions arrive through `take`."""
         self._policy = policy
         self._engine = VllmEngine(policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=transfer)
         self._loaded = threading.Condition()
         self._jobs: queue.SimpleQueue[_Call | Future[Any] | None] = queue.SimpleQueue()
         self._open = 0
-        """Calls that have not returned."""
+        """Number of calls that have not returned."""
         self._calls: list[_Call] = []
-        """Calls whose responses are being written; the thread's own."""
+        """Calls whose responses are being written; only the thread uses the list."""
         self._tokens = 0
         self._thread = threading.Thread(target=self._work, name="vllm-host", daemon=True)
         self._thread.start()
 
     def load(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
-        """Take weights that have changed, by the names of `policy.lm`'s parameters; they make up `version`.
+        """Load changed weights, by the names of `policy.lm`'s parameters, as `version`.
 
         Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or
-        shape, and where responses are being written, which would be of two versions.
+        shape, and while responses are being written, which would mix two versions.
         """
         with self._newer(version):
             own = dict(self._policy.lm.named_parameters())
@@ -109,17 +110,17 @@ class VllmHost:
                     own[name].copy_(unpacked(value))
 
     def join(self, connection: dict[str, Any]) -> None:
-        """Let vLLM join the group through which weights come; before any response is asked for."""
+        """Let vLLM join the group through which it will receive weights; call it before asking for a response."""
         self._engine.join(connection)
 
     def take(self, version: int, update: dict[str, Any]) -> None:
-        """Take the weights of `version` from the group; raises as `load` does."""
+        """Receive the weights of `version` from the group; raises the errors of `load`."""
         with self._newer(version):
             self._engine.take(update)
 
     @contextmanager
     def _newer(self, version: int) -> Iterator[None]:
-        """The weights are of `version` after this block."""
+        """Set the version of the weights to `version` after this block."""
         with self._loaded:
             held = self._policy.version
             if version <= held:
@@ -133,11 +134,10 @@ class VllmHost:
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
-        """The responses of `VllmEngine.generate` by the weights of `version`, once these are there.
+        """The responses of `VllmEngine.generate` by the weights of `version`, after waiting for these.
 
-        Log-probabilities are those that vLLM reports.
-
-        Raises MarlRayError where newer weights are loaded, or the version does not come for WEIGHTS_S.
+        Log-probabilities are those that vLLM reports. Raises MarlRayError if newer weights are loaded, or the version
+        does not arrive within WEIGHTS_S.
         """
         call = _Call(version, prompts, seed, generation)
         with self._loaded:
@@ -154,11 +154,11 @@ class VllmHost:
                 self._open -= 1
 
     def progress(self) -> int:
-        """Number of tokens that were written so far."""
+        """Number of tokens written so far."""
         return self._tokens
 
     def start(self) -> None:
-        """Start vLLM's process, which the first call else waits for."""
+        """Start vLLM's process, so that the first call need not wait for it."""
         done: Future[Any] = Future()
         self._jobs.put(done)
         done.result()
@@ -192,7 +192,7 @@ class VllmHost:
                     job.set_exception(error)
 
     def _begin(self, decoder: VllmDecoder | None, calls: Sequence[_Call]) -> VllmDecoder | None:
-        """Let the responses of `calls` begin; the decoder that writes them, or None where they cannot be written."""
+        """Begin the responses of `calls`. Returns the decoder that writes them, or None if they cannot be written."""
         try:
             if decoder is None or not len(decoder):
                 decoder = self._engine.decoder()
@@ -230,8 +230,8 @@ class VllmHost:
         ]
 
     def _failed(self, error: BaseException) -> VllmDecoder | None:
-        """Write the responses again after a process was lost for the first time; fail the calls otherwise."""
-        self._engine.close()  # responses that nobody waits for would be written on
+        """After the first loss of a process, write the responses again; after another error, fail the calls."""
+        self._engine.close()  # else the process would go on writing responses that nobody reads
         once_more = [call for call in self._calls if isinstance(error, EngineLost) and not call.again]
         for call in self._calls:
             if call not in once_more:

@@ -1,6 +1,6 @@
 """vLLM in serving: policies that are adapters of one base model share a process.
 
-The base is loaded once, the adapters stand beside it, and a step writes the next tokens of all of them.
+The process loads the base once and the adapters beside it, and a step writes the next tokens of all of them.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 RANK = 32
-"""A process of adapters has room for this rank, or for that of its first adapter if it is greater."""
+"""Greatest rank that a process accepts, unless the rank of its first adapter is greater."""
 ADAPTERS = 8
-"""Adapters whose responses are in a step together; others wait for a step without one of these."""
+"""Most adapters whose responses may share a step; others wait for a later step."""
 WARM_UP = GenerationConfig(max_tokens=2)
 
 
 class SharedVllm:
-    """vLLM for one policy, whose weights stay as they are. One thread at a time uses it, but for `close`."""
+    """vLLM for one policy, whose weights never change. Only one thread at a time may use it, but any may call `close`."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
         """Start a process, or join the one that has the policy's base model; ready when this returns.
 
-        Raises MarlRayError without the package, for an architecture that it is not trusted with, where the process cannot
-        start, and for an adapter that it cannot take: of a greater rank than it has room for, or of another base model.
+        Raises MarlRayError if the package is missing, the architecture is not verified for vLLM, the process cannot
+        start, or the process cannot take the adapter, because its rank is too great or its base model is another one.
         """
         self._policy = policy
         self._base, self._number = _join(policy)
@@ -49,7 +49,7 @@ class SharedVllm:
         self._decoder: VllmDecoder | None = None
         try:
             self._base.add(self._number, policy)
-            decoder = self.decoder()  # its first steps compile kernels, which no client shall wait for
+            decoder = self.decoder()  # the first steps compile kernels, and no client should wait for that
             decoder.add([Prompt((0,), 0)], 0, WARM_UP)
             while len(decoder):
                 decoder.step()
@@ -59,11 +59,11 @@ class SharedVllm:
 
     @property
     def process(self) -> VllmProcess | None:
-        """The process, once there is one."""
+        """The process, or None before it has started."""
         return self._base.engine.process
 
     def decoder(self) -> VllmDecoder:
-        """The decoder of the responses in the making. One without any, whose process is lost, is replaced."""
+        """The decoder of the unfinished responses. If it has none and its process is lost, a new one replaces it."""
         if self._decoder is None or (not len(self._decoder) and self._port is not None and self._port.lost):
             version, self._port = self._base.port(self._number)
             policy, adapter = self._policy, self._number if self._base.adapted else 0
@@ -71,14 +71,14 @@ class SharedVllm:
         return self._decoder
 
     def abandon(self) -> None:
-        """Give all responses up. Those of other policies go on."""
+        """End all responses of this policy. Those of other policies continue."""
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
             with contextlib.suppress(EngineLost):
                 decoder.clear()
 
     def close(self) -> None:
-        """Leave the process, which ends with its last policy; twice does nothing."""
+        """Leave the process, which ends with its last policy; a second call does nothing."""
         with _joining:
             self._leave()
             if self._base.empty:
@@ -87,20 +87,20 @@ class SharedVllm:
 
 
 class _Base:
-    """A base model in a process of vLLM, and the adapters beside it; or a policy without an adapter, alone."""
+    """A base model in a process of vLLM, with adapters beside it; or a single policy without an adapter."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
         lora = policy.config.lora
         self.policy, self.adapted = policy, lora is not None
         self._room = AdapterRoom(max(RANK, lora.rank), ADAPTERS) if lora is not None else None
-        # Log-probabilities of a stream cannot be computed again when its last token is there.
+        # The log-probabilities of a stream cannot be computed again after its last token.
         self.engine = VllmEngine(policy, processed=True, room=self._room)
         self._lock = FairLock()
         self._shared: SharedProcess | None = None
         self._numbers = itertools.count(1)
         self._members: set[int] = set()
         self._folders: dict[int, Path] = {}
-        """Number -> folder of an adapter that the process has."""
+        """Number -> folder of an adapter that the process has loaded."""
         self._folder = tempfile.TemporaryDirectory(prefix="marl-ray-adapters-")
 
     @property
@@ -108,18 +108,18 @@ class _Base:
         return not self._members
 
     def join(self) -> int:
-        """The number of a new member, never used before."""
+        """Add a member and return its number, which is never used again."""
         number = next(self._numbers)
         self._members.add(number)
         return number
 
     def leave(self, number: int) -> None:
-        """Take a member out; `drop_left`, or the next turn, drops its adapter. The garbage collector may call this amid
-        anything, so it waits for nothing."""
+        """Remove a member; `drop_left`, or the next turn, drops its adapter. This never waits, because the garbage
+        collector may call it at any moment."""
         self._members.discard(number)
 
     def add(self, number: int, policy: "TokenPolicy") -> None:
-        """Load a member's adapter. Raises MarlRayError if its rank is too great, or if vLLM does not take it."""
+        """Load a member's adapter. Raises MarlRayError if its rank is too great, or if vLLM refuses it."""
         lora = policy.config.lora
         if lora is None or self._room is None:
             return
@@ -135,21 +135,21 @@ class _Base:
             self._folders[number] = folder
 
     def port(self, number: int) -> tuple[int, Port]:
-        """The version that writes a member's tokens, and the port for them. Starts a process if there is none."""
+        """The version with which a member's tokens are written, and the port for them. Starts a process if there is none."""
         with self._lock.turn():
             shared = self._running()
             version = number if self.adapted else self.engine.version
             return version, shared.port(version)
 
     def drop_left(self) -> None:
-        """Drop the adapters of members that have left, and what they write. Leaves it to the next turn if that is long
-        in coming."""
+        """Drop the adapters of members that have left, and end their responses. If no turn comes soon, the next turn
+        does it."""
         with contextlib.suppress(EngineLost), self._lock.turn(CLOSE_S):
             if self._shared is not None and not self._shared.process.lost:
                 self._drop(self._shared)
 
     def _running(self) -> SharedProcess:
-        """The process, with the base and all adapters; in a turn."""
+        """The process, with the base and all adapters loaded. The caller holds the turn."""
         process = self.engine.follow()
         if self._shared is None or self._shared.process is not process:
             shared = SharedProcess(process, self._lock)
@@ -167,7 +167,7 @@ class _Base:
 
 
 _bases: "weakref.WeakValueDictionary[tuple[str, int], _Base]" = weakref.WeakValueDictionary()
-"""By the digest of the base model and by context."""
+"""(Digest of the base model, context) -> the base."""
 _joining = threading.Lock()
 
 

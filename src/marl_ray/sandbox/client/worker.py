@@ -1,4 +1,4 @@
-"""The client's view of one worker: a fork server and, once something is judged, a judge."""
+"""The client's side of one worker: a fork server and, from the first judgement on, a judge."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,7 @@ from marl_ray.sandbox.limits import Level, Limits
 from marl_ray.sandbox.server import child, judge, runs
 
 START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
-"""Deadlines: a server's start, its answer beyond a run's own limits, its end."""
+"""Deadlines in seconds: a server's start, its answer beyond a run's own limits, and its end."""
 _JUDGE_GRACE_S = 0.2
 _FOLDERS = "marl-ray-sandbox."
 _ENVIRONMENT = {
@@ -122,7 +122,7 @@ def readable(items: Sequence[Any], deadline: float) -> list[Any]:
 
 
 def _own_folder() -> tuple[str, int]:
-    """Create a folder and a descriptor that locks it: while the descriptor lives, nobody takes the folder for
+    """Create a folder and a descriptor that locks it: while the descriptor is open, no process removes the folder as
     forgotten."""
     while True:
         path = tempfile.mkdtemp(prefix=_FOLDERS)
@@ -130,10 +130,10 @@ def _own_folder() -> tuple[str, int]:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
+        with contextlib.suppress(OSError):  # without locks in this file system no other process gets one either
             fcntl.flock(lock, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):  # taken for forgotten before we held the lock
-            os.chmod(path, 0o711)  # the runs' own user passes through
+        with contextlib.suppress(FileNotFoundError):  # another process removed the folder before this one locked it
+            os.chmod(path, 0o711)  # runs execute as another user, who must pass through
             return path, lock
         os.close(lock)
 
@@ -143,7 +143,7 @@ def remove_forgotten_folders() -> None:
     for entry in os.scandir(tempfile.gettempdir()):
         if not entry.name.startswith(_FOLDERS):
             continue
-        with contextlib.suppress(OSError):  # another user's, in use, or just removed
+        with contextlib.suppress(OSError):  # another user's folder, one in use, or one just removed
             lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,8 +203,7 @@ class Worker:
             self._judge = None
 
     def abandon(self) -> None:
-        """End the processes, because their next answers belong to a run that nobody waits for; the next use replaces
-        them."""
+        """End the processes, because their next answers belong to a run that was given up; the next use replaces them."""
         for process in (self._server, self._judge):
             if process:
                 process.process.kill()
@@ -246,7 +245,7 @@ class Worker:
                 self.kill_run()
             if self._server.socket in ready:
                 end = self._end(deadline)
-                for fd in list(todo):  # what was written before the end
+                for fd in list(todo):  # read what the run wrote before its end
                     while fd in todo and readable([fd], 0):
                         flooded |= not self._read(fd, received[fd], pipes[fd], todo)
                 return end, received, flooded
@@ -265,7 +264,7 @@ class Worker:
         return True
 
     def well(self) -> bool:
-        """True if a program that does nothing runs to its end here."""
+        """True if a program that does nothing runs to its end in this worker."""
         limits = Limits()
         with contextlib.ExitStack() as stack:
             fds = [wire.payload(b""), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
@@ -298,7 +297,8 @@ class Worker:
                 self.kill_run()
                 return self._end(deadline), verdict, message
             end = self._end(deadline)
-            local.shutdown(socket.SHUT_RDWR)  # whoever else may hold the candidate's side: its end reaches the judge
+            # the judge sees the end, even if another process holds the candidate's side
+            local.shutdown(socket.SHUT_RDWR)
             return end, *self._verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
 
     def _verdict(self, process: Process, deadline: float) -> tuple[str, str]:
@@ -309,7 +309,7 @@ class Worker:
             data = b"" if late else process.receive(deadline)
         except ProcessDied:
             data = b""
-        if data[:1] != b"+":  # none, or its last
+        if data[:1] != b"+":  # no verdict, or the last one
             self.drop_judge()
         if late:
             return "timeout", "the tests did not end"

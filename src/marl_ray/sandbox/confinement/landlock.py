@@ -1,4 +1,4 @@
-"""Landlock: a process gives up every path that it does not name (kernel 6.2, ABI 3, and later)."""
+"""Landlock: a process gives up access to every path that it does not list (kernel 6.2, ABI 3, and later)."""
 
 import ctypes
 import os

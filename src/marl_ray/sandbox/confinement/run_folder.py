@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 REMOVE_S = 2.0
-"""Seconds for which a run's leftovers are removed before the next run; the rest waits for the one after."""
+"""Seconds that removing a run's files may take before the next run; the rest is removed before the run after it."""
 
 
 class MountedFolder:
@@ -32,11 +32,11 @@ class MountedFolder:
 
 
 class NumberedFolders:
-    """Folders below a parent that runs may only pass through; a folder that a run has touched is set aside and removed
-    there.
+    """Folders below a parent that runs may only pass through. A folder that a run has touched is moved aside and
+    removed.
 
     base: a folder that runs may only pass through, too. owner: user who owns the runs' folders, None for this process's
-    own. Runs of the same user must not be allowed to change modes, or the parent's would not hold.
+    own. Runs of the same user must not be able to change modes, or they could open the parent.
     """
 
     def __init__(self, base: str, owner: int | None):
@@ -57,10 +57,10 @@ class NumberedFolders:
         self._seen = _seen(self.path)
 
     def renew(self) -> bool:
-        """Take another folder, unless this one is as it was at first; True if it is another one."""
+        """Switch to another folder unless the present one is untouched; True if it was switched."""
         if _untouched(self.path, self._seen):
             return False
-        with contextlib.suppress(OSError):  # what cannot be moved stays, and nobody meets it again: names are new
+        with contextlib.suppress(OSError):  # a folder that cannot be moved stays, and no later run uses its name
             os.chmod(self.path, 0o700)  # moving a folder rewrites its `..`
             os.chmod(self.parent, 0o700)
             os.rename(self.path, os.path.join(self._aside, os.path.basename(self.path)))
@@ -76,7 +76,7 @@ def _seen(path: str) -> tuple[int, ...]:
 
 
 def _untouched(path: str, seen: tuple[int, ...]) -> bool:
-    """True if a folder is empty and all that is known about it is as it was."""
+    """True if a folder is empty and its attributes are unchanged."""
     try:
         return _seen(path) == seen and not os.listdir(path)
     except OSError:
@@ -107,7 +107,7 @@ def empty(path: str, deadline: float = float("inf")) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a folder and everything in it, as far as we may."""
+    """Remove a folder and everything in it, as far as permissions allow."""
     with contextlib.suppress(OSError):
         empty(path)
         os.rmdir(path)

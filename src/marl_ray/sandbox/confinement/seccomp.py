@@ -55,8 +55,8 @@ wait4 61 260 waitid 247 95 signalfd4 289 74
 _ANSWERED = """
 flock 73 32 fsync 74 82 fdatasync 75 83 fadvise64 221 223
 """
-"""These succeed and do nothing: locks on the host's files, writing back and dropping their pages would be felt
-outside."""
+"""Calls that succeed without effect: locks on the host's files, and flushing or dropping their pages, would be
+noticeable outside of the run."""
 _CHANGES_MODES = """
 chmod 90 -1 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452
 """
@@ -67,7 +67,7 @@ utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1 chown 92 -1 fchown 
 """Allowed if the host's files are read-only: a process that may write a file (/dev/null) may change its times, and any
 may give it the owner that it has, which changes them too."""
 _FALLOCATES = " fallocate 285 47 "
-"""These pass every limit on sizes but that of a file system of one's own. Elsewhere libraries write zeros instead."""
+"""fallocate exceeds every size limit except that of a separate file system. Without it libraries write zeros instead."""
 _CHECKED = """
 mmap 9 222 mprotect 10 226 clone3 435 435 socketpair 53 199 ioctl 16 29 fcntl 72 25
 """

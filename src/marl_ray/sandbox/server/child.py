@@ -63,15 +63,15 @@ def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]
 
 
 def confine(values: list[tuple[int, int]], confinement: Confinement, orphan_dies: bool = True) -> None:
-    """Apply rlimits, user, capabilities, Landlock and seccomp: from here on this process can only lose rights.
+    """Apply rlimits, user, capabilities, Landlock and seccomp: from now on this process can only lose rights.
 
-    The server has no_new_privs already, and its own filter.
+    The server has already set no_new_privs and installed its own filter.
     """
     for limit, value in values:
         resource.setrlimit(limit, (value, value))
     if confinement.uid is None:
         kernel.drop_capabilities()
-    else:  # which drops them too
+    else:  # changing the user drops the capabilities too
         os.setgroups([])
         os.setresgid(confinement.uid, confinement.uid, confinement.uid)
         os.setresuid(confinement.uid, confinement.uid, confinement.uid)
@@ -104,12 +104,12 @@ def prepare(message: bytes, fds: list[int], confinement: Confinement) -> Program
 @lru_cache(maxsize=64)
 def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list[tuple[int, int]]]:
     kind, limits = message[:1], Limits.unpack(message[1:])
-    cpu_s = limits.cpu_s + (kind == OFFICIAL)  # there the alarm comes first, and the program may answer it
+    cpu_s = limits.cpu_s + (kind == OFFICIAL)  # here the harness' alarm comes first, and the program may handle it
     return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
 
 
 def rehearse() -> None:
-    """Do in the server what every run begins with: the first fork that did it would pay for it in copied pages."""
+    """Run in the server what every run begins with, so that no fork has to copy the memory pages that this changes."""
     source = b"from typing import List\ndef f(a: List[int]) -> int:\n    'text'\n    return [b for b in a if b]\nf([1])"
     local, remote = socket.socketpair()
     for _ in range(50):
@@ -130,7 +130,8 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     os.setsid()
     descriptors = job.fds[1:]
     if job.kind != RUN:
-        # opened here: what a program sets on a descriptor that the server has too would outlive the run
+        # Opened here and not in the server: flags that a program sets on a descriptor of the server would outlive the
+        # run.
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         descriptors = [null, null, null, *descriptors]
     for number, fd in enumerate(descriptors):
@@ -140,7 +141,7 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     os.chdir(confinement.work)
     confine(job.rlimits, confinement)
     os.write(ready, b".")
-    if statistics is not None:  # only now: confining needs descriptors that may have this number
+    if statistics is not None:  # only now, because confining needs descriptors that may have this number
         os.dup2(statistics, official.STATISTICS, inheritable=False)
         first_free = official.STATISTICS + 1
     kernel.close_from(first_free)
@@ -239,7 +240,7 @@ def _described(error: BaseException) -> list[Any]:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """The answer that a judge gets instead of a value."""
+    """The answer that a judge gets if a call raised an exception."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return {"exit": type(error).__name__}
     if isinstance(error, codec.Foreign):
@@ -250,10 +251,10 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: bool) -> None:
-    """Load a candidate and answer the judge's calls. The candidate may forge all that is sent here, so nobody trusts
-    it.
+    """Load a candidate and answer the judge's calls. The candidate may forge every answer, so the judge trusts none.
 
-    Requests are `{"call": [arguments, named]}` and `{"next": [number of an iterator that was handed over, most items]}`.
+    Requests are `{"call": [arguments, named]}` and `{"next": [number of an iterator that was handed over, most
+    items]}`.
     """
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module

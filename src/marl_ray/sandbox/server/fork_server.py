@@ -56,7 +56,7 @@ def main() -> None:
     control = socket.socket(fileno=fcntl.fcntl(options["fd"], fcntl.F_DUPFD_CLOEXEC, 10))
     os.close(options["fd"])
     null = os.open(os.devnull, os.O_RDWR)
-    if null != child.CHANNEL:  # nothing of ours may have the number that a run gives to its channel
+    if null != child.CHANNEL:  # no file of the server may have the number that a run gives to its channel
         os.dup2(null, child.CHANNEL, inheritable=False)
         os.close(null)
     options["number"] = os.getpid()
@@ -128,7 +128,7 @@ def _rules(work: str) -> list[tuple[str, int]]:
 
 
 def _temporary() -> str:
-    """/tmp, where programs like to write, or empty if needed paths lie below it. The run's folder is shown there."""
+    """/tmp, in which programs often write, or empty if needed paths lie below it. The run's folder is mounted there."""
     needed = [*_stdlib(), *_packages()]
     return "/tmp" if os.path.isdir("/tmp") and not any(path.startswith("/tmp/") for path in needed) else ""
 
@@ -143,7 +143,7 @@ def _mounts(base: str, work: str, uid: int | None) -> None:
     for path in ("/sys", "/run", "/dev/shm", "/proc"):
         if os.path.isdir(path) and not base.startswith(path + "/"):
             if path == "/proc":
-                with contextlib.suppress(OSError):  # where parts of the host's are hidden, there can be no other
+                with contextlib.suppress(OSError):  # if the host hides parts of its /proc, it allows no other one
                     kernel.mount("proc", path, kernel.MS_RDONLY, _PROC)
                     continue
             kernel.mount("tmpfs", path, kernel.MS_RDONLY, "size=4k,mode=755")
@@ -157,8 +157,8 @@ def _mount_folder(work: str, uid: int | None) -> None:
 
 
 def _reopen_path(needed: list[str], uid: int | None) -> None:
-    """Show one path alone at the same place if it is needed and another user could not reach it (an interpreter below
-    /root)."""
+    """Make one path readable at the same place, if it is needed and another user could not reach it (an interpreter
+    below /root)."""
     if uid is None:
         return
     for path in needed:
@@ -189,7 +189,7 @@ def _as_user(user: int, paths: list[str]) -> bool:
 
 
 def _failure(body: Callable[[], object]) -> str:
-    """The reason why a step that cannot be undone would fail here, tried in a fork first; empty if it works."""
+    """The reason why an irreversible step would fail here, found by trying it in a fork; empty if it works."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -209,7 +209,8 @@ def _failure(body: Callable[[], object]) -> str:
 def _confinement(
     options: dict[str, Any], spaces: bool, why: str
 ) -> tuple[child.Confinement, run_folder.MountedFolder | run_folder.NumberedFolders, Level, str]:
-    """The best this host allows, the folders of its runs, its level, and why it is not better."""
+    """The best confinement that this host allows, the folders of its runs, its level, and the reason why it is not
+    better."""
     base = options["folder"]
     work, uid = os.path.join(base, "work"), _other_user(options["number"])
     os.mkdir(work, 0o700)
@@ -256,7 +257,7 @@ def _renewed(
 ) -> child.Confinement:
     """The confinement of the next run, with a folder that no run has touched."""
     replaced = folders.renew()
-    if replaced and confinement.paths is not None:  # the rules name what is mounted no more
+    if replaced and confinement.paths is not None:  # the rules refer to the folder that was unmounted
         os.close(confinement.paths)
         confinement = replace(confinement, paths=landlock.ruleset(_rules(folders.path)))
     if folders.path != confinement.work:
@@ -270,7 +271,7 @@ def _warm(names: list[str]) -> None:
         importlib.import_module(name)
     sys.dont_write_bytecode = True
     roots, installed = tuple(_stdlib()), ("site-packages", "dist-packages")
-    sys.path[:] = [  # what cannot be read should not be found either
+    sys.path[:] = [  # remove paths that runs cannot read
         path
         for path in sys.path
         if os.path.realpath(path).startswith(roots) and os.path.basename(path) not in installed
@@ -302,7 +303,7 @@ def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, why: s
         message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)
         if not message:
             return
-        if message == KILL:  # for a run that had ended by itself
+        if message == KILL:  # the run had already ended by itself
             continue
         if numbers is not None:
             os.pwrite(numbers, b"1", 0)
@@ -316,7 +317,7 @@ def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, why: s
 
 
 def _judge(control: socket.socket, options: dict[str, Any]) -> None:
-    """Run trusted tests; this process is confined all the same, because values of the candidate pass through."""
+    """Run trusted tests. This process is confined too, because it handles values of the candidate."""
     from marl_ray.sandbox.server import judge
 
     size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -333,13 +334,13 @@ def _judge(control: socket.socket, options: dict[str, Any]) -> None:
         paths = landlock.ruleset(_rules(os.devnull)[1:])
     filter_ = Filter.of_run(platform.machine(), owners=False, spaces=False, receives=True)
     confinement = child.Confinement("/", uid, paths, filter_)
-    limits = Limits(cpu_s=_ALWAYS_S, memory_bytes=_ANY_MEMORY, file_bytes=0)  # each run sets its own
+    limits = Limits(cpu_s=_ALWAYS_S, memory_bytes=_ANY_MEMORY, file_bytes=0)  # each judgement sets its own limits
     values = child.rlimits(limits, limits.cpu_s, uid is not None)
     _settle(spaces=False)
     gc.enable()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     child.confine(values, confinement, orphan_dies=False)
-    os.dup2(null, 2)  # tests may write to it, and no file of ours may grow
+    os.dup2(null, 2)  # tests may write to it, and no file may grow
     os.close(null)
     control.send(b"{}")
     judge.serve(control, lambda: int(os.pread(size, 64, 0).split()[0]) * resource.getpagesize())

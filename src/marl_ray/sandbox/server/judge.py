@@ -20,13 +20,13 @@ from marl_ray.sandbox import codec, wire
 from marl_ray.sandbox.limits import Limits
 
 PLAIN, IN_PLACE, ALONE = b"C", b"I", b"A"
-"""Kinds of requests; limits follow. In place: the tests see how the candidate changes its mutable arguments, in all
-calls or in those that stand alone as a statement."""
+"""Kinds of requests; limits follow. `IN_PLACE`: the candidate's changes of its mutable arguments are applied to the
+tests' own in all calls; `ALONE`: only in calls that are statements of their own."""
 _DISCARD, _CACHE = dis.opmap["POP_TOP"], 0
 ORPHANED_AFTER_S = 5.0
-"""Seconds beyond a run's own wall clock after which this process ends itself: its client is gone."""
+"""Seconds after a run's wall-clock limit at which this process ends itself, because its client must be gone."""
 _WORN_BYTES = 128 << 20
-"""A judge that has grown by this many bytes, garbage aside, is replaced."""
+"""A judge that has grown by this many bytes, garbage not counted, is replaced."""
 _LARGEST_CACHED = 100_000
 _RAISED = {
     name: kind
@@ -47,7 +47,8 @@ class _Final(BaseException):
 
 
 class Candidate:
-    """Proxy of the candidate: calls cross to it; `verdict` is set once something happened that no test may forgive."""
+    """Proxy of the candidate that sends calls to it; `verdict` is set once an event has decided the verdict, whatever
+    the tests do then."""
 
     def __init__(self, channel: int, frame_bytes: int):
         self._channel, self._frame_bytes = channel, frame_bytes
@@ -58,7 +59,7 @@ class Candidate:
         return _Final()
 
     def _final(self, error: BaseException, what: str = "") -> _Final:
-        """The verdict for a value that cannot be sent, received or read."""
+        """Decide the verdict for a value that cannot be sent, received or read."""
         if isinstance(error, codec.Foreign):
             return self._fail("fail:nonbuiltin", f"{what}of type {error}" if what else str(error))
         if isinstance(error, RecursionError):
@@ -70,7 +71,7 @@ class Candidate:
         return self._fail("fail:crash", "the candidate's process ended")
 
     def _ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """The answer to a request, and its size."""
+        """Send a request; returns the answer and its size."""
         if self.verdict:
             raise _Final
         try:
@@ -100,7 +101,7 @@ class Candidate:
             raise self._final(error) from None
 
     def _check(self, answer: dict[str, Any]) -> None:
-        """Raise the candidate's exception, or the verdict that its answer is."""
+        """Raise the candidate's exception, or the final verdict if the answer is one."""
         for key, verdict in (("foreign", "fail:nonbuiltin"), ("exit", "fail:exit"), ("encode", "fail:encode")):
             if key in answer:
                 raise self._fail(verdict, answer[key] if type(answer[key]) is str else "?")
@@ -206,7 +207,7 @@ def decide(
 ) -> tuple[str, str]:
     """Judge one candidate at the other end of the channel; returns verdict and message."""
     candidate = Candidate(channel, frame_bytes)
-    random.seed(wire.blob(tests))  # the same verdict every time
+    random.seed(wire.blob(tests))  # so that every judgement of a program has the same verdict
     namespace: dict[str, Any] = {"__name__": "tests"}
 
     def proxy(*args: Any, **kwargs: Any) -> Any:
@@ -229,7 +230,7 @@ def _outcome(body: Callable[[], None]) -> tuple[str, str]:
     try:
         body()
     except _Final:
-        return "fail:error", ""  # the candidate's own verdict comes first
+        return "fail:error", ""  # a verdict on the candidate takes precedence
     except AssertionError as error:
         return "fail:wrong", _text(error)
     except MemoryError:
@@ -278,7 +279,7 @@ def _decided(payload: int, channel: int, limits: Limits, kind: bytes) -> tuple[s
         return decide(tests, setup, entry_point, channel, limits.frame_bytes, kind)
     except MemoryError:
         return "oom", "MemoryError"
-    except BaseException as error:  # whatever a candidate's value may still cause, it is the candidate's verdict
+    except BaseException as error:  # whatever a value of the candidate causes decides its verdict
         return "fail:error", f"{type(error).__name__} while judging"
 
 
@@ -300,6 +301,6 @@ def serve(control: socket.socket, size: Callable[[], int]) -> None:
         for fd in fds:
             os.close(fd)
         if size() > initial + _WORN_BYTES:
-            gc.collect()  # tests that define functions are garbage in a circle, and hold the candidate's values
+            gc.collect()  # functions that tests define are cyclic garbage, and keep the candidate's values alive
             worn = size() > initial + _WORN_BYTES
         control.send((b"-" if worn else b"+") + wire.verdict(verdict, text))

@@ -54,8 +54,8 @@ def swallow_io() -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, longest: float) -> Iterator[None]:
-    """The official alarm, on a clock that stands while this thread waits for a core; it rings after `longest` seconds
-    anyway."""
+    """The official alarm, on a clock that stops while this thread waits for a core; it fires after `longest` seconds in
+    any case."""
     started, waited = time.monotonic(), waiting_s()
 
     def signal_handler(signum: int, frame: object) -> None:
@@ -74,7 +74,7 @@ def time_limit(seconds: float, longest: float) -> Iterator[None]:
 
 
 def waiting_s() -> float:
-    """Seconds for which the main thread was ready to run and had no core; 0 if the kernel does not tell."""
+    """Seconds for which the main thread was ready to run but had no core; 0 if the kernel does not report them."""
     try:
         return int(os.pread(STATISTICS, 100, 0).split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -98,7 +98,7 @@ def reliability_guard() -> None:
 
 
 class OfficialResult:
-    """Takes the place of the official list: the first text appended counts, even if the program dies afterwards."""
+    """Replaces the official list: the first text appended counts, even if the program dies afterwards."""
 
     def __init__(self, write: Callable[[bytes], object]):
         self._write = write
@@ -122,7 +122,7 @@ def unsafe_execute(check_program: str, timeout: float, longest: float, result: O
 
 
 def first_result(data: bytes) -> str:
-    """The text that the program appended first; the harness takes silence for a timeout. Bytes that are no text are
+    """The text that the program appended first; without one the harness assumes a timeout. Bytes that are not text are
     escaped."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8:

@@ -40,9 +40,9 @@ def sacrifice_of() -> int | None:
 
 
 def process_numbers() -> int | None:
-    """A descriptor through which the first process of a namespace sets the id after which the next one's is looked for.
+    """A descriptor with which the first process of a namespace sets the process id from which the next one is searched.
 
-    So every run has the same id, and can count neither the processes nor the threads of those before it.
+    So every run has the same id, and cannot count the processes or threads of earlier runs.
     """
     with contextlib.suppress(OSError):
         if os.getpid() == 1:
@@ -64,7 +64,7 @@ def run_one(
     ready, confined = os.pipe()
     started = time.monotonic()
     if sacrifice is not None:
-        os.pwrite(sacrifice, _RUNS_FIRST, 0)  # what is forked now inherits it
+        os.pwrite(sacrifice, _RUNS_FIRST, 0)  # the process that is forked next inherits it
     pid = kernel.fork()
     if not pid:
         try:
@@ -83,7 +83,8 @@ def run_one(
             os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
         if os.getpid() == 1:
-            with contextlib.suppress(OSError):  # nothing can have survived; the namespace is ours alone, so make sure
+            # the namespace belongs to this server alone, so this ends any process that survived
+            with contextlib.suppress(OSError):
                 os.kill(-1, signal.SIGKILL)
         wall = time.monotonic() - started
         was_confined = os.read(ready, 1) == b"."
@@ -94,8 +95,7 @@ def run_one(
 
 
 def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s: float, watched: str) -> int:
-    """The reason why the run is over: it ended, its time is up, the client killed it or is dead, or its folder is
-    full."""
+    """The reason why the run is over: it ended, its time is up, the client killed it or is dead, or its folder is full."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.register(control, select.POLLIN)
@@ -122,6 +122,6 @@ def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s
 def _cpu_clock(pid: int) -> float:
     """CPU seconds of another process, all threads together; the rlimit counts whole seconds only."""
     try:
-        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid makes it
-    except OSError:  # it has just ended
+        return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid would return
+    except OSError:  # the process has just ended
         return 0.0

@@ -1,4 +1,4 @@
-"""Actor-critics in this process. Requests that wait at the same time share a forward pass; none waits for others."""
+"""Arms of actor-critics in this process. Requests that arrive together share a forward pass; none waits for more."""
 
 import asyncio
 import math
@@ -27,14 +27,15 @@ SharedPass = Callable[[Sequence[_Waiting], np.random.Generator | None], list[Ans
 
 
 def _alone(batch: Sequence[_Waiting], noise: np.random.Generator | None) -> list[Answer]:
-    """Requests of one bundle that share a pass."""
+    """Compute the requests of one bundle that share a pass."""
     return batch[0].bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
 
 
 def _together(
     stack: Stack, places: Mapping[str, int], batch: Sequence[_Waiting], noise: np.random.Generator | None
 ) -> list[Answer]:
-    """Requests of several bundles that share a pass; `places` are the bundles' places in the stack, by digest."""
+    """Compute the requests of several bundles that share a pass; `places` maps a bundle's digest to its place in the
+    stack."""
     which = [places[w.bundle.digest] for w in batch]
     return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
 
@@ -42,19 +43,22 @@ def _together(
 class Passes:
     """Shares forward passes between the requests of one experiment, on one event loop.
 
-    A pass runs on the loop itself: it takes a fraction of a millisecond, less than a way to a thread and back. Requests
-    that arrive meanwhile form the next batch. Requests of several arms share a pass where the arms' policies are built
-    alike (`policies.stacked`), and each is answered by its own arm's weights; other arms have passes of their own.
+    A pass runs on the loop itself, because it takes a fraction of a millisecond, less than a hand-over to a thread and
+    back. Requests that arrive meanwhile form the next batch. Requests of several arms share a pass if the arms'
+    policies have the same architecture (`policies.stacked`), and each request is answered by its own arm's weights.
+    Other arms have passes of their own.
     """
 
     def __init__(self, max_batch: int, noise: np.random.Generator):
-        """`max_batch` limits the observations of one pass; a single request with more still goes as a whole."""
+        """`max_batch` limits the observations of one pass; a single request with more is computed in one pass all the
+        same."""
         self._max_batch = max_batch
         self._noise = noise
         self._waiting: list[_Waiting] = []
         self._bundles: dict[str, Bundle] = {}
         self._stack: tuple[dict[str, int], Stack | None] | None = None
-        """Digest -> place in the stack, which is None where there can be none; None until it is needed."""
+        """(Digest -> place, stack); the stack is None if the policies cannot be stacked. The pair is None until it is
+        needed."""
 
     def join(self, bundle: Bundle) -> None:
         """Add another arm's bundle."""
@@ -69,12 +73,12 @@ class Passes:
     def act(
         self, bundle: Bundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
     ) -> "asyncio.Future[Answer]":
-        """One request's actions and log-probabilities. ArmError if its pass fails, NotFiniteError if one of these is not
-        finite."""
+        """The actions and log-probabilities of one request. Raises ArmError if its pass fails, NotFiniteError if one of
+        its numbers is not finite."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(bundle, observations, masks, greedy, loop.create_future())
         if not self._waiting:
-            # Runs after all callbacks that are ready now, and those are the other requests of this moment.
+            # Runs after all callbacks that are ready now, so the pass includes all requests that have just arrived.
             loop.call_soon(self._run)
         self._waiting.append(waiting)
         return waiting.answer
@@ -92,7 +96,7 @@ class Passes:
                             w.answer.set_result(answer)
 
     def _by_pass(self, requests: list[_Waiting]) -> list[tuple[list[_Waiting], SharedPass]]:
-        """Requests that may share a pass, and what computes it."""
+        """Groups of requests that may share a pass, each with the function that computes it."""
         if not requests:
             return []
         digests = {w.bundle.digest for w in requests}
@@ -114,10 +118,10 @@ class Passes:
         """One answer per request of one pass, or the error in its place."""
         try:
             answers = act(batch, None if greedy else self._noise)
-        except Exception as error:  # each request reports it; the others go on
+        except Exception as error:  # each request reports the error, and later passes run
             if len(batch) == 1:
                 return [ArmError(f"its pass failed: {error!r}", number)]
-            # One by one, so that the input of one request takes none of the others with it.
+            # Each request is checked by itself, so that a bad input fails only its own request.
             return [self._answers([w], _alone, greedy, number)[0] for w in batch]
         return [
             answer
@@ -139,7 +143,7 @@ class Passes:
 
 
 class ArmBatcher:
-    """An arm in this process, whose requests share forward passes (`Passes`) with those of its experiment's other arms."""
+    """An arm in this process whose requests share forward passes (`Passes`) with those of the experiment's other arms."""
 
     def __init__(self, bundle: Bundle, passes: Passes):
         self.bundle = bundle
@@ -149,9 +153,10 @@ class ArmBatcher:
     def act(
         self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None
     ) -> "asyncio.Future[Answer]":
-        """Actions and log-probabilities for one request; `masks` are its agents' allowed actions, as far as given.
+        """Actions and log-probabilities for one request; `masks` has the allowed actions of those agents that gave any.
 
-        ArmError if the pass fails, NotFiniteError if a log-probability is not finite."""
+        Raises ArmError if the pass fails, NotFiniteError if a log-probability is not finite.
+        """
         return self._passes.act(self.bundle, observations, greedy, masks or {})
 
     def close(self) -> None:

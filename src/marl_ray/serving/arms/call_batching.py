@@ -1,7 +1,7 @@
-"""Requests that share calls of another process: a call costs many times what a request in it costs.
+"""Shares calls to another process between requests, because a call costs far more than one more request in it.
 
-A request goes out at once if few enough calls are under way; it never waits for others. Otherwise it is queued, and all
-queued requests go out in one call as soon as a call ends. So calls grow with the load of the other side.
+A request is sent at once if fewer than the maximum of calls are under way. Otherwise it is queued, and the whole queue
+is sent in one call as soon as a call ends. So calls grow with the load of the other process.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ Given = TypeVar("Given")
 Returned = TypeVar("Returned")
 
 CALLS_PER_REPLICA = 2
-"""Calls per replica that are under way: one that it works on, and one that is there when it has done so."""
+"""Calls under way per replica: one that it computes, and one that waits for it."""
 LARGEST_CALL = 256
-"""Requests of one call at most."""
+"""Most requests in one call."""
 
 
 class _CallRequest(Generic[Given, Returned]):
@@ -29,12 +29,12 @@ class _CallRequest(Generic[Given, Returned]):
 
     def __init__(self, given: Given, answer: "asyncio.Future[Returned]", answered_before: int):
         self.given, self.answer, self.answered_before = given, answer, answered_before
-        self.call: int | None = None  # its number, and when it was sent; none while the request waits
+        self.call: int | None = None  # the number of its call; None while the request waits
         self.sent_at = math.inf
 
 
 class CallBatcher(Generic[Given, Returned]):
-    """Shares calls between requests to one callee, on one event loop."""
+    """Batches requests to one callee, on one event loop."""
 
     def __init__(
         self,
@@ -42,25 +42,26 @@ class CallBatcher(Generic[Given, Returned]):
         replicas: int,
         deadline_s: float,
     ):
-        """`call` returns one answer per request, or an error in its place; one of `replicas` takes it. `deadline_s`
-        limits a request and a call."""
+        """`call` returns one answer or one error per request; one of `replicas` computes it. `deadline_s` limits a
+        request and a call, in seconds."""
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
         self._most = CALLS_PER_REPLICA * replicas
         self._deadlines = Deadlines()
         self._waiting: list[_CallRequest[Given, Returned]] = []
         self._under_way: dict[asyncio.Task[None], int] = {}
-        """Calls and their numbers, the oldest first."""
+        """Calls under way -> their numbers, the oldest first."""
         self._answered_calls = 0
         self._sends_soon = False
 
     async def ask(self, given: Given) -> Returned:
-        """The answer, or what the call raised: LostError after the deadline, with the number of its call. A request that
-        waited most of that time for room in a call is refused (RequestError 503) if other calls were answered meanwhile."""
+        """The answer, or the error that the call raised for this request. Raises LostError after the deadline, with the
+        number of the call. Raises RequestError 503 if the request waited most of that time for room in a call while
+        other calls were answered."""
         loop = asyncio.get_running_loop()
         request = _CallRequest[Given, Returned](given, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
         if not self._sends_soon and len(self._under_way) < self._most:
-            # After all callbacks that are ready now, and those are the other requests of this moment.
+            # Runs after all callbacks that are ready now, so the call includes all requests that have just arrived.
             self._sends_soon = True
             loop.call_soon(self._send)
         try:
@@ -69,7 +70,8 @@ class CallBatcher(Generic[Given, Returned]):
             waited = loop.time() - request.sent_at < self._deadline_s / 2
             if waited and self._answered_calls > request.answered_before:
                 raise busy(f"no room in a call for most of {self._deadline_s:g} s") from None
-            number = request.call or next(iter(self._under_way.values()), new_pass())  # of a call that hangs
+            # the oldest call, which hangs, if the request was never sent
+            number = request.call or next(iter(self._under_way.values()), new_pass())
             raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
@@ -78,13 +80,16 @@ class CallBatcher(Generic[Given, Returned]):
             idle = max(1, self._replicas - len(self._under_way))
             size = min(LARGEST_CALL, -(-len(self._waiting) // idle))
             chosen, self._waiting = self._waiting[:size], self._waiting[size:]
-            requests = [request for request in chosen if not request.answer.done()]  # done: it was given up
+            requests = [
+                request for request in chosen if not request.answer.done()
+            ]  # leave out requests that were given up
             if requests:
                 number = new_pass()
                 now = asyncio.get_running_loop().time()
                 for request in requests:
                     request.call, request.sent_at = number, now
-                # In no client's context: Serve would give all requests that one's id, and cancel them with it.
+                # In an empty context, because Serve would give the whole call the request id of one client, and cancel
+                # it with that client.
                 task = asyncio.get_running_loop().create_task(
                     self._answer(requests, number), context=contextvars.Context()
                 )
@@ -106,7 +111,7 @@ class CallBatcher(Generic[Given, Returned]):
         except asyncio.CancelledError:
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
-            answers = [LostError("the call was cancelled", number)] * len(requests)  # by the other side
+            answers = [LostError("the call was cancelled", number)] * len(requests)  # the other process cancelled it
         except (ArmError, RequestError) as error:  # each request reports it
             answers = [error] * len(requests)
         except TimeoutError:
@@ -123,6 +128,6 @@ class CallBatcher(Generic[Given, Returned]):
 
 
 def on_loop(handle: Any, **options: Any) -> Callable[[], Any]:
-    """Gives the handle with these options, made once, as that costs as much as a request; and by the first call, as Serve's
-    throughput mode wants it made on the event loop that uses it, while arms are made in threads."""
+    """Gives the handle with these options. It makes the handle once, because that costs as much as a request, and at
+    the first call, because Serve's throughput mode binds a handle to the event loop while arms are made in threads."""
     return cache(lambda: handle.options(**options))

@@ -1,4 +1,4 @@
-"""The errors of an arm that did not answer a request; each names the pass or call that failed."""
+"""The errors of an arm that does not answer a request; each names the pass or call that failed."""
 
 import itertools
 import secrets
@@ -6,18 +6,18 @@ import secrets
 from marl_ray.serving.http.protocol import RequestError
 
 RETRY_AFTER_S = 1.0
-"""Seconds that clients of a busy arm are asked to wait."""
+"""Seconds after which a client of a busy arm is asked to try again."""
 _numbers = itertools.count(secrets.randbits(62))
 
 
 def new_pass() -> int:
-    """The number of a pass or call. Numbers of other processes differ, but for a chance of about 1e-18 each."""
+    """A new number for a pass or call. Two processes draw the same number with a probability of about 1e-18."""
     return next(_numbers)
 
 
 class ArmError(Exception):
-    """The arm failed on a request. `pass_number` is the number of the pass or call that failed: requests that share one fail
-    together, and count once."""
+    """The arm failed on a request. `pass_number` is the number of the pass or call that failed: all requests in it fail
+    together and count as one failure."""
 
     def __init__(self, message: str, pass_number: int):
         super().__init__(message, pass_number)  # both, because the error crosses processes by pickle
@@ -28,14 +28,14 @@ class ArmError(Exception):
 
 
 class NotFiniteError(ArmError):
-    """The arm computed log-probabilities that are not finite: of this input, or because its weights are broken."""
+    """The arm computed log-probabilities that are not finite, because of this input or because its weights are broken."""
 
 
 class LostError(ArmError):
-    """No answer came back: the arm's process or the connection to it ended, or the deadline passed. It says nothing about
-    the input."""
+    """No answer came back, because the arm's process or the connection ended, or the deadline passed. The input need
+    not be the cause."""
 
 
 def busy(message: str) -> RequestError:
-    """The arm has no time for the request, which is no failure of it."""
+    """The error for a request that the arm has no room for, which does not count as a failure of the arm."""
     return RequestError(503, None, f"the arm is busy: {message}", retry_after_s=RETRY_AFTER_S)

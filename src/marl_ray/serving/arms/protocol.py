@@ -22,7 +22,7 @@ Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
 
 Messages = tuple[Mapping[str, Any], ...]
-"""Each is a `policies.prompting.prompts.Message`; importing that loads Jinja."""
+"""Items are `policies.prompting.prompts.Message`, whose import would load Jinja."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +31,32 @@ class TextRequest:
 
     agent: str
     prompt: str | Messages | tuple[int, ...]
-    """A text is encoded as in training, messages by the tokenizer's chat template; token ids are taken as they are."""
+    """A string is encoded as in training, messages by the tokenizer's chat template, and token ids are taken unchanged."""
     seed: int
-    """The response is a function of this, the prompt and the settings (64 bits)."""
+    """64 bits; this seed, the prompt and the settings determine the response."""
     greedy: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the bundle's GenerationConfig that the request sets itself."""
+    """Fields of the bundle's GenerationConfig that the request overrides."""
     hide_stop: bool = False
-    """Leave the stop string, and what a token has behind it, out of the text."""
+    """Leave the stop string, and the text that its last token has behind it, out of the response."""
     names: bool = False
-    """Tell every token's own text."""
+    """Give every token's own text."""
     top: int = 0
-    """The number of most likely tokens to list beside each token."""
+    """Number of the most likely tokens to list beside each token."""
     raw: bool = False
-    """A text is encoded without the chat template."""
+    """Encode a string without the chat template."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the model may call, as OpenAI's API describes them; the chat template shows them."""
     must_call: tuple[str, ...] = ()
-    """The response is one call of one of these tools; of none of them: as the model likes."""
+    """The response must be one call of one of these tools; if empty, the model decides."""
     json_object: bool = False
-    """The response is a JSON object, unless it is cut off by `max_tokens` or `stop`."""
+    """The response must be a JSON object, unless `max_tokens` or `stop` cuts it off."""
     bias: LogitBias | None = None
     """Amounts added to the logits before a token is drawn."""
     streamed: bool = False
-    """A piece as soon as there is a token; else a first one, and then few: every hand-over costs a share of a step."""
+    """Send a piece for every token. Otherwise only a few pieces are sent, because each hand-over costs a part of a step."""
     logged: bool = False
-    """Tell with the first piece what the response began with: it goes into the log."""
+    """The first piece names what the response began with (`Began`), for the log."""
 
 
 class NamedToken(NamedTuple):
@@ -65,7 +65,7 @@ class NamedToken(NamedTuple):
     text: str
     """The token decoded alone."""
     utf8: list[int] | None
-    """Its bytes (0 to 255); None where the tokenizer does not tell them."""
+    """Its bytes (0 to 255); None if the tokenizer does not know them."""
 
 
 class Began(NamedTuple):
@@ -82,23 +82,22 @@ class Piece:
     """The part of a response that was written since the last piece."""
 
     text: str
-    """Whole characters only, and nothing that may turn out to be a hidden stop string: a later piece brings what is
-    held back. The last piece has the rest."""
+    """Whole characters only. Text that may become a hidden stop string is held back for a later piece; the last piece
+    has the rest."""
     ids: list[int]
     log_probs: list[float]
-    """At the bundle's temperature where the request is greedy, else at its own; biases are not in them."""
+    """At the temperature of the request, or of the bundle's if the request is greedy; biases are not included."""
     finish: Literal["stop", "length"] | None
     prompt_tokens: int
     names: list[NamedToken]
     tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
-    """Per token the most likely ones and their log-probabilities, where `top` asks for them."""
+    """Per token the most likely tokens and their log-probabilities, if the request sets `top`."""
     began: Began | None = None
-    """Set in the first piece, where the request asks for it and the arm knows."""
+    """Set in the first piece if the request asks for it and the arm knows it."""
     untold: int = 0
-    """Tokens that have no ids here; of external arms, with the last piece."""
+    """Number of tokens without ids, which only external arms report, in the last piece."""
     cost_usd: float | None = 0.0
-    """The cost of the response in USD, in the last piece; None if the arm has a price and the server does not count
-    tokens."""
+    """Cost of the response in USD, in the last piece; None if the arm has a price and the server reports no tokens."""
 
     @property
     def tokens(self) -> int:
@@ -126,7 +125,7 @@ class Reply(Protocol):
         the arm fails."""
 
     def leave(self) -> None:
-        """Give the response up or end it; whoever holds a reply calls this at the end in any case."""
+        """End the response, whether or not it is complete; whoever holds a reply must call this once it is done."""
 
 
 class TextArm(Protocol):
@@ -139,17 +138,17 @@ class TextArm(Protocol):
     def write(self, request: TextRequest) -> Reply: ...
 
     def close(self) -> None:
-        """Let go of what the arm holds in this process; responses under way fail."""
+        """Release what the arm holds in this process; responses under way fail."""
 
 
 class ScoringArm(TextArm, Protocol):
-    """A text arm that names the beginnings of its responses (`Began`) and gives log-probabilities of other arms'
+    """A text arm that names what its responses began with (`Began`) and computes log-probabilities of other arms'
     responses."""
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """The number of tokens that another arm's response has here, and their log-probability together, at the
-        bundle's own temperature. The tokens are `ids` where these spell `text` for this arm too, else its own tokens of
-        `text`. ArmError if it fails."""
+        """The number of tokens of another arm's response in this arm's vocabulary, and the sum of their
+        log-probabilities at this bundle's temperature. The tokens are `ids` if these decode to `text` here too, else
+        this arm's own encoding of `text`. Raises ArmError if it fails."""
 
 
 class Arm(Protocol):

@@ -1,7 +1,8 @@
-"""Large policies: each arm in a Serve application of its own, asked through a handle.
+"""Arms of large policies: each runs in a Serve application of its own, which requests reach through a handle.
 
-An application per bundle, not a deployment inside the gateway's application: so a changed gateway config restarts no
-policy, experiments that share a bundle share its replicas, and experiments created over HTTP can be hosted too.
+Each bundle has an application, rather than a deployment inside the gateway's application, so that a changed gateway
+config restarts no policy, experiments with the same bundle share its replicas, and experiments created over HTTP can
+start arms too.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ MAX_ONGOING_REQUESTS = 2_000
 _POLL_S = 0.25
 
 ActRequest: TypeAlias = tuple[ArraysByAgent, bool, ArraysByAgent]
-"""Observations, whether to take the likeliest actions, and masks."""
+"""Observations, whether to take the most likely actions, and masks."""
 
 
 class ArmHost:
@@ -47,10 +48,9 @@ class ArmHost:
         self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
-        """One answer per request, or the error in its place: a request that fails does not harm the others of its
-        call."""
+        """One answer or one error per request, so that a failing request does not fail the others of its call."""
         answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
-        # Others as text: an exception may be of a kind that the other side cannot read.
+        # Other exceptions cross as text, because the other process may be unable to unpickle them.
         return [
             ArmError(repr(answer), new_pass())
             if isinstance(answer, BaseException) and not isinstance(answer, ArmError)
@@ -60,10 +60,10 @@ class ArmHost:
 
 
 async def answer_of(send: Callable[[], Any]) -> Any:
-    """The answer of a call through a handle. One that is lost is sent once more: acts may be repeated.
+    """The answer of a call through a handle. A lost call is sent once more, because acts may be repeated.
 
-    LostError if that one is lost too, ArmError if the arm's own code failed, RequestError 503 if Serve refuses it for the
-    length of its queue.
+    Raises LostError if the second call is lost too, ArmError if the arm's own code failed, RequestError 503 if Serve
+    refuses the call because its queue is full.
     """
     reason = ""
     for _ in range(2):
@@ -75,11 +75,11 @@ async def answer_of(send: Callable[[], Any]) -> Any:
         except RayTaskError as error:
             raise ArmError(repr(error), new_pass()) from None
         except asyncio.CancelledError:
-            response.cancel()  # else the replica would still work on what nobody waits for
+            response.cancel()  # else the replica would go on computing an answer that nobody reads
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
-            reason = "the call was cancelled"  # by the other side
-        except Exception as error:  # of an actor that died, of a connection, of Serve: many kinds, each means that
+            reason = "the call was cancelled"  # the other process cancelled it
+        except Exception as error:  # an actor died, a connection broke, Serve failed: the call is lost
             reason = repr(error)
     raise LostError(f"two calls were lost, the last one by {reason}", new_pass())
 
@@ -89,8 +89,8 @@ class RemoteArm:
 
     def __init__(self, bundle: Bundle, handle: DeploymentHandle[Any], deadline_s: float, replicas: int):
         self.bundle = bundle
-        # What crosses is arrays and numbers, which plain pickle (between processes of one application) packs in a fraction
-        # of cloudpickle's time.
+        # Calls carry arrays and numbers, which plain pickle packs in a fraction of cloudpickle's time; it works between
+        # processes of one application.
         options = on_loop(handle, method_name="act", request_serialization="pickle", response_serialization="pickle")
 
         async def call(requests: Sequence[ActRequest]) -> list[Answer | Exception]:
@@ -101,7 +101,7 @@ class RemoteArm:
         self._requests: CallBatcher[ActRequest, Answer] = CallBatcher(call, replicas, deadline_s)
 
     async def act(self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None) -> Answer:
-        """See `ArmBatcher.act`; LostError if no answer comes back, RequestError 503 if the arm has no time."""
+        """See `ArmBatcher.act`; raises LostError if no answer comes back, RequestError 503 if the arm has no time."""
         return await self._requests.ask((observations, greedy, masks or {}))
 
 
@@ -114,8 +114,7 @@ def host(
     max_batch: int,
     deadline_s: float,
 ) -> RemoteArm | TextArm:
-    """Start the arm's application if it does not run yet, wait until it does, and return the arm. Raises
-    MarlRayError."""
+    """Start the arm's application if it does not run yet, wait until it runs, and return the arm. Raises MarlRayError."""
     name = f"arm-{bundle.digest[:16]}" + ("" if size.engine == "torch" else f"-{size.engine}")
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
@@ -132,7 +131,7 @@ def host(
             max_ongoing_requests=MAX_ONGOING_REQUESTS,
             ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
         )(kind)
-        # Two gateway replicas that come here together start it twice, which Serve makes one.
+        # Two gateway replicas may start the same application at once; Serve treats both requests as one.
         more = (size.engine,) if is_text(bundle) else ()
         application = make.bind(reference, bundle.digest, tracking_uri, max_batch, deadline_s, *more)
         serve.run_many([serve.RunTarget(application, name, None)], wait_for_applications_running=False)
@@ -146,11 +145,11 @@ def host(
     except RayServeException as error:
         raise MarlRayError(f"bundle {reference!r}: {error}") from error
     if isinstance(bundle, Bundle):
-        # Of the running application, which another experiment may have started with other wishes.
+        # The limits of the running application, which another experiment may have started with other settings.
         counts = [part.replica_states for part in status.deployments.values()]
         running = sum(count for by_state in counts for state, count in by_state.items() if state == "RUNNING")
         return RemoteArm(bundle, handle, deadline_s, max(1, running, most(size.replicas)))
     from marl_ray.serving.arms.text.remote import RemoteTextArm
 
-    assert not isinstance(bundle, ExternalModel)  # which no deployment of ours computes
+    assert not isinstance(bundle, ExternalModel)  # no deployment of ours computes an external model
     return RemoteTextArm(bundle, handle, deadline_s)

@@ -1,4 +1,4 @@
-"""Kept answers to greedy acts, in this process or in Redis. Values are opaque bytes."""
+"""The cache of answers to greedy acts, in this process or in Redis. Values are opaque bytes."""
 
 import asyncio
 import hashlib
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 DEADLINE_S = 0.05
-"""Seconds that one get or put in Redis may take, with its connection."""
+"""Seconds that one get or put in Redis may take, including the connection."""
 PAUSE_S = 1.0
-"""Redis is left alone for this long after a failure, so that not every request pays the deadline."""
+"""Seconds without requests to Redis after a failure, so that few requests pay the deadline."""
 COMPLAINT_S = 60.0
-"""One line per outage, but none this soon after another: a full Redis still reads and fails again with each put."""
+"""Fewest seconds between two log lines: a full Redis answers reads and fails again with each put."""
 CONNECTIONS = 64
-"""Requests beyond these, at the same moment, go without the cache."""
+"""Most connections to Redis; further requests at the same moment skip the cache."""
 PREFIX = b"marl-ray:"
 """The prefix of the keys in Redis."""
 _log = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ def make_cache(config: CacheConfig | None) -> ResponseCache | None:
 
 
 def cache_key(digest: str, observations: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> bytes:
-    """32 bytes that differ wherever bundle (its digest), agents, dtypes, shapes or numbers do; the agents' order does
-    not matter. Arrays of numbers and flags only."""
+    """32 bytes that differ if the bundle's digest, agents, dtypes, shapes or numbers differ; the agents' order does not
+    matter. Takes arrays of numbers and flags only."""
     arrays = [*_sorted(observations), None, *_sorted(masks)]
     # The quoted names and the shapes say where each array's bytes begin and end, and the length where they do.
     head = repr((digest, [a and (a[0], a[1].dtype.str, a[1].shape) for a in arrays])).encode()
@@ -62,13 +62,13 @@ def _sorted(arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
 
 
 class MemoryCache:
-    """The replica's own: the least recently used answer goes first, and each goes after its time."""
+    """The replica's own cache: it drops the least recently used answer first, and each answer after its time to live."""
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
         """`clock` gives seconds."""
         self._config = config
         self._clock = clock
-        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()  # the last used is the last
+        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()  # the most recently used last
 
     async def get(self, key: bytes) -> bytes | None:
         kept = self._kept.get(key)
@@ -92,10 +92,11 @@ class MemoryCache:
 
 
 class RedisCache:
-    """Shared by all replicas. Redis that is away, slow or wrong is an empty cache and one line in the log, no error."""
+    """The cache that all replicas share. If Redis is away, slow or wrong, the cache is empty and logs one line; it
+    raises nothing."""
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
-        """Connects at the first use. `clock` gives seconds. MarlRayError if the URL or the package is wrong."""
+        """Connects at the first use. `clock` gives seconds. Raises MarlRayError if the URL or the package is wrong."""
         self._redis, self._where = _connect(config.url)
         self._ttl_ms = max(1, round(config.ttl_s * 1000))
         self._clock = clock
@@ -109,7 +110,7 @@ class RedisCache:
         return stored
 
     async def put(self, key: bytes, value: bytes) -> None:
-        """At most the deadline, as `get`; it need not be waited for."""
+        """Takes at most the deadline, as `get` does; the caller need not wait for it."""
         await self._ask(lambda: self._redis.set(PREFIX + key, value, px=self._ttl_ms))
 
     async def close(self) -> None:
@@ -122,14 +123,15 @@ class RedisCache:
     async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
         if self._clock() < self._ask_from or self._under_way >= CONNECTIONS:
             return None
-        first = self._away  # to ask again: the others go on without until it is back
+        # Only the first request after the pause asks Redis; the others skip the cache until it answers.
+        first = self._away
         if first:
             self._ask_from = self._clock() + PAUSE_S
         self._under_way += 1
         try:
             async with asyncio.timeout(DEADLINE_S):
                 answer = await command()
-        except Exception as error:  # whatever goes wrong here must not become a client's error
+        except Exception as error:  # no failure here may become a client's error
             now = self._clock()
             self._ask_from = now + PAUSE_S
             if not self._away and now >= self._complain_from:
@@ -159,13 +161,14 @@ def _connect(url: str) -> "tuple[Redis, str]":
         "protocol": 2,  # one round trip less per connection, and all that GET and SET need
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": DEADLINE_S,
-        # With one, redis-py writes through `asyncio.wait_for`, which loses cancellations on Python 3.11, `_ask`'s too.
+        # With a timeout redis-py writes through `asyncio.wait_for`, which loses cancellations on Python 3.11, also
+        # those of `_ask`.
         "socket_timeout": None,
     }
     try:
         options: dict[str, Any] = {**parse_url(url), **own_options}
         pool = ConnectionPool(**options)
-        pool.make_connection()  # does not connect, but knows which options there are
-    except (TypeError, ValueError):  # not quoted: a password could be in it
+        pool.make_connection()  # does not connect, but checks the options
+    except (TypeError, ValueError):  # the error is not quoted, because it could contain a password
         raise MarlRayError("cache.url: expected redis://host:port/0, with options that redis.asyncio has") from None
     return Redis.from_pool(pool), f"redis://{options.get('host', 'localhost')}:{options.get('port', 6379)}"

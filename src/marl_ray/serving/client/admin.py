@@ -39,8 +39,9 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
 def deploy_bundle(
     url: str, bundle: str, strategy: str, endpoint: str | None, options: dict[str, Any], reason: str
 ) -> dict[str, Any]:
-    """Start an experiment of the bundle (`candidate`) against what serves the endpoint now (`production`), or serve it
-    alone where nothing does; the new experiment's report. Raises MarlRayError, also if one is still under way."""
+    """Start an experiment with the bundle (`candidate`) against the arm that serves the endpoint now (`production`), or
+    serve the bundle alone if nothing serves there. Returns the new experiment's report. Raises MarlRayError, also if an
+    experiment is still under way at the endpoint."""
     known = ask(url, "/v1/endpoints")["endpoints"]
     if endpoint is None:
         if len(known) != 1:
@@ -55,7 +56,7 @@ def deploy_bundle(
         raise MarlRayError(
             f"endpoint {endpoint!r}: experiment {now['name']!r} is {now['status']}; promote, roll back or stop it first"
         )
-    if open_now:  # one arm alone is no experiment that could be disturbed
+    if open_now:  # an experiment of one arm compares nothing, so replacing it disturbs nothing
         ask(url, f"/v1/experiments/{now['name']}/stop", {"reason": f"succeeded by {bundle}"})
     arms = {"production": _part(url, earlier["production"]), "candidate": {"bundle": bundle}}
     number = len(earlier["experiments"]) + 1

@@ -30,7 +30,7 @@ def deploy(
 ) -> Deployed:
     """Deploy a Serve config and wait until every application runs.
 
-    The config is the whole truth: applications of an earlier config that it does not name are deleted. Raises
+    The config lists all applications: Serve deletes those of an earlier config that it does not name. Raises
     MarlRayError if the config is wrong, the cluster cannot be reached, an application fails to deploy (with the reason)
     or does not run within `timeout_s` seconds (it is left as it is).
     """
@@ -59,8 +59,8 @@ def deploy(
 
 
 def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: str, deadline: float) -> None:
-    """Hand the config over. The first request starts Serve's controller, and on a busy machine the dashboard may give up
-    on it (5xx); the request says what shall be, not what to do, so it is repeated until the deadline."""
+    """Send the config. The first request starts Serve's controller, and on a busy machine the dashboard may time out on
+    it (5xx). Sending the same config twice does no harm, so the request is repeated until the deadline."""
     while True:
         try:
             client.deploy_applications(data)
@@ -88,7 +88,7 @@ def undeploy(dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 60
 
 
 def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> None:
-    """Serve keeps the HTTP options it was started with and only logs a warning about others."""
+    """Refuse other HTTP options than Serve was started with: Serve would keep the old ones and only log a warning."""
     running = details.get("http_options") if details.get("controller_info", {}).get("actor_id") else None
     for key, wanted in (data.get("http_options") or {}).items():
         if running and running.get(key, wanted) != wanted:
@@ -137,9 +137,9 @@ def _messages(state: Mapping[str, Any]) -> str:
 
 
 def _reason(text: str) -> str:
-    """The line of a traceback that says what went wrong: our own error's if there is one, else the last line.
+    """The line of a traceback that names the cause: our own error's if there is one, else the last line.
 
-    Of a chain of errors the outermost stands last.
+    In a chain of errors the outermost error stands last.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):

@@ -50,8 +50,8 @@ def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | None = None) -> list[str]:
     """All findings in a Serve config, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
-    `where` stands before every path (such as `spec.serveConfigV2.`). `pods` is given for a config inside a Kubernetes
-    manifest: how many pods may run replicas.
+    `where` precedes every path (such as `spec.serveConfigV2.`). `pods` is the number of pods that may run replicas; it
+    is given for a config inside a Kubernetes manifest.
     """
     if not isinstance(data, Mapping):
         findings: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
@@ -71,7 +71,7 @@ def _findings(data: dict[str, Any], pods: int | None) -> Iterator[ConfigFault]:
     yield from _unknown_keys(data, ServeDeploySchema, "")
     yield from _wrong_values(_without_unknown_keys(data, ServeDeploySchema), ServeDeploySchema, "")
     options = data.get("http_options")
-    # Serve's REST API, unlike its Python API, binds to all interfaces when nothing is said.
+    # Without a host Serve's REST API, unlike its Python API, binds to all interfaces.
     host = options.get("host", "0.0.0.0") if isinstance(options, dict) else "0.0.0.0"
     if pods is not None and host in LOOPBACK:
         yield "http_options.host", f"expected 0.0.0.0, got {host!r}, which nothing outside the pod reaches"
@@ -196,7 +196,7 @@ def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[
 def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     """One finding for each key whose value pydantic refuses. The keys are known ones."""
     yield from _validate(data, model, where)
-    # Serve types some parts as "any mapping, or this model", and looks at their values only when it deploys them.
+    # Serve types some parts as "any mapping, or this model", and checks their values only when it deploys them.
     for part_model, part, path, any_mapping in _models(data, model, where):
         if any_mapping:
             safe = {key: value for key, value in part.items() if key not in _IMPORTED}
@@ -206,7 +206,7 @@ def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> I
 def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     seen = set()
     try:
-        model.model_validate(copy.deepcopy(data))  # Serve's validators write into what they are given
+        model.model_validate(copy.deepcopy(data))  # Serve's validators change their input
     except ValidationError as error:
         for part in error.errors():
             path = ".".join(_within(data, part["loc"], missing=part["type"] == "missing"))
@@ -214,12 +214,12 @@ def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Itera
                 message = "missing" if part["type"] == "missing" else words(part)
                 yield (where + path).rstrip("."), " ".join(message.split())
             seen.add(path)
-    except (ImportError, NotImplementedError, AttributeError, TypeError) as error:  # validators that do more than judge
+    except (ImportError, NotImplementedError, AttributeError, TypeError) as error:  # validators that do more than check
         yield where.rstrip("."), one_line(error)
 
 
 def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterator[str]:
-    """The part of pydantic's location that is in the data: behind it stand the names of a union's members."""
+    """The part of pydantic's location that exists in the data; the rest of the location names members of a union."""
     for part in location:
         try:
             data = data[part]

@@ -19,14 +19,14 @@ REQUEST_S = 30.0
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """Plays one episode through HTTP."""
+    """The result of one episode that was played over HTTP."""
 
     session_id: str
     arm: str
     ret: float
     """Sum of rewards, averaged over the agents."""
     latencies: list[float]
-    """Seconds of every `/v1/act` request."""
+    """Duration of each `/v1/act` request, in seconds."""
 
 
 async def play_episodes(
@@ -46,7 +46,7 @@ async def play_episodes(
     """
     played: list[PlayedEpisode] = []
     numbers = iter(range(episodes))
-    run = secrets.token_hex(4)  # sessions are new units at every call
+    run = secrets.token_hex(4)  # makes every call's sessions new units
 
     async def player(client: httpx.AsyncClient) -> None:
         env = make_env()

@@ -23,7 +23,7 @@ ENDS: tuple[End, ...] = get_args(End)
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """The result of one test of one treatment now."""
+    """The result of one test of one treatment at one look."""
 
     name: str
     """`outcome` or a guardrail's."""
@@ -31,31 +31,31 @@ class TestResult:
     better: str
     """`higher` or `lower`."""
     margin: float
-    """Units of the metric; a relative margin is that part of the control's mean so far."""
+    """In units of the metric; a relative margin is multiplied by the control's mean so far."""
     alpha: float
-    """The treatment's part of it."""
+    """The part of the experiment's alpha that this treatment gets."""
     treatment: Summary
     control: Summary
-    """Observations: of units, clusters or blocks."""
+    """Summary of the control's observations: of units, clusters or blocks."""
     test: OneSided
     missing: bool = False
-    """True if units that have reported nothing do not count; the test then holds at both ends of what they may have
-    been."""
+    """True if units without a report do not count; the proof then holds for the lowest and the highest values that they
+    may have had."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric and the loss of it that is accepted."""
+    """A metric with the loss of it that is accepted."""
 
     name: str
     better: str
     margin: float | RelativeMargin
     binary: bool
     range: tuple[float, float] | None
-    """The exact test's range. Only units that are assigned by themselves have one: means of clusters and blocks change
-    while their units come, and blocks are not drawn one by one."""
+    """The range for the exact test; None unless units are assigned one by one: means of clusters and blocks change
+    while their units arrive, and blocks are not drawn one by one."""
     bounds: tuple[float, float] | None
-    """The numbers that count, or may come; None where nothing bounds them."""
+    """The least and greatest value that counts or may come; None if nothing bounds the values."""
 
     @property
     def higher(self) -> bool:
@@ -63,17 +63,17 @@ class Measure:
 
     @property
     def scale(self) -> float:
-        """The factor on the control."""
+        """The factor that the control's mean is multiplied by."""
         margin = self.margin
         return relative_scale(margin.relative, self.higher) if isinstance(margin, RelativeMargin) else 1.0
 
     @property
     def absolute(self) -> float:
-        """The margin in units of the metric; 0 where it is relative, which `scale` says."""
+        """The margin in units of the metric; 0 if it is relative and therefore part of `scale`."""
         return self.margin if isinstance(self.margin, float) else 0.0
 
     def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> BetQuestion | None:
-        """The question for the exact test; None if another test answers."""
+        """The question for the exact test; None if another test decides."""
         if self.range is None:
             return None
         claim = Claim(side, *self.range, self.absolute, self.higher, self.scale, missing)
@@ -86,20 +86,20 @@ def outcome_of(config: ExperimentConfig) -> Measure:
 
 
 def shown_outcome_of(config: ExperimentConfig) -> Measure:
-    """The outcome as its difference is shown: a relative margin would multiply the control."""
+    """The outcome as its difference is displayed, without a relative margin, which would multiply the control."""
     margin = config.margin if isinstance(config.margin, float) else 0.0
     return _measure(config, "outcome", "higher", margin, False)
 
 
 def guardrail_of(config: ExperimentConfig, rail: GuardrailConfig) -> Measure:
     """A guardrail's metric as a measure."""
-    # The mean of a cluster is not 0 or 1.
+    # A cluster's mean of zeros and ones is neither 0 nor 1.
     binary = rail.is_binary and config.randomize == "session"
     return _measure(config, rail.name, rail.better, rail.margin, binary)
 
 
 def bounded_difference(metric: str, bounds: tuple[float, float]) -> Measure:
-    """A metric's plain difference, by the exact test of units assigned by themselves."""
+    """The plain difference of a metric between units assigned one by one, for the exact test."""
     return Measure(metric, "higher", 0.0, False, bounds, bounds)
 
 
@@ -110,7 +110,7 @@ def _measure(config: ExperimentConfig, name: str, better: str, margin: float | R
 
 
 def excluding(config: ExperimentConfig) -> list[str]:
-    """The outcome and guardrails in which units without them do not count."""
+    """The outcome and guardrails for which units without a report do not count."""
     rails = [rail.name for rail in config.guardrails if rail.name != "outcome" and rail.counts_missing_as is None]
     return ["outcome", *rails] if config.missing == "exclude" else rails
 
@@ -147,8 +147,9 @@ def ask(
     min_outcomes: int,
     excluding: bool = False,
 ) -> TestResult:
-    """Test whether `HARM` or fitness for `PROMOTION` is proven of a treatment. With `excluding`, units that do not
-    report the metric do not count in it, so a proof must hold at both ends of what they may have been (`reporting`)."""
+    """Test whether `HARM` or fitness for `PROMOTION` of a treatment is proven. With `excluding`, units that do not
+    report the metric do not count, so a proof must hold for the lowest and highest values that they may have had
+    (`reporting`)."""
     control, arms = plan.control, len(plan.weights)
     treated, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
@@ -160,15 +161,15 @@ def ask(
     gain = sign * (treated.mean - other.mean)
     question = ArmQuestion(side, look, measure, arm, plan, alpha, min_outcomes)
     if min(treated.n, other.n) < max(min_outcomes, 2) or margin < 0 or (relative is not None and not margin):
-        # A part of a mean that is not above 0 is no margin.
+        # A relative margin of a mean that is not above 0 is meaningless.
         evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
         evidence = min((question.at_end(end, margin * reports[0]) for end in ENDS), key=lambda test: test.e_value)
-        # Of a gain per judged unit, those that report nothing among them, and held against 0.
+        # The test is of the gain per judged unit, including units that do not report, against 0.
         evidence = evidence._replace(gain=gain, bound=evidence.bound / reports[0] - margin)
     else:
         evidence = question.plainly()
-        # Of "treatment - 0.98 control", where the margin is a part of the control's mean.
+        # The test is of "treatment - 0.98 control" if the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
     return TestResult(measure.name, arm, measure.better, max(margin, 0.0), alpha, treated, other, evidence, missing)
 
@@ -185,7 +186,7 @@ class ArmQuestion(NamedTuple):
     min_outcomes: int
 
     def plainly(self) -> OneSided:
-        """Test the units that count."""
+        """Test only the units that count."""
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(None)
@@ -194,21 +195,23 @@ class ArmQuestion(NamedTuple):
         binary = measure.binary and all(_may_be_binary(summary) for summary in arms)
         evidence = self._test(pair, measure.absolute, binary, measure.scale)
         if not binary and _are_zeros_and_ones(arms):
-            # Not declared, so another value may come. But a rare event that is missed by luck must not look sure.
+            # The range is not declared, so other values may come. But a rare event that happened not to occur must not
+            # look impossible.
             evidence = min(
                 evidence, self._test(pair, measure.absolute, True, measure.scale), key=lambda test: test.e_value
             )
         return evidence
 
     def at_end(self, end: End, margin: float) -> OneSided:
-        """The test of all judged units, the missing ones at this end of the range, of a gain above or below 0; `margin` is
-        about what that is per unit of the treatment, reported or not."""
+        """Test all judged units with the missing ones at this end of the range, for a gain above or below 0. `margin`
+        is roughly the value of that gain per unit of the treatment, reported or not."""
         _, look, measure, arm, plan, *_ = self
         if measure.range is not None:
             return self._bet(end)
         reported = look.pooled(measure.name, arm, plan.control)
         if not reported.low < reported.high:
-            # All alike so far: nothing but chance in who reports would be held against the margin.
+            # All values are equal so far, so the only difference would be chance in who reports, and it would count
+            # against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
         are_events = _are_zeros_and_ones([look.summary(measure.name, name) for name in (arm, plan.control)])
         evidence = self._test(self._filled(end, nearer=not are_events), 0.0)
@@ -220,7 +223,7 @@ class ArmQuestion(NamedTuple):
         return evidence
 
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
-        """All judged units, the missing ones at this end, or nearer to the mean than it where that costs less."""
+        """Summaries of all judged units, with the missing ones at this end, or nearer to the mean if that costs less."""
         _, look, measure, arm, plan, *_ = self
         reported = look.pooled(measure.name, arm, plan.control)
         low, high = reported.low, reported.high
@@ -243,7 +246,7 @@ class ArmQuestion(NamedTuple):
     def _bet(self, end: End | None) -> OneSided:
         question = self.measure.question(self.side, self.arm, self.plan.control, end)
         assert question is not None
-        # Before any unit has bet that lacks the metric, both ends are what those who report say.
+        # Before the first unit that lacks the metric has bet, both ends equal the reports so far.
         evidence = (
             self.look.bets.get(question)
             or self.look.bets[replace(question, claim=replace(question.claim, missing=None))]
@@ -266,7 +269,7 @@ class ArmQuestion(NamedTuple):
 
 
 def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
-    """True if all values so far are 0 or 1, and both have come."""
+    """True if all values so far are 0 or 1, and both have occurred."""
     mean = sum(arm.n * arm.mean for arm in arms) / sum(arm.n for arm in arms)
     return 0 < mean < 1 and all(
         _may_be_binary(arm) and arm.variance * (arm.n - 1) >= arm.n * arm.mean * (1 - arm.mean) * (1 - 1e-6) - 1e-9
@@ -275,8 +278,8 @@ def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
 
 
 def _may_be_binary(summary: Summary) -> bool:
-    """True if all values may be 0 or 1: numbers between them vary no more than these would, numbers beyond do."""
-    # A client that counts its errors must not get a test whose variance is too small, nor stop all tests.
+    """True if all values may be 0 or 1: values between them would vary less than zeros and ones, values beyond them more."""
+    # A metric that counts errors must neither get a test with too small a variance nor stop all tests.
     largest = summary.n * summary.mean * (1 - summary.mean)
     return not summary.n or (
         0 <= summary.mean <= 1 and summary.variance * (summary.n - 1) <= largest * (1 + 1e-6) + 1e-12

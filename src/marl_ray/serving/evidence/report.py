@@ -25,10 +25,10 @@ def describe(
     shadow: Mapping[str, Mapping[str, float]],
     now: float | None = None,
 ) -> dict[str, Any]:
-    """JSON of one experiment; `null` stands for what is not known yet.
+    """JSON of one experiment; unknown values are `null`.
 
-    `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. All
-    intervals of the differences hold together, at all looks at once, with probability 1 - config.alpha.
+    `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. With
+    probability 1 - config.alpha all intervals of the differences hold together, at all looks.
     """
     plan, state, look = record.plan, record.state, evidence.look
     total = math.fsum(record.weights.values())
@@ -109,7 +109,7 @@ def _warnings(config: ExperimentConfig) -> list[str]:
 
 
 def _missing(evidence: Findings) -> list[str]:
-    """One sentence for each metric that some judged sessions lack, where these sessions then do not count."""
+    """One sentence for each metric that some judged sessions lack and for which these sessions do not count."""
     lines: dict[str, str] = {}
     for row in evidence.reporting:
         lacking = row.judged + row.control_judged - row.reported - row.control_reported
@@ -124,7 +124,7 @@ def _missing(evidence: Findings) -> list[str]:
 
 
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
-    """Bounds of treatment - control by the tests that decide, half of alpha each."""
+    """Bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
     measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
     rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excluding": missing}
     below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))

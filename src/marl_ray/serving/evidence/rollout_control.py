@@ -1,7 +1,8 @@
-"""The control of rollouts: ask the statistics what the store's numbers prove, take a decision, and write it.
+"""The control of rollouts: a replica asks the statistics what the store's numbers prove, decides, and writes the
+decision.
 
-Every replica may decide. A decision names the epoch it was made on, so of several replicas only the first one's is
-written. Harm needs no majority: the first replica to see the proof rolls the arm back.
+Every replica may decide. A decision names the epoch on which it was made, so the store accepts only the first of
+several replicas' decisions. Harm needs no majority: the first replica to see the proof rolls the arm back.
 """
 
 import contextlib
@@ -49,20 +50,20 @@ ACTIONS = {
 }
 
 ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
-"""The guardrail of every experiment: of a hundred sessions a treatment may fail one more than the control does. A guardrail
-`error` of the experiment's own takes its place."""
+"""The guardrail of every experiment: a treatment may fail one more session in a hundred than the control. A guardrail
+`error` in the experiment's config replaces it."""
 
 SILENCE = "no client has sent an outcome of any session"
 
 LEAST_CHANGE = 0.01
-"""A change of shares that is worth a new epoch."""
+"""Least change of a share that is worth a new epoch."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """The number of units of a treatment and of the control that report a metric, of those whose windows are over."""
+    """Numbers of judged units of a treatment and of the control that report a metric."""
 
     metric: str
     """`outcome` or a guardrail's."""
@@ -87,7 +88,7 @@ class Reporting:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All answers of one look at an experiment."""
+    """All results of one look at an experiment."""
 
     look: Look
     harm: tuple[TestResult, ...]
@@ -102,14 +103,14 @@ class Findings:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that say why nothing is promoted although the outcomes may prove it."""
+        """Sentences that say why nothing is promoted although the outcomes may prove a gain."""
         arms = self.evidence.arms.values()
         return tuple(warning for arm in arms for warning in (arm.unequal, arm.unguarded) if warning is not None)
 
 
 def config_of(record: ExperimentRecord) -> ExperimentConfig:
-    """Read the config that the store keeps, without what was added to it. MarlRayError if this version does not know
-    it."""
+    """Read the config that the store keeps, without the fields that the store adds. Raises MarlRayError if this version
+    cannot read it."""
     known, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
     arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
     data = {key: value for key, value in record.config.items() if key in known}
@@ -140,7 +141,7 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
     reports = tuple(finding for of_metric in reporting for finding in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
-    # Where no report counts as a number, silence is as many numbers, all alike, and evidence of no arm.
+    # If no report has a numeric value, reports and silence are the same and prove nothing about an arm.
     has_reports = any(look.reported.get("outcome", {}).values())
     for harmed, bound in zip(harms, promotions, strict=True):
         alarms = {finding.metric: finding for finding in reports if finding.arm == harmed.arm and finding.test.alarm}
@@ -183,7 +184,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
 
 def _lack(look: Look, control: str, config: ExperimentConfig, rail: TestResult) -> str | None:
     """A sentence that says why a guardrail cannot judge the arm; None if it can."""
-    if rail.name != "error" and rail.name not in look.reported:  # errors are the gateway's own to note
+    if rail.name != "error" and rail.name not in look.reported:  # the gateway itself records errors
         return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
     for arm, summary in ((rail.arm, rail.treatment), (control, rail.control)):
         if summary.n < config.min_outcomes:
@@ -192,7 +193,7 @@ def _lack(look: Look, control: str, config: ExperimentConfig, rail: TestResult) 
 
 
 def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
-    """Arm -> units that met it since the stage began: those assigned in its epochs, whenever they were written."""
+    """Arm -> units exposed to it in the stage's epochs, whenever their exposures were written."""
     counts: dict[str, int] = {}
     for epoch, by_arm in look.exposed.items():
         for arm, n in by_arm.items() if epoch >= record.state.stage_epoch else ():
@@ -201,12 +202,13 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
 
 
 def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
-    """Run `find` on what the store knows now."""
+    """Run `find` on the store's present numbers."""
     return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
 def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision | None:
-    """Look once, and do what the look calls for. None for an experiment that is over or unknown.
+    """Look once at an experiment and write the decision that its evidence calls for. Returns None if the experiment has
+    ended or is unknown.
 
     An experiment that promotes by hand keeps running when its promotion bound holds.
     """
@@ -227,7 +229,7 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
     try:
         store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
     except StaleEpochError:
-        return None  # another replica was faster, or a person
+        return None  # another replica or a person has changed the experiment first
     _log.warning("experiment %s: %s %s: %s", config.name, action, decision.arm or "", decision.reason)
     return decision
 
@@ -235,7 +237,8 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
 def _reallocate(
     store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, evidence: Findings, now: float
 ) -> None:
-    """Set the weights anew if it is time, every arm has outcomes enough, and arms are met and report as they should."""
+    """Set new weights if it is time, every arm has enough outcomes, and the arms' exposures and reports match their
+    shares."""
     state, plan = record.state, record.plan
     since = state.stage_since if state.allocation is None else state.allocation.at
     left = [arm for arm in plan.weights if arm not in state.rolled_back]
@@ -250,5 +253,5 @@ def _reallocate(
     if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
         return
     shares = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
-    with contextlib.suppress(StaleEpochError):  # another replica was faster, or a person
+    with contextlib.suppress(StaleEpochError):  # another replica or a person has changed the experiment first
         store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {shares}")

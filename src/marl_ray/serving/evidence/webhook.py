@@ -1,7 +1,7 @@
 """Tells another service of every rollback, promotion and stage: `webhook` of the gateway's config.
 
-Delivery is at least once: a thread sends an entry of the audit log until the other side answers 2xx, or until the
-deadline. No decision waits for it. If there are several replicas, the store lets one of them send
+Each notice is delivered at least once: a thread sends an entry of the audit log until the other service answers 2xx, or
+until the deadline. No decision waits for it. The store lets one of several replicas send an entry
 (`experiments.notices`).
 """
 
@@ -23,14 +23,14 @@ from marl_ray.experiments.store.experiment_store import AuditEntry
 from marl_ray.experiments.store.notices import Notices
 
 LOOK_S = 15.0
-"""Seconds between looks for what is due when nothing has changed."""
+"""Seconds between two checks for due notices if nothing has changed."""
 SEND_S = 10.0
 """Deadline of one request."""
 CLAIM_S = 3 * SEND_S
-"""Seconds that another replica leaves an entry alone that this one sends."""
+"""Seconds for which other replicas leave an entry to the replica that sends it."""
 LONGEST_PAUSE_S = 300.0
 DOUBLED_PAUSES = 9
-"""Attempts after which pauses, twice as long each time, have come to that."""
+"""Number of attempts, each after twice the pause of the one before, after which the pause is `LONGEST_PAUSE_S`."""
 CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class Webhook:
     """Delivers entries of the audit log, for one replica."""
 
     def __init__(self, config: WebhookConfig, notices: Notices, endpoints: Callable[[], Mapping[str, str]]):
-        """`endpoints` gives the experiments that this gateway serves, and the endpoint of each. MarlRayError if the secret
-        is not in the environment."""
+        """`endpoints` returns the experiments that this gateway serves, each with its endpoint. Raises MarlRayError if
+        the secret is not in the environment."""
         secret = os.environ.get(config.secret_env)
         if not secret:
             raise MarlRayError(f"webhook.secret_env: expected a secret in the environment variable {config.secret_env}")
@@ -56,14 +56,14 @@ class Webhook:
         self._news.set()
 
     def close(self) -> None:
-        """End the thread; another replica, or the next one, delivers the rest."""
+        """End the thread; another replica, or the next process, delivers the rest."""
         self._closing.set()
         self._news.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
 
     def deliver(self) -> float:
-        """Send what is due and return the seconds until something may be due again. Raises StoreError."""
+        """Send the due notices and return the seconds until the next one may be due. Raises StoreError."""
         now, endpoints = time.time(), self._endpoints()
         pause = LOOK_S
         for entry, attempts in self._notices.due(endpoints.keys(), now - self._config.deadline_s, now):
@@ -91,7 +91,7 @@ class Webhook:
             "x-marl-ray-signature": f"sha256={signature}",
         }
         try:
-            # The body of the answer is not read: one that never ends would hold up all other entries.
+            # The body is not read, because an endless one would delay all other entries.
             with httpx.stream("POST", self._config.url, content=body, headers=headers, timeout=SEND_S) as answer:
                 return None if answer.is_success else f"it answers {answer.status_code}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -105,7 +105,7 @@ class Webhook:
             try:
                 pause = self.deliver()
                 failing = False
-            except Exception as error:  # the thread must go on: the database will be back
+            except Exception as error:  # the thread must survive until the database is back
                 if not failing:
                     _log.error("webhook: what is due is not known: %s", one_line(error))
                 failing, pause = True, LOOK_S

@@ -1,1 +1,1 @@
-"""Handlers of requests: one file per group of paths."""
+"""Handlers of requests: one file for each group of paths."""

@@ -122,8 +122,8 @@ async def _act_or_fall_back(
     masks: Arrays,
     exchanges: Exchanges,
 ) -> tuple[dict[str, Any], str]:
-    """Let the arm act; returns actions and log-probabilities as JSON has them, and the arm that gave them: the control
-    if the arm's circuit is open or its pass fails. `exchanges` becomes the list of requests to the arm and the texts
+    """Let the arm act. Returns actions and log-probabilities as JSON has them, and the arm that gave them: the control
+    if the arm's circuit is open or its pass fails. `exchanges` is filled with the requests to the arm and the texts
     that it wrote."""
     router = session_arm.router
     cache = service.cache if greedy and not router.is_text else None
@@ -170,7 +170,8 @@ def _act_by_arm(
     masks: Arrays,
     exchanges: Exchanges,
 ) -> Awaitable[dict[str, Any]]:
-    """Let one arm act: agent -> (action, its log-probability). ArmError if the arm fails, RequestError if it refuses."""
+    """Let one arm act: agent -> (action, its log-probability). Raises ArmError if the arm fails, RequestError if it
+    refuses."""
     if router.is_text:
         return _act_by_finite_text(service, router, arm, observations, greedy, exchanges)
     return cast(Arm, router.arms[arm]).act(observations, greedy, masks)
@@ -186,7 +187,7 @@ async def _act_by_finite_text(
 
 
 def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
-    """An answer from the cache; None if it is not one, because others may write to a shared cache."""
+    """An answer from the cache; None if the bytes are no answer, because others may write to a shared cache."""
     try:
         parts = orjson.loads(value) if value else None
     except orjson.JSONDecodeError:
@@ -206,7 +207,7 @@ def _check_observations(
 
 
 def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's action masks by agent; every one belongs to an observation."""
+    """The request's action masks by agent; each must belong to an observation."""
     masks = data.get("action_masks", _NONE)
     if not isinstance(masks, dict) or not masks.keys() <= observed.keys():
         raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
@@ -214,8 +215,8 @@ def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, An
 
 
 async def assign(service: Service, request: Request) -> Response:
-    """`POST /v1/assign`: the session's arm and its bundle, without a pass. The session meets the arm with this, so that its
-    outcome counts, unless `expose` is false."""
+    """`POST /v1/assign`: the session's arm and its bundle, without a pass. Unless `expose` is false, this exposes the
+    session to the arm, so that its outcome counts."""
     service.admission.admit(request, "inference")
     data = await request.object(ASSIGN_FIELDS)
     routers = service.endpoints.acting(data.get("experiment"))
@@ -228,7 +229,7 @@ async def assign(service: Service, request: Request) -> Response:
         routers, session, cluster_id, attributes, service.admission.forced_arm(request)
     )
     router = session_arm.router
-    router.bundle_of(session_arm.assignment.arm)  # before the exposure: there must be an arm to name
+    router.bundle_of(session_arm.assignment.arm)  # before the exposure, because it raises an error if no arm is loaded
     assignment = service.assigner.expose(session_arm) if exposes else session_arm.assignment
     arm = router.answering(assignment.arm)[0]
     answer_fields = {

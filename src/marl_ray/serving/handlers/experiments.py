@@ -23,7 +23,8 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 PLOT_S, PLOT_TIMES = 5.0, 20.0
-"""Curves are read again after this time, and after so many times as long as reading them took."""
+"""Cached curves expire after the first number of seconds, or after the second number times the time that reading them
+took, whichever is later."""
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 T = TypeVar("T")
@@ -34,7 +35,7 @@ def path_part(request: Request, part: int = 3) -> str:
 
 
 def rows(service: Service) -> list[dict[str, Any]]:
-    """Every experiment of this replica, in one row each."""
+    """One row for each experiment of this replica."""
     return [
         {
             "name": name,
@@ -85,10 +86,10 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
     except ValidationError as error:
         first = error.errors()[0]
         field, message = ".".join(map(str, first["loc"])), words(first)
-        if not field:  # what concerns several keys names them itself
+        if not field:  # a message about several keys names them itself
             field, _, message = message.partition(": ")
         raise RequestError(400, field, message) from None
-    if rb"\u0000" in text:  # which no path and no text of PostgreSQL may have
+    if rb"\u0000" in text:  # no path and no text of PostgreSQL may contain it
         raise RequestError(400, "body", "expected no NUL characters")
     return config
 
@@ -132,7 +133,7 @@ async def series(service: Service, request: Request) -> Response:
 
 
 def plotted(service: Service, router: Router) -> dict[str, list[list[float | None]]]:
-    """Outcomes over time, by arm; blocks on the database. Every outcome is read for it, so pages that reload share one
+    """Outcomes over time, by arm; blocks on the database. All outcomes are read for it, so pages that reload share one
     reading for some seconds."""
     name, began = router.config.name, time.monotonic()
     until, plot = service.plots.get(name, (-math.inf, {}))
@@ -166,9 +167,9 @@ async def change(service: Service, request: Request) -> Response:
 async def changed(service: Service, router: Router, actor: str, action: str, data: dict[str, Any]) -> dict[str, Any]:
     """Take a person's action on an experiment and return the new state; RequestError if it is not possible."""
     reason = _reason(data.get("reason"))
-    # What only takes traffic away is right on any epoch, and must not fail because another change was faster.
+    # An action that only takes traffic away is right on any epoch, and must not fail because another change came first.
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
-    arms = list(router.config.arms)  # a list, as JSON has values that cannot be looked up
+    arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
     if arm is not None and arm not in arms:
         raise RequestError(400, "arm", f"expected one of {', '.join(arms)}")
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
@@ -176,7 +177,7 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
 
     def write() -> dict[str, Any]:
         service.store.change(router.config.name, Action(action), epoch=epoch, actor=actor, reason=reason, arm=arm)
-        service.follower.look()  # this replica answers by the new state from now on
+        service.follower.look()  # apply the new state to this replica at once
         return {"status": router.state.status.value, "epoch": router.state.epoch}
 
     return await tried(service, action, write)

@@ -60,5 +60,5 @@ async def _events(writer: TextResponseWriter) -> AsyncIterator[bytes]:
                 yield event(writer.head | part | {"finish_reason": piece.finish})
                 return
             yield event(part)
-    except RequestError as error:  # too late for a status
+    except RequestError as error:  # the status has already been sent
         yield b"data: " + error.body() + b"\n\n"

@@ -61,7 +61,7 @@ async def load(service: Service, request: Request) -> Response:
 
     def load_it() -> AnyBundle:
         bundle = service.bundles.load(reference)
-        service.notices.preload(reference, time.time())  # the other replicas load it too
+        service.notices.preload(reference, time.time())  # so that the other replicas load it too
         service.holdings.models = service.holdings.models | {reference: bundle}
         return bundle
 
@@ -81,21 +81,21 @@ def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
 
 
 async def health(service: Service, request: Request) -> Response:
-    """`GET /health`: this replica's event loop runs."""
+    """`GET /health`: 200 shows that this replica's event loop runs."""
     return Response(orjson.dumps({"status": "ok", "experiments": list(service.endpoints.routers)}))
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """`GET /ready`: whether something answers for all that takes traffic; 503 while it does not. A treatment whose bundle is
-    gone is named as missing and does not count, as the control answers for it, nor does an experiment that has just been
-    created elsewhere and loads: else all replicas would go at once."""
+    """`GET /ready`: 200 if an answer is available for all experiments with traffic, else 503. A treatment without a
+    bundle is named as missing but does not count, because the control answers for it. Neither does an experiment that
+    was just created at another replica and still loads: otherwise all replicas would become unready at once."""
     arms, routers = service.follower.arms(), service.endpoints.routers
     lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
     here = [routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms]
     answers = all(
         router.answering(arm) for router in here for arm, weight in router.state.weights.items() if weight > 0
     )
-    is_ready = service.started is not None and answers  # what there was at the start is loaded before it
+    is_ready = service.started is not None and answers  # all arms of the start are loaded before `started` is set
     body = {
         "ready": is_ready,
         "arms": arms,

@@ -23,18 +23,18 @@ from marl_ray.serving.service import Service
 LARGEST_OUTCOME = 1e100
 """Larger numbers would overflow the database's sums of squares."""
 OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
-"""Pauses in which another replica's queued exposure has reached the store, before an outcome is refused."""
+"""Pauses before an outcome is refused, in which another replica's queued exposure can reach the store."""
 CLOCKS_S = 5.0
-"""Seconds that a client's clock may be ahead of this one."""
+"""Seconds by which a client's clock may be ahead of this one."""
 OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics", "at"})
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadReport:
-    """One request's report of a session, checked."""
+    """The checked report of one request about a session."""
 
     name: str
-    """The endpoint or experiment that it names, or the only one."""
+    """The endpoint or experiment that the report names, or the only one."""
     routers: Sequence[Router]
     """Experiments that may know the session, the newest first."""
     session: str
@@ -131,7 +131,7 @@ def _moment(given: Any) -> float | None:
 async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) -> list[OutcomeResult]:
     """Write outcomes, each to the newest of its experiments that knows the session."""
     results = await service.in_thread(_write, service, actor, reports)
-    # ... which another replica's queue may still hold, for moments.
+    # Another replica's queue may hold a session's exposure for some moments.
     for pause in OTHER_REPLICAS_S if most(service.config.replicas) > 1 else ():
         left = [k for k, result in enumerate(results) if isinstance(result, UnknownUnitError)]
         if not left:
@@ -147,7 +147,7 @@ def _write(
     service: Service, actor: str, reported: Sequence[_ReadReport]
 ) -> list[tuple[Router, Recorded] | MarlRayError]:
     """Store the reports, in one transaction for each experiment."""
-    service.exposures.flush()  # the session's exposure may be waiting here
+    service.exposures.flush()  # the session's exposure may still be queued here
     service.unit_reports.write()
     results: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
     left, depth = list(range(len(reported))), 0
@@ -168,8 +168,7 @@ def _write(
 
 
 def _report(router: Router, reported: _ReadReport) -> Report:
-    """The report for the store. It also has what this replica has measured of the session itself, where a guardrail
-    asks for it."""
+    """The report for the store. It includes what this replica has measured of the session, if a guardrail needs it."""
     known, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
     if known is not None and "outcome" in reported.values:
@@ -177,7 +176,7 @@ def _report(router: Router, reported: _ReadReport) -> Report:
         if known.acts:
             measured["latency_s"] = known.seconds / known.acts
     if "outcome" in reported.values:
-        measured[COST] = 0.0  # where nothing is known, see `UnitReports`
+        measured[COST] = 0.0  # 0 if no cost is noted, see `UnitReports`
     wanted_metrics -= set() if counts_cost(router.config) else {COST}
     measured = {
         name: value for name, value in measured.items() if name in wanted_metrics and name not in reported.values

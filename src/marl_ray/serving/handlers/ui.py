@@ -13,7 +13,7 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 ASKS = ((b"www-authenticate", b'Basic realm="marl-ray: any name, and as password a key with the scope read"'),)
-"""Lets a browser ask for a key; it opens reading alone, and no action."""
+"""Makes a browser ask for a key, which allows reading but no action."""
 
 
 def _page(body: bytes, status: int = 200) -> Response:
@@ -79,7 +79,8 @@ def _experiment_page(
 
 
 async def change(service: Service, request: Request) -> Response:
-    """`POST /ui/experiments/{name}/{action}`: the form's own field holds the admin key, so no site can act for a person."""
+    """`POST /ui/experiments/{name}/{action}`. The form itself contains the admin key, so a foreign page cannot act for
+    a person."""
     parts = request.path.split("/")
     router, action, base = service.endpoints.experiment(parts[3]), parts[4], request.root_path
     form: dict[str, str] = {}
@@ -89,7 +90,7 @@ async def change(service: Service, request: Request) -> Response:
         service.admission.limit(actor, 1)
         data: dict[str, Any] = {"reason": form.get("reason"), "arm": form.get("arm") or None}
         epoch = form.get("epoch", "")
-        # A form may be old: what only takes traffic away is right all the same.
+        # A form may be old, but an action that only takes traffic away is right on any epoch.
         if epoch.isdecimal() and Action(action) not in RETREATS:
             data["epoch"] = int(epoch)
         await changed(service, router, actor, action, data)
@@ -99,9 +100,9 @@ async def change(service: Service, request: Request) -> Response:
             message = "admin key: expected the secret of a key with the scope admin"
         if not await _may_read(service, request, form):
             error.headers = ASKS if error.status == 401 else error.headers
-            raise  # who may not read learns no more than that
+            raise  # a caller who may not read gets no more than the refusal
         make = partial(_experiment_page, service, router, base, message, form)
         return _page(await service.readings.read(object(), make), error.status)
-    # A fresh page: reloading it must not send the form again.
+    # A redirect to a fresh page, because reloading an answer to a form would send the form again.
     headers = ((b"location", f"{base}/ui/experiments/{router.config.name}".encode()),)
     return Response(b"", 303, HTML, headers)

@@ -1,5 +1,4 @@
-"""A response while it is written: by the session's arm, or by the control where that arm fails before its first
-token."""
+"""A response while it is written by the session's arm, or by the control if the arm fails before its first token."""
 
 import asyncio
 import time
@@ -20,7 +19,7 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 CUT = "cut"
-"""The finish of a response that nobody waited for any more, or whose arm failed."""
+"""The finish of a response that was given up, or whose arm failed."""
 
 
 class WrittenResponse(NamedTuple):
@@ -36,7 +35,7 @@ class WrittenResponse(NamedTuple):
     began: Began | None
     tokens: int
     cost_usd: float | None
-    """USD; None if nobody knows."""
+    """Cost in USD; None if it is unknown."""
 
 
 async def respond_with_text(
@@ -46,7 +45,7 @@ async def respond_with_text(
     answer: "Callable[[TextResponseWriter, WrittenResponse], Any]",
     events: "Callable[[TextResponseWriter], AsyncIterator[bytes]]",
 ) -> Response | Stream:
-    """Answer a request by the writer's response: one JSON answer, or events from its first token on."""
+    """Answer a request with the writer's response: as one JSON answer, or as events from its first token on."""
     try:
         await request.while_there(writer.begin())
         if streamed:
@@ -63,7 +62,7 @@ class TextResponseWriter:
     """Writes one response to a session: by its arm, or by the control if that arm fails before its first token."""
 
     def __init__(self, service: Service, session_arm: SessionArm, request: TextRequest):
-        """Begin a response; the session is exposed to its arm with this."""
+        """Begin a response; this exposes the session to its arm."""
         self._service, self._session_arm, self._request = service, session_arm, request
         self._start = time.perf_counter()
         self._assignment = service.assigner.expose(session_arm)
@@ -73,16 +72,16 @@ class TextResponseWriter:
         self._digest = ""
         self._ticket = 0
         self._is_under_way = False
-        """True while the response has begun and has no end yet."""
+        """True after a response has begun and before it has ended."""
         self._first_s = 0.0
         self._tokens = 0
         kept = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
         self._pieces: list[Piece] | None = [] if kept else None
-        """The pieces so far, for the log and for shadows; None if neither wants them."""
+        """All pieces so far, kept for the log and for shadows; None if neither needs them."""
 
     @property
     def digest(self) -> str:
-        """The digest of the bundle that writes."""
+        """The digest of the bundle that writes the response."""
         return self._digest
 
     @property
@@ -108,7 +107,7 @@ class TextResponseWriter:
         self._first_s = time.perf_counter() - self._start
 
     async def _begin_by(self, arm: str) -> None:
-        """Have this arm begin the response."""
+        """Let this arm begin the response."""
         text_arm = cast(TextArm, self._session_arm.router.arms[arm])
         self._arm, self._digest = arm, text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
@@ -124,7 +123,7 @@ class TextResponseWriter:
         )
 
     async def _compare_with(self, arm: str) -> None:
-        """Have this arm begin a response, and leave it."""
+        """Let this arm begin a response, and drop it."""
         reply = cast(TextArm, self._session_arm.router.arms[arm]).write(self._request)
         try:
             await _next_piece(reply)
@@ -132,7 +131,7 @@ class TextResponseWriter:
             reply.leave()
 
     async def next(self) -> Piece:
-        """Wait for the next piece, until one has a `finish`; RequestError if the arm fails. Only after `begin`."""
+        """Wait for the next piece, until one has a `finish`. Raises RequestError if the arm fails. Call `begin` first."""
         piece, self._first = self._first, None
         if piece is None:
             assert self._reply is not None
@@ -153,7 +152,7 @@ class TextResponseWriter:
         return piece
 
     def close(self) -> None:
-        """Give the response up or end it; the owner calls this at the end in any case."""
+        """End the response, whether or not it is complete; the owner must call this once it is done."""
         if self._reply is not None:
             self._reply.leave()
         if self._ticket:
@@ -162,17 +161,17 @@ class TextResponseWriter:
         config = self._session_arm.router.config
         meters = self._service.metrics.meters_of(config)[self._arm]
         if self._is_under_way and config.arms[self._arm].price is not None:
-            # The other side counts tokens at the end alone.
+            # An external arm reports the number of tokens only at the end.
             self._session_arm.charge(None, self._service.unit_reports)
             meters.cost_unknown += 1
         self._is_under_way = False
         meters.tokens += self._tokens
         self._tokens = 0
-        if self._request.streamed:  # else the client has got nothing of it
+        if self._request.streamed:  # otherwise the client has received nothing of the response
             self._log()
 
     def _log(self) -> None:
-        """Log the pieces sent so far, once, and have shadows write the same if the response is complete."""
+        """Log the pieces sent so far, once. If the response is complete, send copies of the request to the shadows."""
         if self._pieces:
             request, response = self._request, join_pieces(self._pieces)
             if self._service.acts is not None:
@@ -212,8 +211,8 @@ Exchanges = list[tuple[TextRequest, WrittenResponse]]
 async def act_by_text(
     service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, exchanges: Exchanges
 ) -> dict[str, tuple[str, float | None]]:
-    """Let one arm write every agent's text. Returns each text and its log-probability, if the arm computes that;
-    RequestError if the arm refuses one. `exchanges` becomes the list of requests and responses."""
+    """Let one arm write every agent's text. Returns each text and its log-probability, if the arm computes one. Raises
+    RequestError if the arm refuses one. `exchanges` is filled with the requests and responses."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     text_arm = cast(TextArm, router.arms[arm])
@@ -271,7 +270,7 @@ async def collect_response(next_piece: Callable[[], Awaitable[Piece]]) -> Writte
 
 
 def join_pieces(pieces: Sequence[Piece]) -> WrittenResponse:
-    """The response that these pieces are; one without an end was cut."""
+    """Join the pieces to a response; without a `finish` it was cut."""
     return WrittenResponse(
         "".join(piece.text for piece in pieces),
         [number for piece in pieces for number in piece.ids],
@@ -287,7 +286,7 @@ def join_pieces(pieces: Sequence[Piece]) -> WrittenResponse:
 
 
 def total_cost(costs: Iterable[float | None]) -> float | None:
-    """The sum of costs in USD; None if one of them is unknown."""
+    """The sum of costs in USD; None if any of them is unknown."""
     total = 0.0
     for cost in costs:
         if cost is None:
@@ -305,7 +304,7 @@ def log_text(
     request: TextRequest,
     response: WrittenResponse,
 ) -> None:
-    """Put a response into the log of decisions, which must be configured; `digest` is of the bundle that wrote it."""
+    """Add a response to the decision log, which must be configured; `digest` is that of the bundle that wrote it."""
     assert service.acts is not None
     began, prompt = response.began or Began([], {}), request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
@@ -346,7 +345,7 @@ def shadow_text(router: Router, request: TextRequest, response: WrittenResponse)
 
 
 def text_only(router: Router) -> None:
-    """Raise RequestError 422 if the experiment's policies have no text."""
+    """Raise RequestError 422 if the experiment's policies write no text."""
     if not router.is_text:
         family = router.bundle_of(router.control).manifest.family
         raise RequestError(
@@ -355,14 +354,14 @@ def text_only(router: Router) -> None:
 
 
 def text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
-    """Make the request to an arm; one without a seed gets one."""
+    """Make the request to an arm, with a random seed if the client gave none."""
     seed = service.seed() if settings.seed is None else settings.seed
     logged = service.acts is not None
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
 def agent_of(router: Router, given: Any) -> str:
-    """The agent whose text the request asks for. It may be left out where one policy plays all agents."""
+    """The agent whose text the request asks for. A request may omit it if one policy plays all agents."""
     agents = router.bundle_of(router.control).agents
     if given is None and len(set(agents.values())) == 1:
         return next(iter(agents))

@@ -1,4 +1,4 @@
-"""Admission: which requests are let in, by keys, their scopes and their rates."""
+"""Admission: API keys, their scopes and their rates decide which requests are accepted."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ from marl_ray.serving.http.protocol import Request, RequestError
 from marl_ray.serving.http.rate_limits import RateLimiter
 
 REFUSAL_S = 1.0
-"""Seconds that a reader who has used up the rate waits for the refusal."""
+"""Seconds that a reader above its rate waits for the refusal."""
 
 
 class Admission:
-    """The keys of a gateway and what each of them has used up, on one event loop."""
+    """The keys of a gateway and their current use, on one event loop."""
 
     def __init__(self, config: GatewayConfig):
         """Raises MarlRayError if the file of keys cannot be read."""
@@ -21,15 +21,14 @@ class Admission:
         self._read_limiter = RateLimiter(config.read_limit) if config.read_limit else None
 
     def admit(self, request: Request, permission: Permission) -> str:
-        """The name of the request's key; RequestError 401, 403, or 429 if it has used up its rate."""
+        """The name of the request's key; RequestError 401 or 403, or 429 if the key is above its rate."""
         key = self.keys.check(request, permission)
         self.limit(key, 1)
         return key
 
     async def admit_reader(self, request: Request, *also: Permission) -> str:
-        """Admit a request to read, with the scope `read` or one of these. A refusal for the rate comes late, because
-        readers without pause would otherwise be refused thousands of times a second, which takes as much as
-        answering."""
+        """Admit a request to read, with the scope `read` or one of `also`. A refusal for the rate is delayed, because
+        clients without pause would otherwise cause thousands of refusals a second, which cost as much as answers."""
         key = self.keys.check(request, "read", *also)
         if self._read_limiter is not None and (wait := self._read_limiter.take(key)) > 0:
             await asyncio.sleep(REFUSAL_S)
@@ -37,7 +36,7 @@ class Admission:
         return key
 
     def limit(self, key: str, cost: int) -> None:
-        """Count `cost` requests of a key; RequestError 429 if they are too many."""
+        """Count `cost` requests of a key; RequestError 429 if the key is above its rate."""
         if self._limiter is not None and (wait := self._limiter.take(key, cost)) > 0:
             raise RequestError(429, None, f"more requests of {key!r} than its rate_limit allows", retry_after_s=wait)
 

@@ -1,7 +1,7 @@
-"""Cross-origin requests: which pages of other sites a browser lets ask this gateway.
+"""Cross-origin requests: which pages of other sites may use this gateway through a browser.
 
-Credentials (cookies, or what a browser has for a site) are never allowed, so a foreign page knows no more than the keys that
-it brings itself, and `*` is safe.
+Credentials (cookies, or what a browser stores for a site) are never allowed. So a foreign page can use only the keys
+that it brings itself, and `*` is safe.
 """
 
 from marl_ray.serving.http.protocol import Headers, Request, Response
@@ -16,7 +16,7 @@ KEPT_S = b"600"
 
 
 def allow_origin_headers(origins: tuple[str, ...], request: Request) -> Headers:
-    """The headers of every answer to the request's origin, which tell the browser whether the page may read it."""
+    """Headers of every answer that tell the browser whether a page of the request's origin may read it."""
     if "*" in origins:
         return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", TELLS))
     vary = ((b"vary", b"origin"),) if origins else ()
@@ -27,7 +27,7 @@ def allow_origin_headers(origins: tuple[str, ...], request: Request) -> Headers:
 
 
 def preflight(origins: tuple[str, ...], request: Request, method: str) -> Response | None:
-    """The answer to a browser's question before a request; None if it is none, or of an origin that may not ask."""
+    """The answer to a browser's preflight request; None if the request is none, or its origin is not allowed."""
     is_preflight = method == "OPTIONS" and b"access-control-request-method" in request.headers
     allowed = {name for name, _ in allow_origin_headers(origins, request)}
     if not is_preflight or b"access-control-allow-origin" not in allowed:

@@ -1,4 +1,5 @@
-"""Deadlines of many short requests, with one timer for all: one for each would cost more than a small forward pass."""
+"""Deadlines of many short requests, with one timer for all, because one for each would cost more than a small forward
+pass."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -7,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LOOK_S = 0.05
-"""A deadline is noticed this much late at most."""
+"""Seconds between two checks; a deadline takes effect late by this much at most."""
 
 
 class _Entry:
@@ -25,7 +26,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Awaitable[T], seconds: float) -> T:
-        """Run `work` and return its result; TimeoutError (and `work` is cancelled) after `seconds`."""
+        """Run `work` and return its result. After `seconds`, cancels `work` and raises TimeoutError."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         entry = _Entry(task, loop.time() + seconds)

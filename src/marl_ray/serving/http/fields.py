@@ -1,4 +1,4 @@
-"""Fields that requests of several paths have."""
+"""Fields that requests of several paths share."""
 
 import math
 from collections.abc import Mapping

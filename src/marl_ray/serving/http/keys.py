@@ -21,7 +21,7 @@ ANYONE = "anyone"
 
 
 class Key(Config):
-    """One key, as the file of keys has it: its name, what it opens, and the sha256 (hex) of the secret."""
+    """One key in the file of keys: its name, its scopes, and the sha256 (hex) of its secret."""
 
     name: str = Field(min_length=1, max_length=100)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -50,21 +50,21 @@ class Keys:
                 raise MarlRayError(f"api_keys: {path!r}: {where}: {first['msg']}") from error
 
     def check(self, request: Request, *permissions: Permission) -> str:
-        """The name of the key that a request shows (`authorization: Bearer KEY`), which has one of these scopes; or
+        """The name of the key in the request (`authorization: Bearer KEY`), which must have one of these scopes;
         RequestError 401 or 403."""
         if not self.keys:
             return self.check_secret("", *permissions) if permissions == ("admin",) else ANYONE
         shown = request.header(b"authorization") or ""
         kind, _, secret = shown.partition(" ")
         if kind.lower() == "basic" and "read" in permissions:
-            # What browsers send by themselves, also for other sites' pages: for reading alone.
+            # Browsers send these credentials by themselves, also for pages of other sites, so they allow only reading.
             return self.check_secret(_password(secret), "read")
         return self.check_secret(secret if kind.lower() == "bearer" else "", *permissions)
 
     def check_secret(self, secret: str, *permissions: Permission) -> str:
-        """The name of the key with this secret, or RequestError 401 or 403. The scope `admin` holds `read`."""
+        """The name of the key with this secret; RequestError 401 or 403. The scope `admin` includes `read`."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
-        # All keys are compared, each in constant time: how long it takes tells nothing.
+        # All keys are compared, each in constant time, so that the duration reveals nothing.
         matching = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         if not self.keys and permissions == ("admin",):
             raise RequestError(403, "authorization", "no api_keys are configured, so nobody may change experiments")
@@ -78,7 +78,7 @@ class Keys:
 
 
 def new_key(path: Path, name: str) -> str:
-    """Write a file of keys with one new key, which may do everything, and return its secret."""
+    """Write a file of keys with one new key, which has all scopes, and return its secret."""
     secret = secrets.token_urlsafe(24)
     key = {"name": name, "sha256": hashlib.sha256(secret.encode()).hexdigest(), "scopes": list(get_args(Permission))}
     path.write_text(json.dumps({"keys": [key]}))
@@ -86,7 +86,7 @@ def new_key(path: Path, name: str) -> str:
 
 
 def _password(credentials: str) -> str:
-    """The password of `authorization: Basic`, whose user may be any; empty if there is none."""
+    """The password of `authorization: Basic`, with any user name; empty if there is none."""
     try:
         text = base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape")
     except (binascii.Error, ValueError):

@@ -26,9 +26,9 @@ _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
 
 class RequestError(MarlRayError):
-    """A refusal of a request: the HTTP status, the field at fault (None for the request as a whole) and one line.
+    """A refusal of a request: the HTTP status, the invalid field (None for the request as a whole) and one line.
 
-    `retry_after_s` says when to come again.
+    `retry_after_s` is the number of seconds after which the client may try again.
     """
 
     def __init__(self, status: int, field: str | None, message: str, retry_after_s: float | None = None):
@@ -44,11 +44,11 @@ class RequestError(MarlRayError):
 
 
 class TooLongError(RequestError):
-    """A refusal of a prompt that does not fit the model's context together with its response."""
+    """A refusal of a prompt that is too long for the model's context together with its response."""
 
 
 class ClientGoneError(Exception):
-    """The client hung up before it had its answer; there is nobody to answer."""
+    """The client closed the connection before it got its answer."""
 
 
 def route_path(scope: Scope) -> str:
@@ -60,7 +60,7 @@ def route_path(scope: Scope) -> str:
 
 
 class Request:
-    """One HTTP request, its body not read yet."""
+    """One HTTP request, whose body is read when asked for."""
 
     __slots__ = ("_hang_up", "_limit", "_receive", "headers", "id", "path", "root_path")
 
@@ -70,10 +70,10 @@ class Request:
         self.path = route_path(scope)
         self.root_path = str(scope.get("root_path") or "").rstrip("/")
         """The prefix that the application is mounted at."""
-        # Looked at several times; of a header that comes twice the first counts.
+        # Read several times per request; of a repeated header the first one counts.
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.id = self._given_id() or f"{_REQUEST_IDS[0]}-{next(_REQUEST_IDS[1])}"
-        """The caller's `x-request-id` if it is a sane one, else a new one."""
+        """The caller's `x-request-id` if it is valid, else a new one."""
 
     def _given_id(self) -> str | None:
         given = self.header(b"x-request-id")
@@ -86,9 +86,9 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        """The whole body. Raises RequestError 413 as soon as it is known to be longer than allowed."""
+        """The whole body. Raises RequestError 413 as soon as it exceeds the limit."""
         declared = self.headers.get(b"content-length")
-        # The length first: int() refuses thousands of digits.
+        # The length is checked first, because int() refuses thousands of digits.
         if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
             raise self._too_large()
         message = await self._receive()
@@ -106,10 +106,10 @@ class Request:
         return body
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and return its result; ClientGoneError, and `work` is cancelled, as soon as the client hangs up.
-        Only when the body has been read. It costs two tasks, so it is for work that takes long."""
+        """Run `work` and return its result. If the client hangs up, cancels `work` and raises ClientGoneError. Call it
+        only after reading the body. It costs two tasks, so it is for long work."""
         task = asyncio.create_task(work)
-        if self._hang_up is None:  # one for all that wait in this request
+        if self._hang_up is None:  # all work of this request shares one watcher
             self._hang_up = asyncio.create_task(self._until_hang_up())
         try:
             await asyncio.wait((task, self._hang_up), return_when=asyncio.FIRST_COMPLETED)
@@ -149,11 +149,11 @@ class Response(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """An answer in parts that are sent as soon as they are there: server-sent events."""
+    """An answer in parts that are sent as soon as they are ready: server-sent events."""
 
     parts: AsyncIterator[bytes]
     close: Callable[[], None]
-    """To be called at the end in any case."""
+    """The sender calls this at the end in any case."""
     headers: Headers = ()
     status: int = 200
     content_type: bytes = EVENTS
@@ -186,7 +186,7 @@ async def respond(send: Send, response: Response, headers: Headers = ()) -> None
 
 
 async def stream(send: Send, response: Stream, headers: Headers = ()) -> None:
-    """Send a response part by part. `x-accel-buffering` asks proxies not to wait for its end."""
+    """Send a response part by part. `x-accel-buffering` tells proxies not to buffer it."""
     own = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
     await send(_start(response, (*own, *response.headers, *headers)))
     async for part in response.parts:
@@ -205,5 +205,5 @@ def event(data: Any) -> bytes:
 
 
 def header_text(value: str) -> bytes:
-    """A header's value of any printable text: what is not ASCII is written as escapes."""
+    """The value of a header for any printable text: characters outside of ASCII become escapes."""
     return value.encode("ascii", "backslashreplace")

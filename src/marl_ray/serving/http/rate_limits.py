@@ -8,15 +8,15 @@ from collections.abc import Callable
 from marl_ray.config import RateLimitConfig
 
 KEYS = 10_000
-"""Buckets that are kept; beyond it the one that has been quiet for longest is forgotten, which fills it."""
+"""Most buckets kept; beyond it the longest unused one is forgotten, which refills it."""
 _TOLERANCE_S = 1e-6  # more than the rounding of any clock, less than any token
 
 
 class RateLimiter:
-    """Buckets of `burst` tokens that get `per_s` tokens a second, on one event loop.
+    """Buckets of `burst` tokens, refilled with `per_s` tokens a second, on one event loop.
 
-    Of each bucket only the time is kept at which it will be full (the generic cell rate algorithm of ITU-T I.371): n
-    missing tokens are a time n / per_s ahead, and a time that has passed means a full bucket, which need not be kept.
+    For each bucket only the moment is kept at which it will be full (the generic cell rate algorithm of ITU-T I.371): n
+    missing tokens are n / per_s seconds in the future. A bucket whose moment has passed is full and need not be kept.
     """
 
     def __init__(self, config: RateLimitConfig, clock: Callable[[], float] = time.monotonic):
@@ -24,15 +24,15 @@ class RateLimiter:
         self._per_s = config.per_s
         self._burst = config.burst
         self._clock = clock
-        self._full_at: OrderedDict[str, float] = OrderedDict()  # the last asked for is the last
+        self._full_at: OrderedDict[str, float] = OrderedDict()  # the most recently used last
 
     def __len__(self) -> int:
         """The number of buckets that are kept."""
         return len(self._full_at)
 
     def take(self, key: str, cost: int = 1) -> float:
-        """Take `cost` tokens: 0.0 if they were there, else the seconds until they will be (infinity where the bucket is
-        too small), and nothing is taken."""
+        """Take `cost` tokens and return 0.0 if there are enough. Otherwise take nothing and return the seconds until
+        there are (infinity if the bucket is too small)."""
         if cost > self._burst:
             return math.inf
         now = self._clock()
@@ -42,7 +42,7 @@ class RateLimiter:
         allowed = wait <= _TOLERANCE_S
         self._full_at[key] = after if allowed else full_at
         self._full_at.move_to_end(key)
-        # One at most may have come, so the quietest one at a time will do.
+        # Each call adds at most one bucket, so removing one is enough.
         quietest = next(iter(self._full_at))
         if self._full_at[quietest] <= now or len(self._full_at) > KEYS:
             del self._full_at[quietest]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream
 
 Handler = Callable[[Any, Request], Awaitable[Response | Stream]]
-"""Its first argument is the gateway's `Service`, of which nothing in this folder knows."""
+"""The first argument is the gateway's `Service`, which this package does not import."""
 
 
 class Route(NamedTuple):
@@ -16,6 +16,6 @@ class Route(NamedTuple):
     template: str
     handler: Handler
     loads: bool = False
-    """Fetches bundles, which may take longer than requests may."""
+    """True if the operation fetches bundles, which gets a longer deadline."""
     problem: Callable[[RequestError], bytes] = RequestError.body
     """The function that writes an error's body."""

@@ -1,4 +1,4 @@
-"""Fields that shape a text, of `/generate` and of OpenAI's paths."""
+"""Fields that control how a text is written, of `/generate` and of OpenAI's paths."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from marl_ray.serving.http.protocol import RequestError
 
 SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
 GREEDY_BELOW = 0.01
-"""Temperatures below it are 0: divided by them, logits overflow."""
+"""Lower temperatures count as 0, because dividing logits by them would overflow."""
 LARGEST_TEMPERATURE = 2.0
 LEAST_TOP_P = 1e-6
 STOPS, STOP_LENGTH = 4, 200
@@ -18,7 +18,7 @@ SEEDS = 1 << 63
 
 
 class Settings(NamedTuple):
-    """A request's wishes for its text; see `TextRequest`."""
+    """A request's settings for its text; see `TextRequest`."""
 
     seed: int | None
     greedy: bool
@@ -26,7 +26,7 @@ class Settings(NamedTuple):
 
 
 def settings_of(data: Mapping[str, Any]) -> Settings:
-    """Read the wishes; what is missing or null is as in training. RequestError 400 naming the field."""
+    """Read the settings; a missing or null one is as in training. RequestError 400 naming the field."""
     changes: dict[str, Any] = {}
     tokens, top_k, seed = (data.get(name) for name in ("max_tokens", "top_k", "seed"))
     if tokens is not None:

@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _OfUnit:
-    """The fields of every record: one unit and one arm's bundle (`digest`). `at` is seconds since 1970."""
+    """The fields of every record: one unit, and the arm's bundle (`digest`). `at` is in seconds since 1970."""
 
     experiment: str
     unit: str
@@ -83,7 +83,7 @@ class LoggedAct(_OfUnit):
     log_probs: dict[str, float]
     """Agent -> log-probability of the action under the policy that took it."""
     masks: dict[str, list[Any]] = field(default_factory=dict)
-    """Agent -> what was allowed (0 or 1 per action), for agents that gave a mask."""
+    """Agent -> its allowed actions (0 or 1 per action), for agents that gave a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ class LoggedText(_OfUnit):
 
     agent: str
     prompt: str | None
-    """None where there are messages."""
+    """None if the request has messages."""
     messages: Sequence[Any]
-    """The chat's messages, `{"role": ..., "content": ...}` each; empty where there is a prompt."""
+    """The chat's messages, `{"role": ..., "content": ...}` each; empty if the request has a prompt."""
     tools: Sequence[Any]
     """The tools that the chat offered."""
     prompt_ids: Sequence[int]
-    """Tokens that the model read before its first own one; empty of an arm that tells none."""
+    """Tokens that the model read before its first own one; empty if the arm reports none."""
     text: str
     """The text that the client got."""
     ids: Sequence[int]
@@ -107,12 +107,12 @@ class LoggedText(_OfUnit):
     """The log-probability of each token at the temperature in force, before `top_k` and `top_p`; for a greedy text at
     the bundle's own temperature."""
     finish: str
-    """`stop`, `length`, or `cut` where the client left or the arm failed in mid-stream: then the log has what was sent."""
+    """`stop`, `length`, or `cut` if the client left or the arm failed; after `cut` the record has what was sent."""
     seed: int
     settings: dict[str, Any]
-    """The settings in force: `temperature`, `top_p`, `top_k`, `max_tokens`; empty for an arm that names none."""
+    """The settings in force: `temperature`, `top_p`, `top_k`, `max_tokens`; empty if the arm reports none."""
     asked: Sequence[str]
-    """The settings that the request itself chose, by name."""
+    """Names of the settings that the request itself chose."""
 
 
 LoggedRequest = LoggedAct | LoggedText
@@ -120,7 +120,7 @@ _LOGGED: TypeAdapter[LoggedRequest] = TypeAdapter(Annotated[LoggedRequest, Field
 
 
 def open_folder(folder: str, argument: str) -> tuple[fs.FileSystem, str]:
-    """The file system and path of a local folder or URI; MarlRayError naming the argument if there is no such."""
+    """The file system and path of a local folder or URI; MarlRayError naming the argument if it is invalid."""
     try:
         if "://" in folder:
             filesystem, path = fs.FileSystem.from_uri(folder)
@@ -137,7 +137,7 @@ class _Writing:
 
 
 class ActLog:
-    """Queues decisions for their folder. `put` never blocks and does no work."""
+    """Queues decisions for their folder. `put` never blocks, and leaves all work to threads."""
 
     def __init__(
         self,
@@ -148,12 +148,12 @@ class ActLog:
         segment_s: float = SEGMENT_S,
         limit_bytes: int = LIMIT_BYTES,
     ):
-        """MarlRayError if a local folder cannot be written to. `staging` is for a URI: a local folder of this machine, from
-        which the next log of the same URI uploads what a killed process left; without it, that is lost."""
+        """Raises MarlRayError if a local folder cannot be written to. For a URI, `staging` is a local folder of this
+        machine, from which the next log of the same URI uploads what a killed process left; without it, that is lost."""
         filesystem, self._root = open_folder(folder, "decision_log")
         self._remote = filesystem if "://" in folder else None
         if self._remote is not None:
-            # What a process left for one URI must not be uploaded to another.
+            # A subfolder for each URI, so that segments left for one are never uploaded to another.
             own = blake2b(folder.encode(), digest_size=8).hexdigest()
             self._local = Path(staging or tempfile.mkdtemp(prefix="marl-ray-decisions-")) / own
         else:
@@ -183,7 +183,7 @@ class ActLog:
         return self._refused + self._lost
 
     def start(self) -> None:
-        """Start the threads; twice is once."""
+        """Start the threads; a second call does nothing."""
         if not self._threads:
             loops = (self._write_on, self._complete_on)
             self._threads = [threading.Thread(target=loop, name="decision-log", daemon=True) for loop in loops]
@@ -191,7 +191,7 @@ class ActLog:
                 thread.start()
 
     def put(self, record: LoggedRequest) -> bool:
-        """Queue a decision, whose parts must not change any more; False if the queue is full."""
+        """Queue a decision, which the caller must not change any more; False if the queue is full."""
         if len(self._queue) >= self._capacity:
             self._refused += 1
             return False
@@ -199,7 +199,7 @@ class ActLog:
         return True
 
     def close(self) -> None:
-        """Write and complete what is left; a segment that cannot be uploaded in time stays in the staging folder."""
+        """Write and complete the queue. A segment that cannot be uploaded in time stays in the staging folder."""
         if not self._threads:
             self.start()
         self._closing.set()
@@ -230,7 +230,7 @@ class ActLog:
         self._wake.set()
 
     def _encoded(self) -> dict[str, list[bytes]]:
-        """Take what waits, as lines by experiment."""
+        """Take the queue, as lines by experiment."""
         lines: dict[str, list[bytes]] = {}
         for _ in range(len(self._queue)):
             record = self._queue.popleft()
@@ -248,7 +248,7 @@ class ActLog:
         if sum(segment.size for segment in waiting) + len(data) > self._limit:
             raise OSError(f"{self._limit} bytes wait in {self._local}")
         if experiment not in self._open:
-            if not re.fullmatch(NAME_PATTERN, experiment):  # it becomes a folder's name
+            if not re.fullmatch(NAME_PATTERN, experiment):  # the name becomes that of a folder
                 raise OSError(f"experiment {experiment!r} has no usable name")
             folder = self._local / experiment
             folder.mkdir(exist_ok=True)
@@ -296,7 +296,7 @@ class ActLog:
 
 
 def upload(source: Path, filesystem: fs.FileSystem, path: str) -> None:
-    if filesystem.type_name != "s3":  # which has no folders
+    if filesystem.type_name != "s3":  # S3 has no folders
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
     fs.copy_files(str(source), path, source_filesystem=fs.LocalFileSystem(), destination_filesystem=filesystem)
 
@@ -306,17 +306,19 @@ def _whole_lines(data: bytes) -> bytes:
 
 
 def read_decisions(folder: str, experiment: str) -> Iterator[LoggedRequest]:
-    """The decisions of an experiment, unit by unit in the order of their names, each unit's in time order.
+    """The decisions of an experiment: units in the order of their names, and each unit's decisions in the order of
+    time.
 
-    A local folder's partial segments are read too, up to the last whole line. Memory is bounded: what is more than
-    `RUN_BYTES` is sorted on disk, in the folder for temporary files. MarlRayError if the folder or a segment cannot be read.
+    A local folder's partial segments are read too, up to the last complete line. Memory is bounded: more than
+    `RUN_BYTES` is sorted on disk, in the folder for temporary files. Raises MarlRayError if the folder or a segment
+    cannot be read.
     """
     unreadable = 0
 
     def parse(line: bytes) -> tuple[str, float, LoggedRequest] | None:
         nonlocal unreadable
         try:
-            # By the parser of the one who wrote it: pydantic's own reads JSON only up to some 200 levels.
+            # The parser of the library that wrote the line; pydantic's own reads JSON only up to about 200 levels.
             decision = _LOGGED.validate_python(orjson.loads(line))
         except (ValidationError, orjson.JSONDecodeError):
             unreadable += 1
@@ -340,23 +342,22 @@ def _lines(folder: str, experiment: str) -> Iterator[bytes]:
             elif path.endswith(PARTIAL) and complete not in paths:
                 try:
                     yield from _read(filesystem, path)
-                except FileNotFoundError:  # completed since
+                except FileNotFoundError:  # the segment was completed meanwhile
                     yield from _read(filesystem, complete)
     except (OSError, pa.ArrowException) as error:
         raise MarlRayError(f"decisions: {folder!r} cannot be read: {one_line(error)}") from error
 
 
 def _read(filesystem: fs.FileSystem, path: str) -> list[bytes]:
-    with filesystem.open_input_stream(path) as stream:  # which decompresses by the name's end
+    with filesystem.open_input_stream(path) as stream:  # it decompresses if the name ends in .zst
         return _whole_lines(stream.read()).split(b"\n")[:-1]
 
 
 def sorted_by_unit(
     lines: Iterable[bytes], parse: Callable[[bytes], tuple[str, float, T] | None], run_bytes: int = RUN_BYTES
 ) -> Iterator[T]:
-    """Parse the lines and sort the results by the units and times that `parse` gives. Lines for which `parse` gives
-    None are left out. Sorted runs of `run_bytes` go to temporary files and are merged; each line is parsed twice
-    then."""
+    """Parse the lines and sort the results by the units and times that `parse` returns, leaving out lines for which it
+    returns None. Sorted runs of `run_bytes` go to temporary files and are merged; then each line is parsed twice."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-sort-") as folder:
         runs: list[Iterator[tuple[str, float, T]]] = []
         run: list[tuple[str, float, bytes]] = []

@@ -1,7 +1,7 @@
-"""The export: it joins the decision log with the outcomes and writes trajectories as Parquet, which runs can train on.
+"""The export joins the decision log with the outcomes and writes trajectories as Parquet, which runs can train on.
 
-A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All lists
-but `agent`'s own values have T entries. For language models a row is one response (`text_rows`).
+A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All
+lists but those about the agent as a whole have T entries. For language models a row is one response (`text_rows`).
 """
 
 import itertools
@@ -34,9 +34,9 @@ COST = "cost"
 """The metric that becomes the constraint cost."""
 GROUP_ROWS = 5_000
 GROUP_NUMBERS = 1_000_000
-"""Numbers in a row group, about."""
+"""Approximate count of numbers in a row group."""
 STEP_NUMBERS = 12
-"""Numbers of a step besides its observation's."""
+"""Count of numbers in a step besides its observation."""
 
 _STEPS = pa.list_(pa.float64())
 _ROWS = pa.list_(_STEPS)
@@ -74,8 +74,8 @@ class ExportSummary:
     censored: int
     """Units without an outcome, left out."""
     mixed: int
-    """Units with decisions of another bundle than that of the arm which their outcome counts for, left out: no one policy
-    made such a sequence, or an earlier experiment of this name, of which the log still tells, did."""
+    """Units left out because some decisions are of another bundle than that of the arm for which the outcome counts:
+    several policies made such a sequence, or an earlier experiment of this name."""
     path: str
 
 
@@ -98,9 +98,9 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
     try:
         if not remote:
             Path(root).mkdir(parents=True, exist_ok=True)
-        # Beside where the file goes, so that its last step is a rename.
+        # In the same folder as the file, so that the last step is a rename.
         with tempfile.TemporaryDirectory(dir=None if remote else root, prefix=".export-") as folder:
-            file = Path(folder) / f"{name}.tmp"  # who reads the folder meanwhile takes *.parquet
+            file = Path(folder) / f"{name}.tmp"  # readers of the folder only take *.parquet
             counts = _write(store, experiment, digests, decisions, file)
             if remote:
                 upload(file, filesystem, f"{root}/{name}")
@@ -115,7 +115,7 @@ def _write(
     store: ExperimentStore, experiment: str, digests: Mapping[str, str], decisions: str, file: Path
 ) -> dict[str, int]:
     """Write the file; returns the summary's counts. `digests` are the bundles of the experiment's arms."""
-    # Both are read before the decisions: an outcome that comes meanwhile would be joined to an unfinished sequence.
+    # Both are read before the decisions: an outcome that arrives meanwhile would be joined to an incomplete sequence.
     outcome_of = _in_rising_order(sorted_by_unit(map(_line, store.outcomes(experiment)), _parse_outcome))
     cost_of = _in_rising_order(sorted_by_unit(map(_line, store.metric_values(experiment, COST)), _parse_cost))
     counts = dict.fromkeys(("units", "sequences", "decisions", "censored", "mixed"), 0)
@@ -138,7 +138,8 @@ def _write(
                 yield acts, _rows(acts, outcome, cost, counts["units"])
 
     units = of_units()
-    # An experiment's arms are of one kind; the log may have another kind of an earlier one of this name.
+    # All arms of an experiment are of one kind, but the log may hold another kind of an earlier experiment of this
+    # name.
     begun = next(units, None)
     kind = first if begun is None else begun[0][0]
     schema = text_rows.SCHEMA if isinstance(kind, LoggedText) else SCHEMA
@@ -168,7 +169,7 @@ def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, epi
 
 
 def _numbers(row: dict[str, Any]) -> int:
-    """About how many a row holds."""
+    """The approximate count of numbers in a row."""
     if "observations" in row:
         return sum(len(step) + STEP_NUMBERS for step in row["observations"])
     return len(row["prompt_ids"]) + 2 * len(row["ids"]) + (len(row["text"]) + len(row["messages"] or "")) // 8
@@ -227,7 +228,7 @@ def _flat(value: Any) -> list[float]:
 
 
 def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]:
-    """A look-up in rows that are sorted by key; it must be asked for keys in rising order."""
+    """A look-up in rows that are sorted by key. The caller must ask for keys in rising order."""
     head = next(rows, None)
 
     def find(key: str) -> T | None:
@@ -240,7 +241,7 @@ def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]
 
 
 def _line(row: Any) -> bytes:
-    # A copy of the right size: what orjson returns keeps hold of some kilobytes.
+    # A copy of the right size, because an object made by orjson keeps some kilobytes alive.
     return bytes(memoryview(orjson.dumps(row)))
 
 

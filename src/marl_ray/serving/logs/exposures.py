@@ -1,14 +1,13 @@
-"""Exposure logging off the hot path: a bounded queue that a thread writes to the store in batches, and a spool on disk for
-the time that the database is away.
+"""Exposure logging off the hot path: a bounded queue that a thread writes to the store in batches, and a spool on disk
+for outages of the database.
 
 Exposures may wait, outcomes may not. An outcome is acknowledged once it is in the database, which needs the exposure of
 its unit. So the handler of outcomes calls `flush` first, and refuses the outcome if that fails.
 
-What `kill -9` can lose: while the database answers, the exposures of the last 50 ms and those that are just being
-written. When the database goes away, those of the first second; after that, again those of the last 50 ms, and at most
-one batch (1,000) in the hands of a write that hangs. All others are on disk, and the next process that uses the folder
-delivers them. A session whose exposure was lost is exposed again by its next request: to the same arm, unless the weights
-have changed.
+`kill -9` can lose the exposures of the last 50 ms and those that are being written, while the database answers. When
+the database goes away, it can lose those of the first second; after that, again those of the last 50 ms, and at most
+one batch (1,000) whose write hangs. All others are on disk, and the next process that uses the folder delivers them. A
+session whose exposure was lost is exposed again by its next request: to the same arm, unless the weights have changed.
 """
 
 import logging
@@ -33,11 +32,11 @@ BATCH = 1_000
 RETRY_S = 0.5
 """Pause after a failed write."""
 PATIENCE_S = 1.0
-"""Seconds that a write may hang before what waits goes to disk."""
+"""Seconds that a write may hang before the queue goes to disk."""
 ADOPTION_S = 10.0
-"""Seconds between looks for what dead replicas left behind."""
+"""Seconds between two checks for spools of dead replicas."""
 WRITING_S = 12.0
-"""Seconds that a flush waits for another one; the database's own timeouts are shorter."""
+"""Seconds that a flush waits for another flush; the database's own timeouts are shorter."""
 CLOSE_S = 20.0
 """Seconds that closing waits for the thread's last batch."""
 
@@ -46,12 +45,12 @@ _log = logging.getLogger(__name__)
 
 
 class ExposureLog:
-    """Exposures on their way to the store. `put` never blocks and never touches the disk; after `flush` everything put
-    before is stored.
+    """Exposures that wait for the store. `put` never blocks and never touches the disk; after `flush` the store has
+    everything put before.
 
-    With a spool, what the database does not take goes to disk, and is delivered, in order, when it answers again; without
-    one it waits in memory. Where the spool is full or its disk fails, exposures wait in memory again, and are dropped when
-    that is full too.
+    With a spool, exposures that the database does not accept go to disk, and are delivered in order when it answers
+    again; without one they wait in memory. If the spool is full or its disk fails, exposures wait in memory again, and
+    are dropped when that is full too.
     """
 
     def __init__(
@@ -61,26 +60,26 @@ class ExposureLog:
         capacity: int = CAPACITY,
         interval_s: float = FLUSH_INTERVAL_S,
     ):
-        """The spool is this log's own from now on, which closes it."""
+        """The log owns the spool from now on and closes it."""
         self.store = store
         self.dropped = 0
         """Exposures that `put` refused."""
         self.rejected = 0
-        """Exposures that are gone: unreadable lines of the spool, and what the database will never take."""
+        """Exposures that are lost: unreadable lines of the spool, and rows that the database can never accept."""
         self._spool = spool
         self._capacity = capacity
         self._interval_s = interval_s
         self._queue: deque[Exposure] = deque()
         self._writing = threading.Lock()
-        # Held while exposures move from the queue to the spool, and for whatever is done with the spool.
+        # Guards the spool, and moves of exposures from the queue to it.
         self._moving = threading.Lock()
-        # When nothing but the queue was left to write, by the monotonic clock; -inf while writes fail.
+        # Moment at which only the queue was left to write, by the monotonic clock; -inf while writes fail.
         self._kept_up = math.inf
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start the threads; twice is once."""
+        """Start the threads; a second call does nothing."""
         if self._threads:
             return
         loops = [self._write_on] if self._spool is None else [self._write_on, self._spill_on]
@@ -107,9 +106,9 @@ class ExposureLog:
         return True
 
     def flush(self) -> None:
-        """Store everything put so far, and what this process has on disk. Raises StoreError, and keeps what is not written,
-        if the database fails."""
-        # Whoever holds the lock has the batch that is not in the queue any more, so waiting for it is part of flushing.
+        """Store everything put so far, and what this process has on disk. If the database fails, raises StoreError and
+        keeps what is not written."""
+        # The thread that holds the lock also holds the batch that has left the queue, so flushing must wait for it.
         if not self._writing.acquire(timeout=WRITING_S):
             raise StoreError(f"experiment store: a write of exposures has taken longer than {WRITING_S:g} s")
         try:
@@ -127,7 +126,7 @@ class ExposureLog:
             while self._deliver(adopted=False):
                 pass
             self._kept_up = time.monotonic()
-            left = len(self._queue)  # what comes from now on is the next flush's
+            left = len(self._queue)  # exposures put from now on belong to the next flush
             while left > 0:
                 with self._moving:
                     batch = [self._queue.popleft() for _ in range(min(BATCH, left, len(self._queue)))]
@@ -140,7 +139,7 @@ class ExposureLog:
                     with self._moving:
                         self._queue.extendleft(reversed(batch))
                     raise
-            with self._moving:  # a write that hung and then went through: others may have gone to disk meanwhile
+            with self._moving:  # if the write hung before it succeeded, other exposures may have gone to disk meanwhile
                 if self._spool is None or self._spool.peek() is None:
                     return
 
@@ -163,7 +162,7 @@ class ExposureLog:
         return True
 
     def _record(self, batch: Sequence[Exposure]) -> None:
-        """Store a batch but for those that the database will never take, which would hold up all others for good."""
+        """Store a batch without the rows that the database can never accept, which would block all others forever."""
         try:
             self.store.record_exposures(batch)
         except StoreError as error:
@@ -177,7 +176,7 @@ class ExposureLog:
             _log.error("an exposure in %s is lost: %s", batch[0].experiment, error)
 
     def _spill(self) -> None:
-        """Move what waits to disk. OSError, and the rest stays, if there is no more room or the disk fails."""
+        """Move the queue to disk. Raises OSError, and keeps the rest queued, if the disk is full or fails."""
         assert self._spool is not None
         left = len(self._queue)
         while left > 0:
@@ -193,7 +192,7 @@ class ExposureLog:
             left = left - kept if batch else 0
 
     def close(self) -> None:
-        """Write what is left, to the database or else to disk, and stop the threads."""
+        """Write the queue to the database, or else to disk, and stop the threads."""
         self._closing.set()
         if self._spool is not None and self._late():
             self._try_to_spill(quiet=False)  # before waiting for what hangs, which a deadline of others may cut short
@@ -222,7 +221,7 @@ class ExposureLog:
                         self._spool.adopt()
                 pause = 0.0 if self._deliver(adopted=True) else self._interval_s
                 failing = False
-            except Exception as error:  # whatever it is, this thread must go on
+            except Exception as error:  # this thread must survive any error
                 if not failing:  # one line per outage, not twenty per second
                     _log.error("exposures wait %s: %s", "in memory" if self._spool is None else "on disk", error)
                 failing, pause = True, RETRY_S
@@ -234,7 +233,7 @@ class ExposureLog:
                 failing = not self._try_to_spill(quiet=failing)
 
     def _late(self) -> bool:
-        """True if what waits is for the disk: the database fails, or hangs."""
+        """True if the queue must go to disk, because the database fails or hangs."""
         return time.monotonic() - self._kept_up >= PATIENCE_S
 
     def _try_to_spill(self, quiet: bool) -> bool:

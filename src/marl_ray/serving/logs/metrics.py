@@ -13,7 +13,7 @@ from marl_ray.config import ExperimentConfig
 LATENCY_BUCKETS_S = (
     1e-4, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
 )  # fmt: skip
-"""Ray Serve's own histograms start at 1 ms, where a small policy has long answered; the last ones are for texts."""
+"""Ray Serve's own histograms start at 1 ms, by which time a small policy has answered; the last buckets are for texts."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 OF_ARM = ("experiment", "arm")
@@ -40,7 +40,8 @@ class Histogram:
 
 
 class ArmMeters:
-    """The counters of an arm that every act changes: plain numbers, because the library's counters cost a lock each."""
+    """An arm's counters that every act changes. They are plain numbers, because each of the library's counters takes a
+    lock."""
 
     __slots__ = ("cost_unknown", "cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
 
@@ -53,14 +54,14 @@ class ArmMeters:
         """Seconds to the first token of texts."""
         self.cost_usd = 0.0
         self.cost_unknown = 0
-        """Responses of an arm with a price whose cost nobody knows."""
+        """Responses of unknown cost, of an arm with a price."""
 
     def observe(self, seconds: float) -> None:
         """Count an act that took so many seconds."""
         self.seconds.observe(seconds)
 
     def count_text(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
-        """Count a text that was written to its end; None is a cost that nobody knows."""
+        """Count a complete text; a cost of None is unknown."""
         self.prompt_tokens += prompt_tokens
         self.cost_usd += cost_usd or 0.0
         self.cost_unknown += cost_usd is None
@@ -68,7 +69,7 @@ class ArmMeters:
 
 
 class _Hot(Collector):
-    """The plain numbers, as Prometheus wants them."""
+    """Exports the plain numbers to Prometheus."""
 
     def __init__(
         self, arms: dict[str, dict[str, ArmMeters]], answers: dict[tuple[str, int], int], holdouts: dict[str, int]
@@ -122,8 +123,8 @@ class GatewayMetrics:
     """A private registry, so that several gateways in one process, and Ray's own metrics, stay apart."""
 
     def __init__(self, replica: str | None = None) -> None:
-        """`replica` names the replica in a label of every line of `text`, because each scrape of the replicas' common
-        port reads one of them."""
+        """`replica` labels every line of `text` with the replica's name, because each scrape of the replicas' common
+        port reads only one of them."""
         self._replica = replica
         self.registry = CollectorRegistry()
         self._arms: dict[str, dict[str, ArmMeters]] = {}
@@ -170,7 +171,7 @@ class GatewayMetrics:
 
 
 class _Labelled(CollectorRegistry):
-    """Another registry's numbers, all with the replica as a label."""
+    """The numbers of another registry, each labelled with the replica."""
 
     def __init__(self, registry: CollectorRegistry, replica: str):
         super().__init__()

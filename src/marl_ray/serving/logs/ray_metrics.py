@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class RayMetrics:
-    """Tells Ray a replica's numbers, with the labels `application`, `deployment` and `replica`."""
+    """Reports a replica's numbers to Ray, with the labels `application`, `deployment` and `replica`."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]):
-        """To be made in a replica. `read` gives the numbers of now; it is called in a thread."""
+        """Make it in a replica. `read` returns the current numbers; a thread calls it."""
         self._read = read
         self._made: dict[str, Any] = {}
         self._pushed: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
@@ -32,7 +32,7 @@ class RayMetrics:
         threading.Thread(target=self._run, name="ray-metrics", daemon=True).start()
 
     def push(self) -> None:
-        """Push what has changed since the last time."""
+        """Push the changes since the last push."""
         for family in self._read():
             for sample in family.samples:
                 if sample.name.endswith("_created"):
@@ -49,7 +49,7 @@ class RayMetrics:
                     metric.inc(sample.value - (pushed or 0.0), tags=dict(labels))
 
     def _metric(self, family: Metric, name: str, labels: Any) -> Any:
-        name = name.removesuffix("_total")  # which Ray's agents add to counters
+        name = name.removesuffix("_total")  # Ray's agents add the suffix to counters
         if name not in self._made:
             kind = ray_metrics.Gauge if family.type == "gauge" else ray_metrics.Counter
             self._made[name] = kind(name, description=family.documentation, tag_keys=labels)
@@ -60,10 +60,10 @@ class RayMetrics:
             time.sleep(PUSH_S)
             try:
                 self.push()
-            except Exception:  # numbers are missed, and no request is
+            except Exception:  # numbers may be missed, but no request may fail
                 _log.exception("the metrics of this replica are not told to Ray")
 
 
 def replica() -> str:
-    """The replica that this process is."""
+    """The name of the replica in this process."""
     return str(serve.get_replica_context().replica_id.unique_id)

@@ -1,8 +1,8 @@
 """Lines on disk that outlive their process: append-only files, each locked by the process that owns it.
 
-The lock (flock) is the kernel's: it goes with the process, however that ends. Whoever locks the file of a dead process
-owns it from then on, so a file has one owner at most. A process killed in mid-write leaves a last line without an end,
-which nobody reads.
+The kernel releases the lock (flock) when its process ends in any way. A process that locks the file of a dead one owns
+it from then on, so a file has at most one owner. A process that is killed while it writes leaves an incomplete last
+line, which readers skip.
 """
 
 import contextlib
@@ -21,8 +21,7 @@ from marl_ray.errors import MarlRayError, one_line
 
 SEGMENT_BYTES = 8_000_000
 CHUNK_BYTES = 200_000
-"""Bytes of a segment that are read at a time, about a thousand exposures; a longer line is torn, and so not
-readable."""
+"""Bytes of a segment that are read at a time, about a thousand exposures; a longer line counts as damaged."""
 PREFIX, SUFFIX = "exposures-", ".jsonl"
 
 _log = logging.getLogger(__name__)
@@ -35,23 +34,23 @@ class Segment:
     path: Path
     fd: int
     size: int
-    """Bytes of whole writes."""
+    """Bytes of complete writes."""
     read: int = 0
-    """Bytes that need not be read again."""
+    """Bytes that have been read and delivered."""
 
     @classmethod
     def create(cls, folder: Path, prefix: str, suffix: str) -> "Segment":
-        """A new file of this process in the folder. Raises OSError."""
+        """Create a file of this process in the folder. Raises OSError."""
         while True:
             path = folder / f"{prefix}{os.getpid()}-{secrets.token_hex(8)}{suffix}"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-            if _locked(fd):  # else another process has just taken the empty file for a dead one's
+            if _locked(fd):  # otherwise another process has just adopted the empty file
                 return cls(path, fd, 0)
             os.close(fd)
 
     @classmethod
     def adopt(cls, path: Path) -> "Segment | None":
-        """The file of a dead process, now this one's; None if its owner lives or it is gone. Raises OSError."""
+        """Adopt the file of a dead process; None if its owner lives or the file is gone. Raises OSError."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
@@ -62,7 +61,7 @@ class Segment:
         return None
 
     def append(self, data: bytes) -> None:
-        """Write all of the data or, with OSError, nothing of it."""
+        """Write all of the data; on OSError, none of it is written."""
         rest = memoryview(data)
         try:
             while rest:
@@ -74,13 +73,13 @@ class Segment:
         self.size += len(data)
 
     def remove(self) -> None:
-        """Delete the file, then let go of it."""
+        """Delete the file, then release it."""
         self.path.unlink(missing_ok=True)
         os.close(self.fd)
 
 
 def _locked(fd: int) -> bool:
-    """Lock an open file; False if another has it, or had it and deleted it."""
+    """Lock an open file; False if another process has locked it, or has deleted it before this one locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -90,7 +89,7 @@ def _locked(fd: int) -> bool:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of a segment, and where they end."""
+    """Complete lines of a segment, and the position after the last."""
 
     segment: Segment
     lines: list[bytes]
@@ -98,8 +97,8 @@ class Chunk:
 
 
 def spool_folder(folder: str, database: str) -> str:
-    """The folder within `folder` for the exposures of one database (an SQLAlchemy URL): what a gateway leaves behind must
-    not be adopted by one that writes to another database."""
+    """The folder within `folder` for the exposures of one database (an SQLAlchemy URL). A gateway that writes to
+    another database must not adopt them."""
     shown = sa.make_url(database).render_as_string(hide_password=True)
     return str(Path(folder) / blake2b(shown.encode(), digest_size=8).hexdigest())
 
@@ -111,8 +110,8 @@ class Spool:
     """
 
     def __init__(self, folder: str, limit_bytes: int):
-        """Make the folder if need be; MarlRayError if it cannot be written to. All segments of this replica together,
-        adopted ones too, grow to `limit_bytes` at most."""
+        """Create the folder if it is missing; MarlRayError if it cannot be written to. All segments of this replica
+        together, adopted ones too, grow to `limit_bytes` at most."""
         self._folder = Path(folder)
         self._limit = limit_bytes
         self._own: list[Segment] = []
@@ -125,12 +124,12 @@ class Spool:
 
     @property
     def size(self) -> int:
-        """Bytes that wait here."""
+        """Bytes that are not delivered yet."""
         return sum(segment.size - segment.read for segment in self._segments())
 
     def append(self, lines: list[bytes]) -> int:
-        """Store as many of the lines (without their ends) as fit, from the first on; returns how many. OSError if the disk
-        fails; nothing is stored then."""
+        """Store as many of the lines (without line breaks) as fit, from the first on, and return how many. Raises
+        OSError if the disk fails, and stores nothing then."""
         room = self._limit - sum(segment.size for segment in self._segments())
         fitting = 0
         while fitting < len(lines) and room > len(lines[fitting]):
@@ -153,7 +152,7 @@ class Spool:
                 self._adopted.append(segment)
 
     def peek(self, adopted: bool = False) -> Chunk | None:
-        """The oldest lines here, of this process or of those it adopted from; None if there are none. OSError if the disk
+        """The oldest lines of this process, or of adopted segments; None if there are none. Raises OSError if the disk
         fails."""
         segments = self._adopted if adopted else self._own
         if not segments:
@@ -161,7 +160,7 @@ class Spool:
         segment = segments[0]
         data = os.pread(segment.fd, min(CHUNK_BYTES, segment.size - segment.read), segment.read)
         end = segment.read + len(data)
-        if not data or end >= segment.size:  # a last line without its end was being written when its process died
+        if not data or end >= segment.size:  # the process died while it wrote this incomplete last line
             data, end = data[: data.rfind(b"\n") + 1], segment.size
         elif b"\n" in data:
             data = data[: data.rindex(b"\n") + 1]
@@ -169,7 +168,7 @@ class Spool:
         return Chunk(segment, [line for line in data.split(b"\n") if line], end)
 
     def done(self, chunk: Chunk) -> None:
-        """The chunk is where it belongs; a segment of which nothing is left is deleted."""
+        """Note that the chunk is delivered; a segment without further lines is deleted."""
         segment = chunk.segment
         segment.read = chunk.end
         if segment.read >= segment.size:
@@ -177,7 +176,7 @@ class Spool:
             segment.remove()
 
     def close(self) -> None:
-        """Let go of what is left; the next process adopts it."""
+        """Release all segments; the next process adopts them."""
         for segment in self._segments():
             os.close(segment.fd)
         self._own, self._adopted = [], []

@@ -10,8 +10,7 @@ from marl_ray.experiments.store.experiment_store import Outcome
 from marl_ray.serving.logs.act_log import LoggedText
 
 FREE = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
-"""Settings that a request may choose while `log_probs` stay those of the distribution that the tokens were drawn
-from."""
+"""Settings that a request may change without making `log_probs` differ from the distribution that tokens were drawn from."""
 
 OF_UNIT = [
     ("experiment", pa.string()),
@@ -19,33 +18,33 @@ OF_UNIT = [
     ("arm", pa.string()),
     ("digest", pa.string()),
     ("epoch", pa.int64()),
-    ("propensity", pa.float64()),  # of the unit's arm
+    ("propensity", pa.float64()),  # probability of the unit's arm
     ("agent", pa.string()),
-    ("group", pa.int64()),  # a unit is a group of its own
+    ("group", pa.int64()),  # each unit is a group of its own
     ("episode", pa.int64()),
-    ("turn", pa.int64()),  # of texts: of the agent's responses in the unit
-    ("greedy", pa.bool_()),  # if any of the steps was
+    ("turn", pa.int64()),  # for texts, the number of the agent's response in the unit
+    ("greedy", pa.bool_()),  # true if any step was greedy
 ]
-"""The first columns, also of actor-critics' rows."""
+"""The first columns, which rows of actor-critics have too."""
 SCHEMA = pa.schema(
     [
         *OF_UNIT,
-        ("sampled", pa.bool_()),  # from the model's whole distribution, so that `log_probs` are of what was drawn from
+        ("sampled", pa.bool_()),  # true if `log_probs` are of the very distribution that tokens were drawn from
         ("at", pa.float64()),  # seconds since 1970
         ("exposed_at", pa.float64()),
         ("outcome", pa.float64()),
         ("outcome_at", pa.float64()),
         ("costs", pa.list_(pa.float64())),  # (K,): K = 1 for units with the metric
-        ("prompt", pa.string()),  # null where there are messages
-        ("messages", pa.string()),  # JSON; null where there is a prompt
-        ("tools", pa.string()),  # JSON; null without any
+        ("prompt", pa.string()),  # null if the request has messages
+        ("messages", pa.string()),  # JSON; null if the request has a prompt
+        ("tools", pa.string()),  # JSON; null if there are none
         ("prompt_ids", pa.list_(pa.int64())),
         ("text", pa.string()),
         ("ids", pa.list_(pa.int64())),
         ("log_probs", pa.list_(pa.float64())),
         ("finish", pa.string()),
         ("seed", pa.int64()),
-        ("temperature", pa.float64()),  # of an arm that tells no settings these four are null
+        ("temperature", pa.float64()),  # these four are null if the arm reports no settings
         ("top_p", pa.float64()),
         ("top_k", pa.int64()),
         ("max_tokens", pa.int64()),
@@ -58,7 +57,7 @@ def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None,
     """A unit's rows, by agent and in the order of time."""
     rows: list[dict[str, Any]] = []
     turns: dict[str, int] = {}
-    for text in sorted(texts, key=lambda text: text.agent):  # which keeps the order of time
+    for text in sorted(texts, key=lambda text: text.agent):  # a stable sort, which keeps the order of time
         turns[text.agent] = turns.get(text.agent, -1) + 1
         rows.append(
             {

@@ -11,7 +11,7 @@ from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples
 LAST_TIME = 253_402_300_799
 """The last second of the year 9999."""
 MAX_POINTS = 240
-"""Points drawn per line; more would not be seen."""
+"""Most points drawn per line; more would not be visible."""
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 _TIME_STEPS = (
     *(1, 2, 5, 10, 15, 30),
@@ -21,7 +21,7 @@ _TIME_STEPS = (
 )
 _NOTHING = 1e-90
 _LEFT_OUT = 1 / 3
-"""Bands are far too wide at first: the scale is that of what comes after this part of the time."""
+"""Bands are very wide at first, so the scale fits the values after this part of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Point:
 
 
 def shown(value: float, step: float, sign: bool = False) -> str:
-    """A number at the resolution of `step`, so that the numbers of a column or an axis have equally many decimals."""
+    """A number rounded to `step`, so that all numbers of a column or an axis have equally many decimals."""
     if max(abs(value), step) >= 1e7 or step < 1e-6:
         text = f"{value:{'+' if sign else ''}.4g}"
     else:
@@ -79,14 +79,14 @@ def resolution(values: Iterable[float]) -> float:
 
 
 def moment(seconds: float | None) -> datetime | None:
-    """Seconds since 1970 in UTC; None if that is no time."""
+    """Seconds since 1970 as a time in UTC; None if there is no such time."""
     if seconds is None or not 0 <= seconds <= LAST_TIME:
         return None
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def towards(e_value: float, alpha: float) -> float:
-    """The position of evidence between none (0) and proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
+    """Evidence on a scale from none (0) to proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
     if not e_value > 1:
         return 0.0
     return min(1.0, math.log(e_value) / math.log(1 / alpha))
@@ -127,7 +127,7 @@ def curve_chart(
         return round(left + (right - left) * (at - first) / (last - first), 1)
 
     def y(value: float) -> float:
-        # What is outside is clipped; far outside is as good as a little.
+        # Points outside are clipped, so their distance does not matter.
         inside = min(max((value - low) / (high - low), -5.0), 6.0)
         return round(bottom - (bottom - top) * inside, 1)
 
@@ -146,7 +146,7 @@ def curve_chart(
 
 
 def _points(rows: Sequence[Sequence[float | None]]) -> list[_Point]:
-    """The rows with a mean and a time, in time order and not too many."""
+    """The rows that have a mean and a time, in the order of time, thinned to `MAX_POINTS`."""
     points = []
     for at, _, mean, low, high in rows:
         if at is not None and moment(at) is not None and mean is not None and math.isfinite(mean):

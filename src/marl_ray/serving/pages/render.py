@@ -73,7 +73,7 @@ def experiment_page(
     colours = rows.colours_of([*rows.part_of(report, "arms"), *curves], rows.control_of(report))
     changes = sorted(audit, key=lambda entry: (rows.finite(entry.get("at")) or 0, entry.get("id") or 0), reverse=True)
     arms = rows.arm_rows(report, colours)
-    # The window's width decides which one shows: text must not shrink with the chart.
+    # The window's width selects the chart, because text must not shrink with it.
     sizes = (("wide", 1180 if live else 820, 380), ("narrow", 360, 280))
     return _render(
         "experiment.html",
@@ -166,5 +166,5 @@ def _label(text: Any) -> str:
 
 
 def _render(template: str, **values: Any) -> bytes:
-    # A lone surrogate, which a database may hold, has no UTF-8.
+    # A database may hold a lone surrogate, which UTF-8 cannot encode.
     return _environment().get_template(template).render(values).encode("utf-8", "replace")

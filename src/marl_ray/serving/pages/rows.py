@@ -9,7 +9,7 @@ from marl_ray.serving.pages.charts import moment, resolution, shown, spans, towa
 
 UNKNOWN = "—"
 _COLOURS = 6
-"""Colours of treatments. The control has its own; a seventh treatment has the first one's with dashes."""
+"""Number of colours for treatments. The control has its own colour; a seventh treatment has the first colour with dashes."""
 _ENDS = ("promoted", "rolled_back", "stopped")
 _DOES = {
     Action.START: "Start",
@@ -173,7 +173,7 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
 
 
 def margin_of(report: Mapping[str, Any]) -> float | None:
-    """The accepted loss in units of the outcome: of the tests, where it is a part of the control's mean."""
+    """The accepted loss in units of the outcome; for a relative margin, the value that the tests use."""
     tests = (part_of(part_of(part_of(report, "arms"), arm), "harm") for arm in part_of(report, "arms"))
     margins = (finite(test.get("margin")) for test in tests)
     first_margin = next((margin for margin in margins if margin is not None), None)
@@ -220,7 +220,7 @@ def _observed(arm: Mapping[str, Any]) -> Any:
 
 
 def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -> dict[str, Any]:
-    """One test; `wants` is on which side of -margin its bound is a proof."""
+    """The row of one test; `wants` is the side of -margin on which its bound is a proof."""
     e_value, alpha, margin = (finite(test.get(key)) for key in ("e_value", "alpha", "margin"))
     level = alpha if alpha is not None and 0 < alpha < 1 else None
     means = [mean for key in ("mean", "control_mean") if (mean := finite(test.get(key))) is not None]

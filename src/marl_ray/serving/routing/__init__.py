@@ -1,1 +1,1 @@
-"""Routing: which arm a session gets, and which one answers if that arm fails."""
+"""Routing: which arm a session gets, and which arm answers if that one fails."""

@@ -18,23 +18,23 @@ from marl_ray.serving.routing.router import Router, UnitArm
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
 LOOK_UP_S = 2.0
-"""Seconds that a request waits for the database to tell a session's arm."""
+"""Seconds that a request waits for the database to look up a session's arm."""
 LOOK_UP_THREADS = 2
-"""Threads for look-ups alone, because acts must not wait behind outcomes and reports."""
+"""Threads for look-ups alone, so that acts never wait behind outcomes and reports."""
 LOOK_UP_CIRCUIT = BreakerConfig(failures=1, open_s=1.0, probes=1)
-"""After a look-up that failed acts do without the database for a second."""
+"""After a failed look-up, acts skip the database for a second."""
 
 _log = logging.getLogger(__name__)
 
 
 class SessionArm(NamedTuple):
-    """A session and the arm that it is about to meet; it has met the arm once `expose` is called."""
+    """A session and the arm that it is assigned to; `expose` records that it has met the arm."""
 
     router: Router
     session: str
     unit_arm: UnitArm
     takes_part: bool
-    """True if it is a unit of the experiment; others are with an arm and are not counted."""
+    """True if the session is a unit of the experiment; other sessions get an arm but do not count."""
     holdout: bool = False
     """True if the session is held out of all experiments of the endpoint."""
 
@@ -43,8 +43,8 @@ class SessionArm(NamedTuple):
         return self.unit_arm.assignment
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
-        """The fields about the arm that every answer has. The control may answer in the arm's stead, which does not
-        change whose session it is."""
+        """The fields about the arm that every answer has. If the control answers in place of the arm, they still name
+        the session's own arm."""
         fields = {
             "experiment": self.router.config.name,
             "arm": arm,
@@ -56,15 +56,15 @@ class SessionArm(NamedTuple):
         return fields | ({"fallback_for": assignment.arm} if arm != assignment.arm else {})
 
     def count_answer(self, seconds: float) -> None:
-        """Count an answer to the session that took so many seconds."""
+        """Count an answer to the session and the seconds that it took."""
         noted = self.router.session(self.session) if self.takes_part else None
         if noted is not None:
             noted.acts += 1
             noted.seconds += seconds
 
     def charge(self, usd: float | None, reports: UnitReports) -> None:
-        """Queue what a response cost the session, in USD; None if nobody knows. To be called after `count_answer`: the first
-        answer is noted in any case, so that a session without a price has a cost of 0."""
+        """Queue the cost of a response to the session, in USD; None if the cost is unknown. Call it after
+        `count_answer`: the first answer is noted in any case, so a session without priced responses has a cost of 0."""
         if not self.takes_part or not counts_cost(self.router.config):
             return
         noted = self.router.session(self.session)
@@ -73,12 +73,12 @@ class SessionArm(NamedTuple):
 
 
 class Assigner:
-    """Gives requests their experiment and arm, on one event loop."""
+    """Assigns requests to an experiment and an arm, on one event loop."""
 
     def __init__(
         self, read: Callable[[Sequence[UnitKey]], Answers], holdouts: Mapping[str, float], metrics: GatewayMetrics
     ):
-        """`read` asks the database for sessions' arms, and blocks; `holdouts` are shares by endpoint."""
+        """`read` looks up sessions' arms in the database, and blocks; `holdouts` are shares by endpoint."""
         self.look_ups = LookUps(read, LOOK_UP_THREADS)
         self._circuit = Breaker(LOOK_UP_CIRCUIT)
         self._holdouts, self._metrics = holdouts, metrics
@@ -94,12 +94,13 @@ class Assigner:
         attributes: Attributes,
         forced: str | None = None,
     ) -> SessionArm:
-        """Assign a session to an arm of one of the experiments behind one name. `forced` is the arm that a tester asks
-        for by name: such a session is in no experiment; RequestError if there is no such arm."""
+        """Assign a session to an arm of one of the experiments behind an endpoint. `forced` is the arm that a tester
+        names: such a session is in no experiment; RequestError if there is no such arm."""
         router = remembering(routers, session) if len(routers) > 1 else routers[0]
         if router is None:
             router = current(routers, session, cluster_id)
-            # Older ones, and those of the layer that it may have come to in another cluster.
+            # Experiments in which the session may have met an arm: older ones, and those whose layer share it had in
+            # another cluster.
             others = draining(routers, router)
             others += [r for r in routers if r.has_places_by_cluster and r is not router and r not in others]
             if others:
@@ -112,7 +113,7 @@ class Assigner:
         holdout = self._is_held_out(router, session, cluster_id)
         takes_part = router.takes_part(session, cluster_id)
         if takes_part and (holdout or not router.includes(session, cluster_id, attributes)):
-            # A unit keeps the arm that it met when its attributes, the population or the hold-out were others.
+            # A unit keeps its arm even if its attributes, the population or the hold-out have changed since.
             takes_part = router.may_have_included(session, cluster_id)
             takes_part = takes_part and (await self._have_met([router], session))[0]
         elif not takes_part and router.has_places_by_cluster:
@@ -124,8 +125,7 @@ class Assigner:
         return SessionArm(router, session, UnitArm(outside), takes_part=False, holdout=holdout)
 
     def expose(self, session_arm: SessionArm) -> Assignment:
-        """Expose the session to its arm, before the pass: a session whose arm then fails has met that arm all the
-        same."""
+        """Record the exposure before the pass, because a session has met its arm even if the arm then fails."""
         if session_arm.holdout:
             self._metrics.count_holdout(session_arm.router.config.served_as)
         if not session_arm.takes_part:
@@ -136,13 +136,13 @@ class Assigner:
         return assignment
 
     async def _look_up_arm(self, router: Router, session: str, cluster_id: str | None) -> UnitArm:
-        """Assign a session that this replica does not remember for sure, by the database if it answers."""
+        """The arm of a session that this replica does not surely know, from the database if it answers."""
         stored = await self._look_up([router], session)
         return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
-        """For each of these experiments: True if the session has met an arm of it, as far as this replica and the
-        database know. A "no" is believed for as long as replicas may differ anyway."""
+        """For each of these experiments, True if this replica or the database knows that the session has met an arm of
+        it. A "no" is cached for as long as replicas may differ."""
         unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
         assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()
@@ -159,14 +159,14 @@ class Assigner:
         return share > 0 and held_out(endpoint, share, router.drawn_by(session, cluster_id))
 
     async def _look_up(self, routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
-        """Look up the arm of the session's exposure in each of these experiments; None if the database does not answer.
-        A database that is away or hangs is left alone for a while, because acting goes on without it."""
+        """Look up the session's arm in each of these experiments; None if the database does not answer. After a failure
+        look-ups are skipped for a while, because acts do not need the database."""
         ticket = self._circuit.allow()
         if not ticket:
             return None
         try:
             async with asyncio.timeout(LOOK_UP_S):
-                # At the same moment, so that they share a statement.
+                # All at the same moment, so that they share a statement.
                 answers = [self.look_ups.ask(router.config.name, session) for router in routers]
                 assignments = [await answers[0]] if len(answers) == 1 else await asyncio.gather(*answers)
         except (StoreError, TimeoutError) as error:

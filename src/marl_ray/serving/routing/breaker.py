@@ -8,7 +8,7 @@ from enum import StrEnum
 from marl_ray.config import BreakerConfig
 
 PASSES = 64
-"""Failed passes that are remembered, so that each counts once."""
+"""Failed passes that are remembered, so that requests of one pass count once."""
 
 
 class CircuitState(StrEnum):
@@ -18,10 +18,10 @@ class CircuitState(StrEnum):
 
 
 class Breaker:
-    """One arm in one replica, on one event loop.
+    """The circuit of one arm in one replica, on one event loop.
 
     A request that may try the arm gets a ticket, and hands it in with its result. A result counts only in the state in
-    which its ticket was given: what was asked before the circuit opened says nothing about the arm of now.
+    which its ticket was given: a request sent before the circuit opened says nothing about the arm's present state.
     """
 
     def __init__(self, config: BreakerConfig, clock: Callable[[], float] = time.monotonic):
@@ -29,11 +29,11 @@ class Breaker:
         self.opened = 0
         """The number of times that the circuit has opened."""
         self.failed_rounds = 0
-        """Rounds of probes in a row that have failed since the circuit was closed."""
+        """Rounds of probes that have failed in a row since the circuit was last closed."""
         self._config = config
         self._clock = clock
         self._until = 0.0  # end of the open state
-        self._last = 0  # ticket
+        self._last = 0  # the last ticket
         self._passes: deque[int] = deque(maxlen=PASSES)
         self._enter(CircuitState.CLOSED)
 
@@ -51,7 +51,7 @@ class Breaker:
     def allow(self) -> int:
         """A ticket (above 0) if a request may try the arm now, else 0. Half-open, at most `probes` tickets are out.
 
-        Every ticket is to be handed in, to `success`, `failure` or `forget`; a second time does no harm.
+        The caller must hand in every ticket, to `success`, `failure` or `forget`; a second time does no harm.
         """
         state = self.state
         if state is CircuitState.OPEN or len(self._probes) >= self._config.probes:
@@ -75,8 +75,8 @@ class Breaker:
             self.failed_rounds = 0
 
     def failure(self, ticket: int, pass_number: int | None = None, session: str | None = None) -> None:
-        """The request of this ticket failed, or took too long. Requests of one pass or call (`pass_number`) count once,
-        and so do those of one `session` before the circuit opens: it may send the same input again and again."""
+        """Count the request of this ticket as failed. Requests of one pass or call (`pass_number`) count once. Before
+        the circuit opens, so do those of one `session`, because it may send the same input again and again."""
         if pass_number is not None and pass_number in self._passes:
             self.forget(ticket)
             return
@@ -98,7 +98,8 @@ class Breaker:
         self._until = self._clock() + self._config.open_s
 
     def forget(self, ticket: int) -> None:
-        """The request of this ticket ended with neither, say because its client left: its probe is free again."""
+        """Take back the ticket of a request without a result, for example because its client left; a probe becomes free
+        again."""
         self._probes.discard(ticket)
 
     def _counts(self, ticket: int) -> bool:
@@ -110,7 +111,7 @@ class Breaker:
 
     def _enter(self, state: CircuitState) -> None:
         self._state = state
-        self._first = self._last + 1  # ticket of this state
+        self._first = self._last + 1  # the first ticket of this state
         self._in_a_row = 0  # failures when closed, successes when half-open
-        self._sessions: set[str | None] = set()  # whose failures those are
-        self._probes: set[int] = set()  # tickets that are out, when half-open
+        self._sessions: set[str | None] = set()  # the sessions of these failures
+        self._probes: set[int] = set()  # tickets of probes under way, when half-open

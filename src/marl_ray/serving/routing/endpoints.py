@@ -1,5 +1,5 @@
-"""The names that clients act on. An endpoint outlives its experiments: the newest one takes new sessions, older ones keep
-theirs."""
+"""Endpoints, the names that clients act on. An endpoint outlives its experiments: the newest one takes new sessions,
+and older ones keep theirs."""
 
 import threading
 import time
@@ -11,22 +11,22 @@ from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.router import Router
 
 DRAIN_S = 3600.0
-"""Seconds in which sessions of an experiment that is over, or that has a successor, may finish with their arms."""
+"""Seconds in which sessions may finish with their arms after their experiment has ended or got a successor."""
 
 
 class Endpoints:
-    """All experiments of a replica, by their own names and by the names they are served as."""
+    """All experiments of a replica, by their own names and by their endpoints."""
 
     def __init__(self) -> None:
         self.routers: dict[str, Router] = {}
         self._served: dict[str, tuple[Router, ...]] = {}
         self._acting: dict[str, tuple[Router, ...]] = {}
-        """The same without experiments that hold no arms."""
+        """Endpoint -> its experiments that hold arms."""
         self._changing = threading.Lock()
 
     def add(self, router: Router) -> Router:
-        """Take an experiment in, and return its router: the one that is here already if there is one, which then holds the
-        new one's arms too. Tables are replaced, never changed, so that requests meanwhile see whole ones."""
+        """Add an experiment and return its router. If the experiment is known, its present router takes the new one's
+        arms and is returned. Tables are replaced and never changed, so that concurrent requests see complete ones."""
         with self._changing:
             known = self.routers.get(router.config.name)
             if known is None:
@@ -44,7 +44,7 @@ class Endpoints:
         return {name: router.config.served_as for name, router in self.routers.items()}
 
     def hold(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
-        """Let an experiment answer with these arms from now on."""
+        """Replace the arms that an experiment answers with."""
         with self._changing:
             router.hold(arms)
             self._note_acting()
@@ -56,7 +56,8 @@ class Endpoints:
         }
 
     def served(self, name: object) -> Sequence[Router]:
-        """The experiments behind a name, newest first, or RequestError. No name will do where there is one endpoint."""
+        """The experiments behind a name, newest first, or RequestError. The name may be omitted if there is only one
+        endpoint."""
         if name is None and len(self._served) == 1:
             return next(iter(self._served.values()))
         if not isinstance(name, str):
@@ -68,12 +69,13 @@ class Endpoints:
         raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {self._known()}")
 
     def acting(self, name: object) -> Sequence[Router]:
-        """The same, but only those that hold arms, so that acts do not pay for what is over; all if none does."""
+        """Like `served`, but only experiments that hold arms, so that acts skip ended ones; all of them if none holds
+        arms."""
         routers = self.served(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 
     def experiment(self, name: str) -> Router:
-        """The experiment of exactly this name, or RequestError 404."""
+        """The experiment with exactly this name, or RequestError 404."""
         if name not in self.routers:
             known = ", ".join(self.routers) or "none yet"
             raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {known}")
@@ -84,8 +86,8 @@ class Endpoints:
 
 
 def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
-    """The endpoint's experiment that a new unit enters: the newest that runs and whose share of a layer has the unit;
-    else the newest that has begun."""
+    """The endpoint's experiment that a new unit enters: the newest running one whose share of its layer contains the
+    unit, else the newest that has begun."""
     for router in routers:
         if (
             not router.is_over
@@ -97,12 +99,12 @@ def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Rou
 
 
 def remembering(routers: Iterable[Router], unit: str) -> Router | None:
-    """The experiment in which this replica knows the unit."""
+    """The first of these experiments in which this replica remembers the unit, or None."""
     return next((router for router in routers if router.session(unit) is not None), None)
 
 
 def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
-    """Older experiments whose units may still be under way."""
+    """Older experiments whose units may still be active."""
     now = time.time()
     newest = entered.created
     return [r for r in routers if r is not entered and r.created < newest and now - newest < DRAIN_S]

@@ -1,17 +1,19 @@
 """The consequences of an arm's failure on a request: for the arm's circuit, for the session, and for the experiment.
 
-A failure is judged once the request is over, by one rule: it counts against an arm only where another arm has answered the
-same request. The control answers in a treatment's stead anyway. If the control itself fails, a treatment is asked for
-comparison, and its answer is dropped. So an input that every arm fails on counts against none.
+A failure is judged once the request is over, by one rule: it counts against an arm only if another arm has answered the
+same request. If a treatment fails, the control answers in its place anyway. If the control fails, a treatment is asked
+for comparison, and its answer is dropped. So an input on which every arm fails counts against none.
 
-- A session whose arm failed has `error` 1 if another arm answered. So has one whose arm was not asked because its circuit is
-  open, once a round of probes has failed: before that, a few requests would speak for all the others of that time. The test
-  of the guardrail `error` compares these sessions' share with the control's.
-- A treatment's failure counts in its circuit; failures of one session in a row count once, unless the call was lost. Of the
-  control only lost calls count: nobody answers in its stead, so an open circuit of it spares waiting and nothing else. A
-  lost call counts in any case, for it has nothing to do with the input.
-- A treatment is rolled back for its circuit alone where the config says `on_open: rollback`, and only once `rounds` rounds
-  of probes have failed in a row.
+- A session whose arm failed has `error` 1 if another arm answered. The same holds for a session whose arm was not asked
+because its circuit is open, but only after a round of probes has failed: before that, a few failed requests would count
+for all sessions of that time. The test of the guardrail `error` compares these sessions' share with the control's.
+
+- A treatment's failure counts in its circuit. Failures of one session in a row count once, unless the call was lost. Of
+the control only lost calls count: no arm could answer in its place, so its open circuit merely saves waiting. A lost
+call always counts, because its cause is not the input.
+
+- A treatment is rolled back for its circuit alone if the config says `on_open: rollback`, and only once `rounds` rounds
+of probes have failed in a row.
 """
 
 import asyncio
@@ -39,19 +41,19 @@ class Failures:
         self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
 
     def attempts(self, router: Router, session: str, arm: str) -> "Attempts":
-        """The attempts of one request of a session of this arm."""
+        """The attempts to answer one request of a session of this arm."""
         return Attempts(self, router, session, arm)
 
 
 class Attempts:
-    """The arms that one request was tried with."""
+    """The arms that one request has tried."""
 
     __slots__ = ("_answered_by", "_arm", "_errors", "_failed", "_failures", "_router", "_session")
 
     def __init__(self, failures: Failures, router: Router, session: str, arm: str):
-        """`arm` is the session's own."""
+        """`arm` is the session's own arm."""
         self._answered_by: str | None = None
-        """The arm that answered, or that would have, where it was only compared with."""
+        """The arm that answered, or that answered only for comparison."""
         self._failures, self._router, self._session, self._arm = failures, router, session, arm
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
@@ -59,12 +61,12 @@ class Attempts:
     async def first_answer(
         self, ask: Ask[ArmAnswer], compare: Ask[object], field: str | None
     ) -> tuple[ArmAnswer, str, int]:
-        """Ask the session's arm, then those that may answer in its stead, until one does; arms with an open circuit are
-        left out.
+        """Ask the session's arm, then those that may answer in its place, until one does; arms with an open circuit are
+        skipped.
 
-        Returns the answer, its arm, and a ticket that the caller hands in to the arm's circuit. Raises what `ask` raises
-        if the arm refuses the request or the client leaves, and RequestError if no arm answers: `field` is the field of
-        the request that the error names. `compare` asks a treatment for comparison.
+        Returns the answer, its arm, and a ticket that the caller hands in to the arm's circuit. Raises the error of
+        `ask` if the arm refuses the request or the client leaves, and RequestError if no arm answers: `field` is the
+        field of the request that the error names. `compare` asks a treatment for comparison.
         """
         router = self._router
         try:
@@ -76,7 +78,7 @@ class Attempts:
                 try:
                     answer = await ask(arm)
                 except (asyncio.CancelledError, RequestError):
-                    circuit.forget(ticket)  # the client left, or asks for what cannot be done, or the arm is busy
+                    circuit.forget(ticket)  # the client left, the request is impossible, or the arm is busy
                     raise
                 except Exception as error:
                     self._failed += ((arm, ticket, error),)
@@ -87,11 +89,12 @@ class Attempts:
             await self._compare(compare)
             raise self._refusal(field)
         finally:
-            if self._failed or self._answered_by != self._arm:  # most requests are answered by their arm at once
+            # skipped if the session's arm answered at once, as it mostly does
+            if self._failed or self._answered_by != self._arm:
                 self._judge()
 
     async def _compare(self, ask: Ask[object]) -> None:
-        """Ask a treatment the same if the control alone was tried and failed, and drop the treatment's answer."""
+        """Ask a treatment the same request if only the control was tried and it failed, and drop the answer."""
         arm = self._comparison()
         if arm is None:
             return
@@ -99,12 +102,12 @@ class Attempts:
             await ask(arm)
             self._answered_by = arm
         except RequestError:
-            pass  # it is busy
+            pass  # the treatment is busy
         except Exception as error:
             self._errors += (error,)
 
     def _comparison(self) -> str | None:
-        """The first treatment that takes part and whose circuit is closed."""
+        """The first treatment that gets traffic and whose circuit is closed."""
         router = self._router
         if [arm for arm, _, _ in self._failed] != [router.control]:
             return None
@@ -112,7 +115,7 @@ class Attempts:
         return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
 
     def _refusal(self, field: str | None) -> RequestError:
-        """The error for a client whom no arm has answered; `field` is the field that it sent."""
+        """The error for a client whose request no arm has answered; `field` is the field that the error names."""
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
         router = self._router
@@ -120,18 +123,19 @@ class Attempts:
         return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
 
     def _judge(self) -> None:
-        """Count the failures, now that it is known whether an arm has answered."""
+        """Count the failures; called when it is known whether an arm has answered."""
         another_answered = self._answered_by is not None
         for arm, ticket, error in self._failed:
             self._count(arm, ticket, error, another_answered)
-        # An arm that is not loaded here (its bundle is gone, or the experiment is over) has not failed.
+        # An arm that is not loaded here (its bundle is gone, or the experiment has ended) has not failed.
         if another_answered and self._answered_by != self._arm and self._arm in self._router.arms:
             was_tried = any(arm == self._arm for arm, _, _ in self._failed)
             if was_tried or self._router.circuits[self._arm].failed_rounds:
                 self._note()
 
     def count_break_off(self, arm: str, ticket: int, error: Exception) -> None:
-        """Count a failure after the answer had begun. It is the arm's own, because it could take the input."""
+        """Count a failure after the answer had begun. It counts without comparison, because the arm had accepted the
+        input."""
         self._count(arm, ticket, error, True)
         if arm == self._arm:
             self._note()

@@ -1,4 +1,4 @@
-"""Look-ups of sessions' arms in the database. Sessions that are asked for at the same moment share one statement."""
+"""Look-ups of sessions' arms in the database; look-ups of the same moment share one statement."""
 
 import asyncio
 import contextvars
@@ -10,15 +10,15 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 MOST_UNITS = 500
 """Most units in one statement."""
 APART_S = 0.005
-"""Between statements."""
+"""Least seconds between two statements."""
 UnitKey = tuple[str, str]
 """Experiment and unit."""
 Answers = Mapping[UnitKey, Assignment]
 
 
 class LookUps:
-    """On one event loop. A look-up goes at once if there was none for `APART_S`; under load those of that time go together,
-    as a statement costs many times what a unit in it costs."""
+    """Batches look-ups on one event loop: the first is sent at once, those of the next 5 ms share a statement, because
+    a statement costs many times what a unit in it costs."""
 
     def __init__(self, read: Callable[[Sequence[UnitKey]], Answers], threads: int):
         """`read` blocks on the database; at most `threads` of its calls are under way."""
@@ -30,14 +30,15 @@ class LookUps:
         self._sends_soon, self._next_at = False, 0.0
 
     async def ask(self, experiment: str, unit: str) -> Assignment | None:
-        """The arm of the unit's exposure in the store, or None. Raises what `read` raises."""
+        """The arm of the unit's exposure in the store, or None. Raises the errors of `read`."""
         key = experiment, unit
-        # One that is under way may have been read before the exposure was written, but so may the first asker's.
+        # A statement under way may have missed an exposure written meanwhile, but so may the first caller's own
+        # statement.
         answer = self._under_way.get(key) or self._waiting.get(key)
         if answer is None:
             answer = self._waiting[key] = asyncio.get_running_loop().create_future()
             self._send_soon()
-        return await asyncio.shield(answer)  # who leaves ends nobody else's look-up
+        return await asyncio.shield(answer)  # a cancelled caller must not cancel the shared future
 
     def _send_soon(self) -> None:
         if not self._sends_soon and len(self._statements) < self._most:
@@ -51,7 +52,7 @@ class LookUps:
         for key in taken:
             del self._waiting[key]
         self._under_way |= taken
-        # In no client's context: it is everybody's.
+        # An empty context, because the task serves several requests.
         task = loop.create_task(self._answer(taken), context=contextvars.Context())
         self._statements.add(task)
         task.add_done_callback(self._ended)
@@ -83,7 +84,7 @@ class LookUps:
                 answer.set_result((answers or {}).get(key))
             else:
                 answer.set_exception(error)
-                answer.exception()  # read, should nobody wait any more
+                answer.exception()  # retrieved, so that asyncio logs no error if all callers have left
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)

@@ -21,18 +21,18 @@ REMEMBERED = 100_000
 """Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one look-up."""
 
 MOST_TABLES = 32
-"""Beyond so many different weights a look-up costs less than asking each of them."""
+"""Most past weight tables that are asked for an arm; beyond that a look-up costs less."""
 
 OVERLAP_S = 2.0
-"""Seconds in which two replicas may assign by different tables, with some room."""
+"""Seconds in which two replicas may assign by different tables, with some reserve."""
 
 
 class UnitArm(NamedTuple):
-    """A unit's arm."""
+    """A unit's arm, and how it was assigned."""
 
     assignment: Assignment
     cluster: str | None = None
-    """The cluster of units or the block of time that was assigned with it, for its exposure."""
+    """The cluster of units or the block of time with which the unit was assigned; stored with its exposure."""
     sure: bool = True
     """True if no other replica can have assigned the unit to another arm."""
 
@@ -45,20 +45,20 @@ class Session:
     at: float
     """Moment of its first exposure by this replica, monotonic seconds."""
     sure: bool
-    """False if the store is to be asked again at the session's next act."""
+    """False if the store must be asked again at the session's next act."""
     acts: int = 0
     seconds: float = 0.0
-    """Time that its acts took here."""
+    """Time that the session's acts took in this replica, in seconds."""
     failed: bool = False
-    """Its arm failed once at least."""
+    """True if the session's arm has failed at least once."""
 
 
 class Router:
-    """Gives sessions their arm, for good, under the state that the store last told.
+    """Assigns every session to one arm and never changes it, under the state that the store last reported.
 
-    In the first epoch the hash alone decides. Once weights have changed, the hash may disagree with what a session got
-    before, so a session this replica does not remember is looked up in the store first. The same holds where clusters or
-    blocks of time are assigned, because a session keeps the arm of the cluster or block that it began in.
+    In the first epoch the hash alone decides. After a change of weights the hash may differ from the arm that a session
+    already has, so a session that this replica does not remember is looked up in the store first. The same holds where
+    clusters or blocks of time are assigned, because a session keeps the arm of the cluster or block in which it began.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Router:
         log: ExposureLog,
         created: float,
     ):
-        """`arms` are those that are loaded here, of the config's."""
+        """`arms` are those of the config's arms that are loaded here."""
         self.config, self.created, self.state = config, created, state
         self.hold(arms)
         self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
@@ -77,11 +77,12 @@ class Router:
         self._log = log
         self._remembered: dict[str, Session] = {}
         self._absent: dict[str, float] = {}
-        """Unit -> until when it is not asked for again, monotonic seconds."""
+        """Unit -> moment until which the store is not asked for it again, in monotonic seconds."""
         self.follow(state)
 
     def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
-        """Answer with these arms from now on. Replaced, never changed: requests meanwhile see the old or the new ones."""
+        """Answer with these arms from now on. The mapping is replaced and never changed, so a request sees the old or
+        the new one."""
         self.arms = arms
         self.is_text = any(is_text(arm.bundle) for arm in arms.values())
         """True if the arms are language models; no experiment has arms of two kinds."""
@@ -94,14 +95,14 @@ class Router:
 
     @property
     def production(self) -> str:
-        """The arm that answers where no other may: the winner once it is promoted, else the control."""
+        """The arm that answers units outside of the experiment: the promoted winner, else the control."""
         state = self.state
         if state.status is not ExperimentStatus.PROMOTED:
             return state.control
         return next((arm for arm, weight in state.weights.items() if weight > 0), state.control)
 
     def answering(self, arm: str) -> Sequence[str]:
-        """The arms that may answer for a session of this arm, in turn, of those that are loaded here."""
+        """The loaded arms that may answer for a session of this arm, in order of preference."""
         return self._answering[arm]
 
     def _note_answering(self) -> None:
@@ -109,13 +110,13 @@ class Router:
         self._answering = {arm: [name for name in turn if name in self.arms] for arm, turn in turns.items()}
 
     def bundle_of(self, arm: str) -> AnyBundle:
-        """The bundle of whoever answers for the arm first; RequestError 503 if nobody does."""
+        """The bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
         for name in self.answering(arm):
             return self.arms[name].bundle
         raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", 1.0)
 
     def close(self) -> None:
-        """End the threads of its arms."""
+        """End the threads of the arms."""
         if self.is_text:
             for arm in self.arms.values():
                 cast(TextArm, arm).close()
@@ -125,16 +126,16 @@ class Router:
         return self.state.status in (ExperimentStatus.PROMOTED, ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
 
     def follow(self, state: AssignmentState, told_at: float | None = None) -> None:
-        """Assign by another state from now on; it must name arms of the config only. One reference is swapped at a time,
-        and a table made of an older state is still a right one for the request that read it. `told_at` is when the store
-        last told that the state before was in force (monotonic seconds; now, when not given)."""
+        """Assign by another state from now on; it must name only arms of the config. One reference is swapped at a
+        time, and a request that has read the older table still assigns correctly by it. `told_at` is the moment at
+        which the store last reported the previous state (monotonic seconds; now if not given)."""
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
         self._past, self._populations = self._read_past(state)
         self.table = AssignmentTable(state.weights, state.salt, state.epoch)
         self.state = state
         self._note_answering()
-        # Another replica may have met the same unit by the other table meanwhile, and have been the first to say so.
+        # Meanwhile another replica may have exposed the same unit by the other table, and been the first to store it.
         since = (time.monotonic() if told_at is None else told_at) - OVERLAP_S
         for session in list(self._remembered.values()):
             if session.at > since:
@@ -148,37 +149,37 @@ class Router:
                 past = self._log.store.past(self.config.name)
             except StoreError:
                 past = None
-        # Everyone is in it now, so nobody is asked for.
+        # The population now includes every unit, so no past population needs a look-up.
         known = frozenset({state.population}) if state.population.is_everyone else None
         if past is None:
             return None, known
         return PastTables([*past.weights, state.weights], state.salt), known or past.populations | {state.population}
 
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
-        """The name whose hash decides for the unit: its own or, where clusters are randomized, its cluster's. A unit that
+        """The name whose hash decides for the unit: its own, or its cluster's if clusters are randomized. A unit that
         names no cluster is a cluster of its own."""
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
-        """True if the unit is in the experiment's share of its layer, with its whole cluster where clusters are
-        randomized; others are with production and are not counted."""
+        """True if the unit, or its cluster if clusters are randomized, is in the experiment's share of its layer. Other
+        units get the production arm and do not count."""
         layer = self.state.layer
         return layer is None or in_layer(layer, self.state.layer_share, self.drawn_by(unit, cluster_id))
 
     @property
     def has_places_by_cluster(self) -> bool:
-        """True if a unit that comes in another cluster would have another place in the experiment's layer."""
+        """True if a unit's place in the experiment's layer depends on the cluster that it names."""
         return self.state.layer is not None and self.config.randomize == "cluster"
 
     def includes(self, unit: str, cluster_id: str | None, attributes: Attributes) -> bool:
-        """True if the experiment's population has the unit now; it may have met an arm before."""
+        """True if the experiment's population includes the unit now, even if the unit has met an arm before."""
         population = self.state.population
         return population.is_everyone or population.includes(
             self.state.salt, self.drawn_by(unit, cluster_id), attributes
         )
 
     def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
-        """True if the unit can have been in the population, now or in an earlier epoch, with some attributes; or in
+        """True if the population, now or in an earlier epoch, may have included the unit with some attributes or in
         another cluster."""
         if self._populations is None or self.config.randomize == "cluster":
             return True
@@ -186,22 +187,23 @@ class Router:
         return any(population.may_include(self.state.salt, key) for population in self._populations)
 
     def is_absent(self, unit: str) -> bool:
-        """True if the store has lately known no exposure of the unit."""
+        """True if the store has lately had no exposure of the unit."""
         return self._absent.get(unit, 0.0) > time.monotonic()
 
     def note_absent(self, unit: str) -> None:
-        """The store knows no exposure of the unit: do not ask again for as long as replicas may differ anyway."""
+        """Note that the store has no exposure of the unit, so that it is not asked again for as long as replicas may
+        differ."""
         self._absent.pop(unit, None)
         if len(self._absent) >= REMEMBERED:
             del self._absent[next(iter(self._absent))]  # the oldest
         self._absent[unit] = time.monotonic() + OVERLAP_S
 
     def with_production(self) -> Assignment:
-        """The arm that answers units outside of the experiment, by no draw."""
+        """The assignment of units outside of the experiment, to the production arm without a draw."""
         return Assignment(self.production, self.state.epoch, 1.0)
 
     def with_control(self) -> Assignment:
-        """The control, by no draw."""
+        """An assignment to the control without a draw."""
         return Assignment(self.control, self.state.epoch, 1.0)
 
     def session(self, unit: str) -> Session | None:
@@ -214,44 +216,44 @@ class Router:
         if known is not None:
             return UnitArm(self._standing(known.assignment)) if known.sure else None
         past, randomize = self._past, self.config.randomize
-        # With clusters and blocks the session may have come by another one before.
+        # With clusters and blocks the session may have begun in another one.
         if randomize != "session" or past is None or len(past) > MOST_TABLES or not past.agree(unit):
             return None
         return UnitArm(*self._drawn(unit, cluster_id))
 
     def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
-        """The unit's arm when the store has been asked and knows this."""
+        """The unit's arm, given the store's answer."""
         known = self._remembered.get(unit)
         if stored is not None:
             if known is not None:
                 known.assignment, known.sure = stored, True
             return UnitArm(self._standing(stored))
-        if known is not None:  # its exposure is on its way to the store
+        if known is not None:  # the replica's own exposure is still on its way to the store
             return self.guess(unit, cluster_id)
         return UnitArm(*self._drawn(unit, cluster_id))
 
     def guess(self, unit: str, cluster_id: str | None) -> UnitArm:
-        """The unit's arm when the store cannot be asked."""
+        """The unit's arm while the store cannot be asked."""
         known = self._remembered.get(unit)
         if known is not None:
             return UnitArm(self._standing(known.assignment), sure=False)
         return UnitArm(*self._drawn(unit, cluster_id), sure=False)
 
     def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
-        """Draw by the table of now. A unit that names no cluster is a cluster of its own."""
+        """Draw by the present table. A unit that names no cluster is a cluster of its own."""
         config = self.config
         return draw(
             self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
         )
 
     def _standing(self, assignment: Assignment) -> Assignment:
-        """The unit's assignment now: with `on_rollback: cut`, a rolled-back arm's units go on with the control."""
+        """The unit's present assignment: with `on_rollback: cut`, units of a rolled-back arm continue with the control."""
         state = self.state
         return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
 
     def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:
-        """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm, which is
-        the one it met before if another request was faster."""
+        """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm; if a
+        concurrent request was faster, that is the arm which the other request noted."""
         remembered = self._remembered.get(unit)
         if remembered is not None:
             return False, self._standing(remembered.assignment)

@@ -1,4 +1,4 @@
-"""Copies of traffic for shadow arms, which answer nobody."""
+"""Copies of requests for shadow arms, whose answers no client gets."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ ActCall = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], A
 TEXT_DEADLINE_S = 60.0
 """Seconds that a copy of a text may take."""
 COMPLAINT_S = 60.0
-"""An arm's errors are logged at most this often."""
+"""Least seconds between two log lines about an arm's errors."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class ShadowTotals:
-    """Counts of one arm's copies since the start of the replica."""
+    """Counts of one arm's copies since the replica started."""
 
     acts: int = 0
     """Copies that were answered."""
@@ -36,19 +36,19 @@ class ShadowTotals:
     decisions: int = 0
     """Actions, or texts, of the answered copies, one per agent."""
     agreed: int = 0
-    """Decisions that equal what the client got."""
+    """Decisions that equal the client's."""
     seconds: float = 0.0
-    """Time that the answered copies took, all together."""
+    """Time that all answered copies took together, in seconds."""
     tokens: int = 0
-    """Tokens of the served texts, as the arm reads them."""
+    """Tokens of the served texts, in the shadow arm's vocabulary."""
     log_prob: float = 0.0
-    """Log-probability that the arm gives these tokens, at its bundle's temperature."""
+    """Sum of the log-probabilities that the shadow arm gives these tokens, at its bundle's temperature."""
     served_log_prob: float = 0.0
-    """Log-probability that they were served with."""
+    """Sum of the log-probabilities with which they were served."""
 
 
 class Compared(NamedTuple):
-    """One copy beside what the client got; fields are those of `ShadowTotals`."""
+    """One copy compared with the client's answer; fields are those of `ShadowTotals`."""
 
     decisions: int
     agreed: int
@@ -58,12 +58,12 @@ class Compared(NamedTuple):
 
 
 class Shadows:
-    """Sends the copies of one replica, on its event loop."""
+    """Sends the copies of one replica, on its event loop, and compares the answers."""
 
     def __init__(self, limit: int, deadline_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
         """At most `limit` copies are under way, each for at most `deadline_s`. `clock` gives seconds."""
         self.totals: dict[str, ShadowTotals] = {}
-        """Per arm."""
+        """Arm -> its totals."""
         self._limit = limit
         self._deadline_s = deadline_s
         self._clock = clock
@@ -79,7 +79,8 @@ class Shadows:
         masks: Mapping[str, np.ndarray],
         answer: Answer,
     ) -> bool:
-        """Ask the arm greedily what `answer` answers, later and by itself; whether the copy was sent. Never raises."""
+        """Send a copy of an act to the arm in the background, greedily, and compare it with `answer`. Returns whether
+        the copy was sent. Never raises."""
 
         async def compare() -> Compared:
             copied = await act(observations, True, masks)
@@ -91,13 +92,13 @@ class Shadows:
     def send_text(
         self, arm: str, writer: TextArm, request: TextRequest, ids: Sequence[int], log_probs: Sequence[float], text: str
     ) -> bool:
-        """Have the arm write what it would have written, by the same seed and settings, and say what it thinks of the text
-        that was served; later and by itself. Whether the copy was sent. Never raises."""
+        """In the background, let the arm write its own response with the same seed and settings, and compute its
+        log-probability of the served text. Returns whether the copy was sent. Never raises."""
 
         async def compare() -> Compared:
             pieces = await _write(writer, replace(request, logged=True, streamed=False, names=False))
             agreed, began = "".join(piece.text for piece in pieces) == text, pieces[0].began
-            if began is None or not ids:  # one of the two arms tells no tokens
+            if began is None or not ids:  # one of the two arms reports no tokens
                 return Compared(1, int(agreed))
             tokens, log_prob = await cast(ScoringArm, writer).score(request.agent, began.prompt_ids, ids, text)
             return Compared(1, int(agreed), tokens, log_prob, sum(log_probs))
@@ -115,7 +116,7 @@ class Shadows:
         return True
 
     async def close(self) -> None:
-        """Cancel what is under way and wait for its end, for at most a copy's deadline."""
+        """Cancel all copies under way and wait for their end, for at most a copy's deadline."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -128,7 +129,7 @@ class Shadows:
         try:
             async with asyncio.timeout(deadline_s):
                 compared = await compare()
-        # A cancellation that does not come from `close` is the arm's own.
+        # A cancellation that does not come from `close` is an error of the arm.
         except (Exception, asyncio.CancelledError) as error:
             if not self._closed:
                 totals.errors += 1

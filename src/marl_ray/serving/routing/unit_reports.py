@@ -1,7 +1,8 @@
-"""The queue of a replica's own reports about units: failures of their arm, and the price of external arms' responses.
+"""The queue of a replica's own reports about units: failures of their arms, and costs of external arms' responses.
 
-Requests add to the queue and never wait for the database. The requests of one session may reach any replica, so each replica
-reports its own spending. A session whose arm failed may never report an outcome, so its failure is written here.
+Requests add to the queue and never wait for the database. Requests of one session may reach any replica, so each
+replica reports its own spending. A session whose arm failed may never report an outcome, so the replica writes its
+failure.
 """
 
 import logging
@@ -23,17 +24,17 @@ _log = logging.getLogger(__name__)
 
 
 def counts_cost(config: ExperimentConfig) -> bool:
-    """True if a guardrail asks for the cost of units, and some arm has a price."""
+    """True if a guardrail needs the cost of units, and some arm has a price."""
     return any(rail.name == COST for rail in config.guardrails) and any(arm.price for arm in config.arms.values())
 
 
 @dataclass(slots=True)
 class _News:
-    """The queued news of one session."""
+    """The queued reports of one session."""
 
     failed: bool = False
     usd: float | None = None
-    """USD that the session has cost on top of what is stored; None if no cost was noted."""
+    """USD that the session has cost beyond what is stored; None if no cost was noted."""
     cost_unknown: bool = False
 
     def add(self, more: "_News") -> None:
@@ -57,7 +58,7 @@ class UnitReports:
     def __init__(self, store: ExperimentStore, exposures: ExposureLog):
         self._store, self._exposures = store, exposures
         self._waiting: dict[tuple[str, str], _News] = {}
-        """(Experiment, session) -> its news, the oldest first."""
+        """(Experiment, session) -> its reports, the oldest first."""
         self._is_dropping = False
         """True if the queue was full since it was last written; one line of the log says so."""
         self._changing, self._writing = threading.Lock(), threading.Lock()
@@ -67,8 +68,8 @@ class UnitReports:
         self._note(experiment, session, _News(failed=True))
 
     def note_cost(self, experiment: str, session: str, usd: float | None) -> None:
-        """Queue that a response cost the session so many USD more; None says that nobody knows how many. The session's
-        `cost_usd` then gives no evidence. Never blocks."""
+        """Queue that a response cost the session this much more, in USD; None means that the cost is unknown, and then
+        the session's `cost_usd` gives no evidence. Never blocks."""
         self._note(experiment, session, _News(usd=usd, cost_unknown=usd is None))
 
     def _note(self, experiment: str, session: str, news: _News) -> None:
@@ -81,16 +82,16 @@ class UnitReports:
             self._waiting.setdefault((experiment, session), _News()).add(news)
 
     def write(self) -> None:
-        """Store what is queued. Raises StoreError, and keeps what is not written, if the database fails. Blocks."""
+        """Store the queue. Blocks. If the database fails, raises StoreError and keeps what is not written."""
         with self._writing:
             while self._waiting:
                 unwritten = self._next_batch()
                 try:
-                    self._exposures.flush()  # the sessions' own may be waiting here
+                    self._exposures.flush()  # the exposures of these sessions may still be queued here
                     while unwritten:
                         experiment = next(iter(unwritten))
                         self._record(experiment, unwritten[experiment])
-                        del unwritten[experiment]  # written once: what a cost adds must not be added again
+                        del unwritten[experiment]  # what was written must not be added again
                 except StoreError:
                     for experiment, sessions in unwritten.items():
                         for session, news in sessions.items():
@@ -99,7 +100,7 @@ class UnitReports:
             self._is_dropping = False
 
     def _next_batch(self) -> dict[str, dict[str, _News]]:
-        """Take the oldest sessions from the queue: experiment -> session -> its news."""
+        """Take the oldest sessions from the queue: experiment -> session -> its reports."""
         batch: dict[str, dict[str, _News]] = {}
         with self._changing:
             for experiment, session in list(islice(self._waiting, BATCH)):

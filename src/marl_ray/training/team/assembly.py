@@ -44,7 +44,7 @@ class Team:
     """Policy -> the engine that samples from it; empty for actor-critics."""
 
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
-        """The current models, engines and normalisers, as a collector takes them; every worker calls it at the same time."""
+        """The current models, engines and normalisers, in the form that a collector takes; all workers call it together."""
         for engine in self.engines.values():
             engine.ready()
         norms = {
@@ -65,7 +65,7 @@ class Team:
         return {name: Player(model, self.agents[name], *norms[name]) for name, model in small.items()}
 
     def rest(self) -> None:
-        """Leave the engines' memory to the learners, which shall update now."""
+        """Let the engines release memory, because the learners update now."""
         for engine in self.engines.values():
             engine.rest()
 
@@ -103,8 +103,8 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> "Mapping[str, PolicyModel]":
-    """Make the team's ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle`
-    where given."""
+    """Make the team's ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` if
+    the config names one."""
     if config.language:
         from marl_ray.training.team.language import build_policies
 
@@ -150,7 +150,7 @@ def build_team(
 ) -> Team:
     """Make the models and learners of this worker; every worker takes part.
 
-    `engine_of` makes the engine of a language model from its name and the copy that samples. When it is not given, the
+    `engine_of` makes the engine of a language model from the policy's name and the copy that samples. By default the
     engine is in this process or in one beside it.
     """
     agents = team_agents(config, env)
@@ -202,7 +202,7 @@ def export_bundle(
     metrics: dict[str, float],
     origin: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the team's bundle; `folder` itself becomes the bundle. `origin` is that of its lineage."""
+    """Write the team's bundle into `folder`; `origin` is that of its lineage."""
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},

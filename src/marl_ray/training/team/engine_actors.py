@@ -1,8 +1,8 @@
 """vLLM in actors of Ray, which sample for all workers of a run on resources of their own.
 
-Worker 0 makes the actors and hands each version of the weights to them: from its GPU by NCCL, else and for adapters through
-Ray's object store, where all actors of a machine read one copy. The actors end with worker 0, so a group of workers that
-starts anew never meets the weights of the one before.
+Worker 0 makes the actors and hands each version of the weights to them: from its GPU by NCCL, or, on a CPU and for
+adapters, through Ray's object store, where all actors of a machine read one copy. The actors end with worker 0, so a
+new group of workers never meets the weights of the previous one.
 """
 
 import contextlib
@@ -29,26 +29,26 @@ from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import from_first, world
 
 PLACE_S = 300.0
-"""Seconds that an actor waits for its place on the cluster."""
+"""Seconds that an actor waits for resources of the cluster."""
 CLOSE_S = 15.0
-"""Seconds that an actor has for its end."""
+"""Seconds that an actor may take to end."""
 DEDICATED_GPU_MEMORY_SHARE = 0.9
-"""Share of the memory of a GPU of its own that vLLM takes."""
+"""Share of a GPU's memory that vLLM takes if it has the GPU for itself."""
 
 
 class EngineActors(Engine):
-    """The actors of one policy. Every worker makes one, and calls `ready` and `close` together with the others."""
+    """The actors of one policy. Every worker makes an `EngineActors`, and all call `ready` and `close` together."""
 
     def __init__(self, config: RunConfig, name: str, policy: TokenPolicy) -> None:
-        """`name`: the policy's in the team. Raises EngineLost where the actors find no place, and EngineRefused where
-        vLLM does not start."""
+        """`name` is the policy's name in the team. Raises EngineLost if the actors get no resources, and EngineRefused
+        if vLLM does not start."""
         import ray
 
         self._config, self._policy = config, policy
         self._where = f"resources.engines: engine of policy {name}"
         self._rank, _ = world()
         self._made: list[Any] = []
-        """Worker 0: the actors, which it has to end."""
+        """The actors, which only worker 0 made and must end; empty on other workers."""
         self._actors = self._made
         # Adapters are small, and reach vLLM as files.
         self._transfer = NCCL if policy.device.type == "cuda" and policy.config.lora is None else SHARED
@@ -94,10 +94,10 @@ class EngineActors(Engine):
         check_prompts(prompts, generation, self._policy.config.context)
         count = len(self._actors)
         calls = []
-        for number in range(count):  # neighbours are of one group, whose prompt an engine reads once
+        for number in range(count):  # neighbours are of one group, so an engine reads their common prompt once
             part = list(prompts[number * len(prompts) // count : (number + 1) * len(prompts) // count])
             if part:
-                # Another first engine for each worker, so that small batches do not all meet at one.
+                # Each worker begins with another engine, so that small batches do not all go to the first one.
                 actor = self._actors[(number + self._rank) % count]
                 calls.append(actor.generate.remote(self._policy.version, part, seed, generation))
         written = [completion for part in self._results(calls, "generate") for completion in part]
@@ -105,21 +105,22 @@ class EngineActors(Engine):
         return with_trained_log_probs(self._policy, processed, prompts, generation, written)
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        """All tokens at once, when the last one is there."""
+        """Yield all tokens at once, after the last one has been sampled."""
         yield from tokens_of(self.generate([prompt], seed, generation)[0])
 
     def close(self) -> None:
         import ray
 
         ending = [actor.close.remote() for actor in self._made]
-        with contextlib.suppress(Exception):  # whatever is left of them ends here
+        with contextlib.suppress(Exception):  # the actors end here, whatever state they are in
             ray.get(ending, timeout=CLOSE_S)
         for actor in self._made:
             ray.kill(actor)
         self._made.clear()
 
     def _make(self, name: str) -> tuple[list[str], MarlRayError | None]:
-        """Make the actors, on worker 0; returns their names, and the error for all workers where they cannot be made."""
+        """Make the actors on worker 0. Returns their names, and the error that all workers raise if the actors cannot
+        be made."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -132,9 +133,9 @@ class EngineActors(Engine):
             "num_cpus": need.cpus_per_worker * need.tensor_parallel,
             "num_gpus": gpus,
             "max_restarts": 0,
-            # Each worker has one call at a time, and `progress` and `close` come besides.
+            # Each worker makes one call at a time; `progress` and `close` are further calls.
             "max_concurrency": need.workers + 2,
-            # Ray Train's own group has places for its workers alone; None, against its type, means no group.
+            # Ray Train's own placement group has room only for its workers. None, contrary to its type, means no group.
             "scheduling_strategy": PlacementGroupSchedulingStrategy(cast(Any, None)),
         }
         host, held = ray.remote(EngineActor), ray.put(policy)
@@ -156,10 +157,10 @@ class EngineActors(Engine):
         return labels, None
 
     def _results(self, calls: list[Any], method: str, quiet_s: float = ANSWER_S) -> list[Any]:
-        """The results of calls, of each actor in turn, as long as tokens are written.
+        """The results of calls, one for each actor, as long as the actors write tokens.
 
-        Raises EngineLost where an actor has died, does not answer for `quiet_s`, or writes nothing for so long, and
-        EngineRefused where vLLM has.
+        Raises EngineLost if an actor has died, does not answer for `quiet_s`, or writes no token for that time, and
+        EngineRefused if vLLM has refused.
         """
         import ray
 
@@ -171,7 +172,7 @@ class EngineActors(Engine):
                 try:
                     now = sum(ray.get([actor.progress.remote() for actor in self._actors], timeout=quiet_s / 4))
                 except Exception:
-                    now = written  # the next `get` knows whether it is dead
+                    now = written  # the next `get` finds out whether the actor is dead
                 if now != written:
                     written, since = now, time.monotonic()
                 elif time.monotonic() - since > quiet_s:
@@ -186,7 +187,7 @@ class EngineActors(Engine):
 
 
 class EngineActor:
-    """The class of the actors: a host, and the place where it runs."""
+    """The class of the actors: a host, and the name of its machine."""
 
     def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int, transfer: str) -> None:
         torch.set_num_threads(threads)
@@ -198,7 +199,7 @@ class EngineActor:
         )
 
     def placed(self) -> str:
-        """The name of the machine."""
+        """The name of the machine on which the actor runs."""
         return socket.gethostname()
 
     def start(self) -> None:
@@ -232,5 +233,5 @@ def _free_port() -> int:
 
 
 def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
-    """Parameter -> what changes with every write to it."""
+    """Parameter -> its address and write counter, which change with every write to it."""
     return {name: (own.data_ptr(), own._version) for name, own in policy.lm.named_parameters()}

@@ -52,7 +52,7 @@ def rehearse(model: Any, rows: int) -> None:
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
-    prompts[:, 0] = torch.arange(rows)  # the model would read equal prompts only once
+    prompts[:, 0] = torch.arange(rows)  # different first tokens, because the model would read equal prompts only once
     outputs = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
     parts = (outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()

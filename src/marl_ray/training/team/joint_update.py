@@ -22,9 +22,9 @@ def update_team(
 ) -> dict[str, float]:
     """Update every policy by its batch; returns metrics, prefixed with the policy's name if there are several.
 
-    `costs` are by policy; `steps` of the run were played before this iteration. If an algorithm is sequential, policies are
-    updated one after another in an order drawn from the seed: each gets the factor of those before it, and the costs that
-    they have moved. Raises Diverged naming the policy.
+    `costs` are by policy; the run had played `steps` before this iteration. For a sequential algorithm, policies are
+    updated one after another in an order drawn from the seed: each gets the compound factor of the policies before it,
+    and the costs after their updates. Raises Diverged naming the policy.
     """
     metrics: dict[str, float] = {}
     names = list(team.learners)

@@ -47,8 +47,8 @@ def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> di
 
 
 def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Mapping[str, TokenPolicy], str] | None:
-    """The policies of `team.NAME.bundle`, whose weights are not read yet, and the name of the one that plays `agent`;
-    None where no bundle is given."""
+    """The policies of `team.NAME.bundle`, with their weights still unread, and the name of the one that plays `agent`;
+    None if no bundle is given."""
     reference = config.team[name].bundle
     if reference is None:
         return None
@@ -68,8 +68,8 @@ def build_text_collector(
     state: Mapping[str, Any] | None = None,
     data: Mapping[str, Sequence[Block]] | None = None,
 ) -> TextCollector:
-    """Make the collector of one worker's share of the environment copies, or of its share of `data` where the run has
-    data."""
+    """Make the collector of one worker's share of the environment copies, or, if the run has data, of its share of
+    `data`."""
 
     def make() -> AECEnv:
         return cast(AECEnv, make_env(config.env, config.constraints))

@@ -38,7 +38,7 @@ class CheckedPolicy(NamedTuple):
 
 
 def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, CheckedPolicy]:
-    """Raise MarlRayError where a team of language models (policy -> its agents) cannot play or learn here; return its
+    """Raise MarlRayError if a team of language models (policy -> its agents) cannot play or learn here; return its
     policies.
 
     Models are built without memory for their weights.
@@ -67,7 +67,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     ids = encode_prompt(models[table[first]][1], env.observe(first), policy.model.chat)
     check_fits(ids, policy.generation.max_tokens, policy.model.context, f"team.{table[first]}: the first prompt")
     if config.evaluation.every:
-        env.reset(seed=0, options={"index": 0, "split": "test"})  # raises where no tasks are held out
+        # raises an error if the environment has no held-out tasks
+        env.reset(seed=0, options={"index": 0, "split": "test"})
     if config.train.curriculum:
         Curriculum(config.train.curriculum, env, {})
     if config.data is not None:
@@ -82,7 +83,7 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
 
 
 def _check_parts(parts: int, settings: Any, name: str) -> None:
-    """Raise MarlRayError where vLLM cannot cut a model's layers into this many parts."""
+    """Raise MarlRayError if vLLM cannot divide a model's layers into this many parts."""
     heads = getattr(settings.get_text_config(), "num_attention_heads", parts)
     if heads % parts:
         raise MarlRayError(
@@ -116,7 +117,7 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
 
 
 def _check_weights(folder: str, path: str) -> None:
-    """Raise MarlRayError where a folder has no weights, or pickled ones alone; names that transformers knows pass."""
+    """Raise MarlRayError if a folder has no weights, or only pickled ones; names that transformers knows pass."""
     if Path(folder).is_dir() and not any(Path(folder, name).is_file() for name in WEIGHTS):
         raise MarlRayError(f"model.path {path!r} has no weights: expected one of {', '.join(WEIGHTS)}")
 
@@ -124,5 +125,5 @@ def _check_weights(folder: str, path: str) -> None:
 def _generation_config(folder: str, otherwise: Any) -> Any:
     try:
         return ModelGenerationConfig.from_pretrained(folder)
-    except OSError:  # without such a file the model's own config counts
+    except OSError:  # without the file, the values of the model's own config apply
         return otherwise

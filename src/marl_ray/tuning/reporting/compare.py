@@ -60,7 +60,7 @@ def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: 
                 window.append(value)
                 reported = True
         if not reported or not all(windows.values()):
-            continue  # between evaluations nothing is known
+            continue  # evaluations report the metric only now and then
         while points and points[-1][0] >= row["steps"]:
             points.pop()
         points.append((row["steps"], [float(np.mean(window)) for window in windows.values()]))
@@ -77,7 +77,7 @@ def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if len(curve.seeds) == 1:
         return middle, middle, middle
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    # Slices of points save memory.
+    # In slices of points, to save memory.
     cuts = [curve.seeds[:, k : k + 64][drawn] for k in range(0, curve.seeds.shape[1], 64)]
     quantiles_of = [np.quantile(trim_mean(cut, 0.25, axis=1), quantiles, axis=0) for cut in cuts]
     low, high = np.concatenate(quantiles_of, axis=1)
@@ -146,7 +146,7 @@ def importances(
             kinds = {key: _distribution(space[key]) for key in values}
             study.add_trial(optuna.trial.create_trial(params=places, distributions=kinds, value=score))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the page itself says how much the number of trials allows
+            warnings.simplefilter("ignore")  # the page itself says how reliable so few trials are
             shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE))
     finally:
         optuna.logging.set_verbosity(before)
@@ -158,7 +158,7 @@ def _kinds(trials: Sequence[tuple[Mapping[str, Any], float]], key: str) -> set[s
 
 
 def _place(dimension: DimensionConfig, value: Any) -> Any:
-    """The value as Optuna takes it: for a list of values its index, because the entries may be mappings."""
+    """The value in the form that Optuna takes: for a list of values its index, because the entries may be mappings."""
     return value if dimension.values is None else list(dimension.values).index(value)
 
 

@@ -59,7 +59,7 @@ def seed_summary(rows: MetricRows, config: Mapping[str, Any]) -> list[str]:
     best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")
     if not best:
         return []
-    # The evaluation that chose the bundle is in the same row.
+    # The row also has the evaluation by which the bundle was chosen.
     at = next(row for row in reversed(rows) if f"seed-{seed}/best/return" in row)
     best |= seed_metrics([at], seed, "eval/")
     return run_summary(RunConfig.model_validate(config), best, last)

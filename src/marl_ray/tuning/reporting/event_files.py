@@ -50,7 +50,7 @@ class EventFiles:
         from tensorboardX import SummaryWriter
 
         if leg not in self.writers:
-            # The writer names a file by the second, so a leg that is continued could overwrite its own file.
+            # The writer names files by the second, so a continued leg could overwrite its own earlier file.
             self.writers[leg] = SummaryWriter(
                 str(self.root / leg), flush_secs=EVENTS_S, filename_suffix=f".{time.time_ns()}"
             )
@@ -68,7 +68,7 @@ class EventFiles:
             self.folder.upload_file(path, f"{TENSORBOARD}/{leg}/{path.name}")
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Run an action that writes; an error of the storage is a warning and ends no sweep."""
+        """Run an action that writes. An error of the storage becomes a warning, so that it never ends a sweep."""
         try:
             action()
         except OSError as error:

@@ -159,7 +159,7 @@ def curve_chart(
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """A range with some room around it."""
+    """A range extended at both ends."""
     room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     return low - room, high + room
 
@@ -229,7 +229,7 @@ def parallel(
         ]
         points.append((end, at_end(result)))
         path = f"M{points[0][0]} {points[0][1]}"
-        for (x0, y0), (x1, y1) in itertools.pairwise(points):  # level at the axes
+        for (x0, y0), (x1, y1) in itertools.pairwise(points):  # horizontal where it meets an axis
             bend = round((x1 - x0) / 2.5, 1)
             path += f"C{x0 + bend:.1f} {y0} {x1 - bend:.1f} {y1} {x1} {y1}"
         return Thread(name, path, style(name, result))

@@ -90,7 +90,7 @@ class SweepTracker:
             self.flush(number)
         for number, child in self.children.items():
             if self.records.trials[number].state != "ended":
-                self._try(partial(child.end, "KILLED"))  # the same command takes it up again
+                self._try(partial(child.end, "KILLED"))  # running the same command again resumes it
         self._try(lambda: self.parent.end(PARENT_ENDINGS.get(status, "KILLED")))
         if self.problem:
             print(f"{self.config.name}: not all is in MLflow: {self.problem}", file=sys.stderr)

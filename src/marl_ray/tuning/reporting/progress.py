@@ -35,7 +35,7 @@ class SweepProgress:
 
     def __enter__(self) -> "SweepProgress":
         if self.enabled and self.console.is_terminal:
-            # Printed lines go above the table, unless they go elsewhere than to the terminal.
+            # Printed lines go above the table, unless the output is not the terminal.
             to_terminal = sys.stdout.isatty()
             self.live = Live(console=self.console, auto_refresh=False, redirect_stdout=to_terminal)
             self.live.start()
@@ -84,7 +84,8 @@ class SweepProgress:
         latest."""
         steps, metric = len(f"{self.total:,} (100%)"), self.config.metric[0].name
         score = max(9, len(metric))
-        free = self.console.size.width - (5 + 14 + steps + score) - 19  # what the other columns and the gaps leave
+        # the width that the other columns and the gaps leave
+        free = self.console.size.width - (5 + 14 + steps + score) - 19
         table = Table(box=box.SIMPLE_HEAD, title=f"{self.config.name}: {self.summary()}", title_justify="left")
         for name, width in (("trial", 5), ("values", max(10, free * 3 // 5)), ("state", 14)):
             table.add_column(name, width=width, no_wrap=True)
@@ -106,7 +107,7 @@ class SweepProgress:
         score = f"{record.objectives[0]:.4g}" if record.objectives else "-"
         return [
             f"{record.number:04d}",
-            Text(shown(record.values)),  # as it is: a list in it is no markup
+            Text(shown(record.values)),  # plain text, because a list in it is not markup
             Text(f"{status}, best" if best else status, _COLOURS.get(status, "red")),
             f"{record.steps:,} ({min(record.steps / self.total, 1):.0%})",
             score,

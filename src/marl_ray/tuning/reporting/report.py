@@ -188,7 +188,8 @@ def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows
         budgets = sorted(
             {budgets_of_trial[k] for record in best if len(budgets_of_trial := budgets_of(record.configs)) > k}
         )
-        drawn = strokes(costs) if len(costs) == len(best) else {}  # else the colours would be others
+        # otherwise the colours would not match the other charts
+        drawn = strokes(costs) if len(costs) == len(best) else {}
         charts = [(size, curve_chart(drawn, width, height, budgets)) for size, width, height in _SIZES]
         charts_of_budgets.append({"name": metric.name, "budgets": budgets, "charts": charts})
     return charts_of_budgets

@@ -91,7 +91,7 @@ def run_sweep(
     try:
         shield.enter_context(answering(sweep.interrupted))
         if sweep.plan.left():
-            # Ray puts handlers of its own over ours when it starts.
+            # Once more after Ray has started, because Ray replaces signal handlers at its start.
             with cluster(), answering(sweep.interrupted), sweep.progress:
                 sweep.run()
         sweep.finish()
@@ -139,7 +139,7 @@ class _Sweep:
         self.events = EventFiles(folder, self.warn)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks into a file that nobody reads."""
+        """Empty, because Tune pickles its callbacks into a file that is never read."""
         return {}
 
     def run(self) -> None:
@@ -152,12 +152,13 @@ class _Sweep:
         concurrent = min(slots(need), self.config.max_concurrent or sys.maxsize)
         settings = {
             "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # ours writes into the sweep's folder
-            "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C leaves at once; the same command goes on
+            # Ctrl-C ends the sweep at once; running the same command again continues it
+            "TUNE_DISABLE_SIGINT_HANDLER": "1",
             "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own pickled state is never read
             "RAY_AIR_NEW_OUTPUT": "0",
         }
         for name in ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state"):
-            logging.getLogger(name).setLevel(logging.ERROR)  # they miss the files that nobody reads
+            logging.getLogger(name).setLevel(logging.ERROR)  # they warn about files that are never read
         before = {key: os.environ.get(key) for key in settings}
         os.environ.update(settings)
         scratch = tempfile.mkdtemp(prefix="marl-ray-tune-")
@@ -279,7 +280,7 @@ class _Sweep:
         target = trial_folder(self.config.storage, self.config.name, recipient.number)
         state = read_state(target)
         if any(exploit["at"] == at for exploit in state.exploits):
-            return  # done before the last driver was killed
+            return  # the previous driver copied them before it was killed
         name = f"exploit-{at}"
         target.copy_from(source, read_state(source).checkpoints[-1], name)
         if source.exists("bundles"):
@@ -352,7 +353,7 @@ class _Sweep:
         try:
             self.report = write_report(self.folder, self.records)
             self.tracker.report(self.folder.read(REPORT))
-        except Exception as error:  # a page is no reason to lose a sweep
+        except Exception as error:  # a failing report must not end a sweep
             self.warn(f"no report: {named(error)}; `marl-ray report {self.folder.uri}` makes one later")
         self.events.close()
         self.tracker.close(self.records.status)

@@ -47,14 +47,14 @@ class Searcher(TuneSearcher):
         self.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
 
     def save(self, checkpoint_path: str) -> None:
-        pass  # the sweep's records are the state
+        pass  # the sweep's records hold the state
 
     def restore(self, checkpoint_path: str) -> None:
         pass
 
 
 class RowsCallback(ray.tune.Callback):
-    """Passes every row of metrics on."""
+    """Passes every row of metrics to a function."""
 
     def __init__(self, on_rows: Callable[[Leg, list[dict[str, float]]], None]):
         """`on_rows` is called with the rows that a leg has just sent."""

@@ -103,7 +103,7 @@ def trial(config: dict[str, Any]) -> None:
     sender = _Sender(ray.tune.report)
     try:
         result = run(leg, sender.add)
-    except Exception as error:  # whatever the algorithm, the environment or the storage raise, the other trials go on
+    except Exception as error:  # whatever a part of the trial raises, the other trials continue
         result = {"status": "failed", "error": named(error) + _traceback_file(leg, error)}
     sender.flush({"leg_result": result | _counts(leg)})
 
@@ -207,7 +207,7 @@ def _nested(leg: Leg, configs: list[RunConfig], writer: _TrialWriter) -> dict[st
 
     from marl_ray.training.driver import cause
 
-    # Other trials may hold the workers' places a while longer than Ray Train waits by itself.
+    # Other trials may occupy the workers' resources for longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
     poll_often()
     need = configs[0].resources
@@ -294,16 +294,16 @@ def worker(payload: dict[Any, Any]) -> Any:
             queue.put(message)
 
     def keep(local: Path) -> None:
-        name = f"checkpoint-{seeds.iteration:06d}-{time.time_ns()}"  # rank 0's counts for all
+        name = f"checkpoint-{seeds.iteration:06d}-{time.time_ns()}"  # rank 0's name is used by all workers
         ray.train.report(
             {"iteration": seeds.iteration},
             checkpoint=ray.train.Checkpoint.from_directory(local),
             checkpoint_dir_name=name,
         )
-        gather(None)  # every worker's part is there
+        gather(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played})
 
-    latest = ray.train.get_checkpoint()  # of this leg, after a worker has died
+    latest = ray.train.get_checkpoint()  # the checkpoint of this leg, if a worker has died
     foreign = payload["foreign"] and latest is None
     try:
         with latest.as_directory() if latest else folder.local(payload["start"]) as start:
@@ -311,7 +311,7 @@ def worker(payload: dict[Any, Any]) -> Any:
         send({"begun": seeds.played})
         run_leg(seeds, leg.until, send, keep, foreign)
         seeds.close()
-    except MarlRayError as error:  # all workers meet it together, and would again after every restart
+    except MarlRayError as error:  # all workers raise it together, and would raise it again after every restart
         return {"failed": str(error)}
     return {"objectives": seeds.objectives(), "done": seeds.done}
 

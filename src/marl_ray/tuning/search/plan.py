@@ -1,6 +1,6 @@
 """The plan of a sweep: search, scheduler and budget decide, from the records, what runs next. No Ray in here.
 
-The plan has no state beside the records, so a sweep whose driver was killed is planned on from them.
+The plan has no state besides the records, so a sweep whose driver was killed is continued from its records.
 """
 
 import sys
@@ -79,7 +79,7 @@ class SweepPlan:
             before = [record.state for record in self.records.trials]
             self._decide()
             if [record.state for record in self.records.trials] == before:
-                return ENDED  # the scheduler has nothing to say
+                return ENDED  # the scheduler makes no decision
 
     def left(self) -> bool:
         """True if work is left; False for a sweep that has ended."""
@@ -162,7 +162,7 @@ class SweepPlan:
             at = max(record.scores)
             try:
                 self.exploit(record, donor, what, at)
-            except OSError as error:  # a full disk; the recipient could only go on as it was
+            except OSError as error:  # such as a full disk; the recipient continues with its own weights
                 self._end(record, "failed", f"exploit of trial {what.donor:04d}: {one_line(error)}")
                 self.changed(record)
                 continue

@@ -67,7 +67,8 @@ def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = Non
     values: Values = {}
     for key in order(config.space):
         dimension = config.space[key]
-        value = draw_value(dimension, rng)  # also where it does not apply, so that the other keys stay as they are
+        # drawn even if the key does not apply, so that the draws of the other keys do not change
+        value = draw_value(dimension, rng)
         if applies(config, key, values):
             values[key] = fixed.get(key, value)
     return values
@@ -170,7 +171,7 @@ class TpeSearch:
             self.study.add_trial(self._past(values, scores))
 
     def _past(self, values: Mapping[str, Any], scores: Sequence[float]) -> Any:
-        """A trial from an earlier time that the sweep ran."""
+        """A trial of an earlier run of the sweep."""
         import optuna
 
         space = self.config.space

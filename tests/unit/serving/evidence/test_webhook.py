@@ -27,6 +27,8 @@ from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.evidence.webhook import LONGEST_PAUSE_S, Webhook
 
 SECRET = "between us"
+WAIT_S = 5.0
+"""How long the other service waits for what a test lets happen, and answers where its answer does not end."""
 
 
 class Heard:
@@ -36,8 +38,13 @@ class Heard:
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.answers: list[int] = []
         self.url = ""
-        self.pause_s = 0.0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.in_time: list[bool] = []
+        """By request, whether the test let it be answered before the other service answered by itself."""
         self.endless = False
+        self.left = False
+        """Whether a client has left before an endless answer was over."""
 
 
 @contextmanager
@@ -48,16 +55,17 @@ def listening() -> Iterator[Heard]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             heard.got.append((dict(self.headers.items()), body))
-            time.sleep(heard.pause_s)
+            heard.in_time.append(heard.may_answer.wait(WAIT_S))
             self.send_response(heard.answers.pop(0) if heard.answers else 200)
             if heard.endless:
                 self.send_header("content-length", "1000000")
             self.end_headers()
-            end = time.monotonic() + 1.5 * heard.endless
+            end = time.monotonic() + WAIT_S * heard.endless
             while time.monotonic() < end:
                 try:
                     self.wfile.write(b".")
                 except OSError:
+                    heard.left = True
                     return
                 time.sleep(0.01)
 
@@ -163,20 +171,19 @@ def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(hea
 
 
 def test_a_gateway_tells_at_once_and_waits_for_nobody(heard, bundles, tmp_path):
-    heard.pause_s = 0.3
+    heard.may_answer.clear()
     config = gateway_config(bundles, tmp_path / "x.db", webhook={"url": heard.url})
 
-    async def body() -> float:
+    async def body() -> None:
         async with serving(config) as (_, first), serving(config):
-            begin = time.monotonic()
             first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
             first.service.follower.look()
-            took = time.monotonic() - begin
             await until(lambda: heard.got)
+            heard.may_answer.set()
             await asyncio.sleep(0.4)
-            return took
 
-    assert asyncio.run(body()) < 0.3
+    asyncio.run(body())
+    assert heard.in_time == [True], "the change waited for the answer"
     assert [json.loads(body)["arm"] for _, body in heard.got] == ["four"]
 
 
@@ -216,7 +223,9 @@ def test_pauses_stay_at_their_longest_however_often_it_was_tried(heard, store):
 def test_an_answer_that_does_not_end_holds_up_nothing(heard, store):
     heard.endless = True
     change(store, Action.ROLLBACK, "b")
-    began = time.monotonic()
     hook(heard, store).deliver()
-    assert time.monotonic() - began < 1.0
+    until_left = time.monotonic() + WAIT_S
+    while not heard.left:
+        assert time.monotonic() < until_left, "the answer was read to its end"
+        time.sleep(0.01)
     assert Notices(store).due(["exp"], 0.0, time.time() + 1_000) == []

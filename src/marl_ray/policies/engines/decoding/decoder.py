@@ -25,7 +25,7 @@ MOST_STOPS = 64
 
 
 _Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
-"""A token, its log-probability, and the most likely tokens."""
+"""(token, its log-probability, the most likely tokens with theirs)."""
 
 
 @dataclass
@@ -47,11 +47,10 @@ class _Row:
 
 
 class Decoder:
-    """Responses that are being written, one token per row and step. A response depends on its prompt, stream, seed and
-    generation alone, and not on the other rows (up to rounding of logits). The cache holds all tokens of a row but the
-    newest, which the next step feeds to the model. The newest token of a new row is the prompt's last, so new and old
-    rows take the same step.
-    """
+    """A batch of responses, written one token per row and step. A response depends only on its prompt, stream, seed and
+    generation, and not on the other rows (up to rounding of logits). The cache holds all tokens of a row but the
+    newest, which the next step feeds to the model. A new row starts with its prompt's last token as the newest, so new
+    and old rows take the same step."""
 
     def __init__(self, model: CachedModel, tokenizer: Any, ends: Set[int], rows: int = 1) -> None:
         """`ends` are tokens that end a response. `rows` is the number of rows that the cache has room for at first; it
@@ -77,7 +76,7 @@ class Decoder:
             _Row(handle, prompt, generation, own, state=prompt.guide)
             for handle, prompt, own in zip(handles, prompts, uniforms, strict=True)
         ]
-        # Prompts are sorted by length, so that those that are read together need little padding.
+        # Sorted by length, so that prompts of one forward pass need little padding.
         rows.sort(key=lambda row: (len(row.prompt.ids), row.prompt.ids))
         distinct = list(dict.fromkeys(row.prompt.ids for row in rows))
         for part in _parts(distinct):
@@ -112,7 +111,7 @@ class Decoder:
                 row.state = guides_of(self._tokenizer).after(row.state, token)
         stopped = self._stopped()
         tokens = []
-        # Backwards, because the last row takes the place of a row that leaves.
+        # In falling order, because the last row moves to the place of a row that leaves.
         for number in range(len(self._rows) - 1, -1, -1):
             row, (token, log_prob, top) = self._rows[number], drawn[number]
             if log_prob != log_prob:
@@ -188,7 +187,8 @@ class Decoder:
         stopped: set[int] = set()
         for stops, numbers in groups.items():
             if stops not in self._stops:
-                if len(self._stops) >= MOST_STOPS:  # clients of a server that runs for weeks use ever new stop strings
+                # limited, because clients of a long-running server keep sending new stop strings
+                if len(self._stops) >= MOST_STOPS:
                     self._stops.clear()
                 self._stops[stops] = StopStrings(self._tokenizer, stops)
             completed = self._stops[stops].completed([self._rows[number].ids for number in numbers])

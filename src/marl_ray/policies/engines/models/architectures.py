@@ -51,7 +51,7 @@ def check_architecture(config: Any, engine: EngineName, context: int, where: str
     types that transformers does not know pass.
     """
     kind = config.model_type
-    if kind not in CONFIG_MAPPING_NAMES:  # the type is not transformers' own, so the engine's own probe decides
+    if kind not in CONFIG_MAPPING_NAMES:  # transformers does not know the type, so the engine's own probe decides
         return
     text = config.get_text_config()
     for name, values in (_LOOK_AHEAD | _MORE_LOOK_AHEAD.get(kind, {})).items():

@@ -1,1 +1,1 @@
-"""vLLM in a process of its own: both ends of the conversation with it, and the way of weights into it."""
+"""vLLM in a process of its own: the messages to it, both sides that exchange them, and the transfer of weights."""

@@ -1,4 +1,4 @@
-"""Responses that vLLM writes, with the methods of the built-in `Decoder`: rows join and leave between steps."""
+"""A decoder that lets vLLM write, with the methods of the built-in `Decoder`: rows join and leave between steps."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ class _Row:
 
 
 class VllmDecoder:
-    """Responses in the making by one version of the weights. Prompts with a guide or a bias are not for it."""
+    """Responses that one version of the weights writes. It takes no prompts with a guide or a bias."""
 
     def __init__(
         self, process: VllmProcess | Port, tokenizer: Any, ends: Set[int], version: int, adapter: int = 0
     ) -> None:
-        """`ends`: tokens that end a response; `version`: of the weights, or of `adapter`, that the process has."""
+        """`ends` are tokens that end a response; `version` is that of the process's weights, or of its `adapter`."""
         self._process, self._tokenizer, self._version, self._adapter = process, tokenizer, version, adapter
         self._ends = tuple(sorted(ends))
         self._rows: dict[int, _Row] = {}
@@ -34,7 +34,7 @@ class VllmDecoder:
         return len(self._rows)
 
     def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
-        """Let responses to `prompts` begin; returns a handle per prompt."""
+        """Begin responses to `prompts`; returns a handle per prompt."""
         numbers = token_uniforms(seed, [prompt.stream for prompt in prompts], 1)[:, 0]
         handles = [next(self._process.handles) for _ in prompts]
         requests = [
@@ -57,10 +57,10 @@ class VllmDecoder:
         return handles
 
     def step(self, not_finite: list[int] | None = None) -> list[Token]:
-        """The next token of every row. Rows that end with theirs are gone afterwards.
+        """The next token of every row. Rows whose token is their last are removed.
 
-        A row whose logits are not finite is given up, and its handle is appended to `not_finite`. Raises EngineLost where
-        the process dies, falls silent, or samples with another version.
+        A row whose logits are not finite is removed, and its handle is appended to `not_finite`. Raises EngineLost if
+        the process dies, does not answer, or samples with another version.
         """
         sampled: list[Sampled] = self._process.ask("step") if self._rows else []
         for token in sampled:
@@ -83,18 +83,18 @@ class VllmDecoder:
                 finish: Literal["stop", "length"] | None = "stop" if ended else "length" if cut else None
                 tokens.append(Token(token.handle, token.id, token.log_prob, finish, token.top))
             if by_itself or cut:
-                del self._rows[token.handle]  # vLLM knows that it is done
+                del self._rows[token.handle]  # vLLM itself has ended this response
             elif bad or token.handle in stopped:
                 given_up.append(token.handle)
         self._give_up(given_up)
         return tokens
 
     def remove(self, handle: int) -> None:
-        """Give a row up before its end; KeyError if there is none of this handle."""
+        """Remove a row before its end. Raises KeyError if no row has this handle."""
         self._give_up([handle])
 
     def clear(self) -> None:
-        """Give all rows up."""
+        """Remove all rows."""
         self._give_up(list(self._rows))
 
     def _give_up(self, handles: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """The trainer's side of vLLM's own transfers of weights between GPUs.
 
-`ipc`: the engine has the trainer's GPU and reads its memory. `nccl`: engines have GPUs of their own, and the trainer
-broadcasts to all of them at once. Weights go one by one and not packed, so both sides agree without further settings.
+`ipc`: the engine shares the trainer's GPU and reads its memory. `nccl`: engines have GPUs of their own, and the trainer
+broadcasts to all of them at once. Each weight is sent by itself, so that both sides agree without further settings.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The message by which an engine on the same GPU reads these tensors, which must live until it has read them."""
+    """The message that lets an engine on the same GPU read these tensors, which must exist until it has read them."""
     handles = []
     for tensor in tensors.values():
         gpu = str(torch.cuda.get_device_properties(tensor.device).uuid)
@@ -23,7 +23,7 @@ def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The message by which an engine receives these tensors."""
+    """The message that tells an engine which tensors it will receive."""
     return {
         "names": [*tensors],
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
@@ -33,7 +33,7 @@ def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NcclGroup:
-    """The group of the trainer, its rank 0, and all processes of all engines."""
+    """The group of the trainer, which is rank 0, and all processes of all engines."""
 
     address: str
     port: int
@@ -41,7 +41,7 @@ class NcclGroup:
     tensor_parallel: int
 
     def member(self, engine: int) -> dict[str, Any]:
-        """The message by which an engine joins the group."""
+        """The message that lets an engine join the group."""
         return {
             "master_address": self.address,
             "master_port": self.port,
@@ -55,13 +55,13 @@ class NcclGroup:
         return 1 + self.engines * self.tensor_parallel
 
     def join(self) -> Any:
-        """Join as the trainer, as soon as all engines do; returns vLLM's communicator."""
+        """Join as the trainer, together with all engines; returns vLLM's communicator."""
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         return trainer_init({"master_address": self.address, "master_port": self.port, "world_size": self.size})
 
 
 def broadcast(communicator: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Send tensors to the engines, which are receiving them; returns before they have arrived."""
+    """Send tensors to the engines, which must be receiving; returns before the tensors have arrived."""
     for tensor in tensors.values():
         communicator.broadcast(tensor, src=0, stream=torch.cuda.current_stream())

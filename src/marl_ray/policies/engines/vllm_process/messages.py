@@ -1,4 +1,4 @@
-"""The messages between an engine and vLLM's process; plain data."""
+"""The messages between an engine and vLLM's process: plain data."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,17 @@ class VllmSettings:
     """The settings of a process of vLLM."""
 
     folder: str
-    """A folder with the model's `config.json`; weights come later."""
+    """A folder with the model's `config.json`; weights are transferred later."""
     dtype: str
     """`float32` or `bfloat16`."""
     context: int
     """Most tokens of a prompt and its response together."""
     processed: bool
-    """Log-probabilities are of the distribution after temperature, top-k and top-p, and not of the model's own."""
+    """True if log-probabilities are of the distribution after temperature, top-k and top-p, instead of the model's own."""
     adapter_rank: int = 0
     """Greatest rank of the adapters; 0 for a model without adapters."""
     adapters: int = 1
-    """Most adapters whose responses are in a step together."""
+    """Most adapters whose responses may share a step."""
     transfer: str = SHARED
     """Backend of vLLM's weight transfer."""
     tensor_parallel: int = 1
@@ -33,17 +33,17 @@ class VllmSettings:
     memory_share: float = 0.5
     """Share of a GPU's memory that vLLM may take."""
     cache_gib: int = 1
-    """Memory for keys and values on a CPU."""
+    """Memory for keys and values on a CPU, in GiB."""
 
 
 @dataclass(frozen=True)
 class AdapterRoom:
-    """The room that a process has for adapters."""
+    """The capacity of a process for adapters."""
 
     rank: int
     """Greatest rank."""
     adapters: int
-    """Most adapters whose responses are in a step together."""
+    """Most adapters whose responses may share a step."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class VllmRequest:
     temperature: float
     """0 takes the most likely token."""
     top_k: int
-    """0 samples among all."""
+    """0 samples from all tokens."""
     top_p: float
     max_tokens: int
     ends: tuple[int, ...]
     """Tokens that end the response."""
     seed: int
     adapter: int = 0
-    """Number of the adapter, as it was loaded; 0 for none."""
+    """Number under which the adapter was loaded; 0 for none."""
     top: int = 0
     """Number of the most likely tokens that are returned beside each token."""
 

@@ -1,4 +1,4 @@
-"""The other end of vLLM's process: it starts the process, asks it, and never waits for it without a deadline."""
+"""The parent's side of vLLM's process: it starts the process and calls it, with a deadline on every wait."""
 
 import contextlib
 import itertools
@@ -16,16 +16,16 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.vllm_process.messages import VllmSettings
 
 START_S = 600.0
-"""Seconds until vLLM has built its model."""
+"""Seconds that vLLM may take to build its model."""
 ANSWER_S = 300.0
-"""Seconds until any other answer: a step, and the loading of weights. The first steps compile kernels."""
+"""Seconds that any other answer may take, such as a step or the loading of weights. The first steps compile kernels."""
 CLOSE_S = 10.0
-"""Seconds that a process has for its end."""
+"""Seconds that a process may take to end."""
 SERVER = "marl_ray.policies.engines.vllm_process.server"
 
 
 class EngineLost(MarlRayError):
-    """vLLM's process has died or does not answer; a new one may."""
+    """vLLM's process has died or does not answer; a new process may work."""
 
 
 class EngineRefused(MarlRayError):
@@ -33,12 +33,12 @@ class EngineRefused(MarlRayError):
 
 
 class VllmProcess:
-    """One process of vLLM. Pickles pass between it and its parent alone, over a socket without a name."""
+    """One process of vLLM. It and its parent exchange pickles, over a socket that no other process can reach."""
 
     def __init__(self, settings: VllmSettings, threads: int) -> None:
-        """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost where it cannot start."""
+        """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost if it cannot start."""
         own_end, other_end = socket.socketpair()
-        # vLLM leaves files in the temporary folder, of which this one goes with the process.
+        # vLLM leaves files in the temporary folder, so the process gets one of its own, which is removed with it.
         folder = tempfile.mkdtemp(prefix="marl-ray-vllm-")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         with other_end:
@@ -49,7 +49,7 @@ class VllmProcess:
                 stderr=self._output,
                 env=os.environ | _environment(settings, threads) | {"TMPDIR": folder},
                 pass_fds=[other_end.fileno()],
-                start_new_session=True,  # an interrupt of the terminal is the parent's affair
+                start_new_session=True,  # only the parent reacts to Ctrl-C in the terminal
             )
         self._connection = Connection(own_end.detach())
         self.handles = itertools.count()
@@ -59,7 +59,7 @@ class VllmProcess:
 
     @property
     def lost(self) -> bool:
-        """True once it was ended, here or because it did not answer."""
+        """True once the process was ended by this object, or because it did not answer."""
         return not self._end.alive
 
     @property
@@ -67,7 +67,7 @@ class VllmProcess:
         return self._process.pid
 
     def ask(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
-        """Call a method of the server. A process that is lost once is ended and stays lost."""
+        """Call a method of the server. Once a call is lost, the process is ended, and all later calls are lost too."""
         limit = ANSWER_S if deadline_s is None else deadline_s
         try:
             self._connection.send((method, arguments))
@@ -85,7 +85,7 @@ class VllmProcess:
         return value
 
     def close(self) -> None:
-        """End the process; twice does nothing."""
+        """End the process; a second call does nothing."""
         self._end()
 
     def _last_words(self) -> str:
@@ -97,8 +97,8 @@ class VllmProcess:
 
 def _end(process: "subprocess.Popen[bytes]", connection: Connection, folder: str) -> None:
     with contextlib.suppress(OSError):
-        connection.close()  # which ends the process, where it still reads
-    # A step under way is nobody's any more, and workers of a tensor-parallel engine are of the same session.
+        connection.close()  # the process ends when it reads the end of the connection
+    # The step under way is not needed any more; the session also contains the workers of a tensor-parallel engine.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.wait(CLOSE_S)

@@ -1,7 +1,7 @@
 """The process in which vLLM runs: `python -m marl_ray.policies.engines.vllm_process.server DESCRIPTOR`.
 
-vLLM's engine core runs in this very process, so that nothing of it outlives it. Messages are (name of a method, arguments),
-answers (True, value) or (False, one line of an error).
+vLLM's engine core runs inside this process, so that no part of vLLM outlives it. A message is (name of a method,
+arguments); an answer is (True, value) or (False, one line of an error).
 """
 
 import os
@@ -14,21 +14,21 @@ from typing import Any
 from marl_ray.policies.engines.vllm_process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The greatest ranks that vLLM has kernels for."""
+"""The greatest ranks for which vLLM has kernels."""
 LINE = 400
-"""Most characters of an error, which vLLM's settings report over several lines."""
+"""Most characters of an error line; errors about vLLM's settings take several lines."""
 DOOR = "marl_ray.policies.engines.vllm_process.shared_transfer.WeightDoor"
 
 
 class Server:
-    """vLLM's engine, the responses in the making, and the version of the weights that write them."""
+    """vLLM's engine, its unfinished responses, and the version of the weights that write them."""
 
     def __init__(self) -> None:
         self._version = 0
         self._asleep = False
         self._adapters: dict[int, Any] = {}
         self._written_by: dict[int, int] = {}
-        """Response -> the version of what writes it: the adapter's where it has one, else that of the weights."""
+        """Response -> the version that writes it: that of its adapter if it has one, else that of the weights."""
 
     def start(self, settings: VllmSettings) -> None:
         """Load vLLM with random weights; `load` replaces them."""
@@ -51,26 +51,26 @@ class Server:
             logprobs_mode="processed_logprobs" if settings.processed else "raw_logprobs",
             worker_extension_cls=DOOR,
             weight_transfer_config={"backend": settings.transfer},
-            enable_sleep_mode=settings.transfer == IPC,  # on the trainer's own GPU
+            enable_sleep_mode=settings.transfer == IPC,  # to give the memory back to a trainer on the same GPU
             tensor_parallel_size=settings.tensor_parallel,
             **(adapters if rank else {}),
         )
         self._engine: Any = self._llm.llm_engine
 
     def join(self, connection: dict[str, Any]) -> None:
-        """Prepare the transfer of weights, as its backend wants it."""
+        """Prepare the transfer of weights with the backend's own settings."""
         self._llm.collective_rpc("init_weight_transfer_engine", args=(connection,))
 
     def sleep(self) -> None:
-        """Give the GPU's memory back, weights and cache; `load` takes it again. On a CPU nothing is given back."""
+        """Release the GPU's memory of weights and cache until the next `load`. On a CPU this releases nothing."""
         self._llm.sleep(level=2)
         self._asleep = True
 
     def load(self, version: int, update: dict[str, Any]) -> None:
-        """Take the weights of `version`, as the backend of the transfer does from what `update` says.
+        """Load the weights of `version`, which the transfer's backend finds by `update`.
 
-        Raises RuntimeError for a version that is not newer, and where responses are being written, which would be of
-        two versions.
+        Raises RuntimeError for a version that is not newer, and while responses are being written, which would mix two
+        versions.
         """
         if version <= self._version:
             raise RuntimeError(f"weights of version {version} arrived twice: version {self._version} is loaded")
@@ -81,23 +81,23 @@ class Server:
         self._llm.collective_rpc("start_weight_update")
         self._llm.collective_rpc("update_weights", args=(update,))
         self._llm.collective_rpc("finish_weight_update")
-        if self._asleep:  # the cache comes last, when whatever the transfer needed is free again
+        if self._asleep:  # the cache is allocated last, after the transfer has released its memory
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
-        # Keys and values of the old weights would be read for prompts that begin alike.
+        # Otherwise prompts with the same beginning would reuse keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("the cache of prompts could not be emptied")
         self._version = version
 
     def load_adapter(self, number: int, folder: str) -> None:
-        """Load adapter `number` (1 or more) from a folder that peft wrote; responses with it are of that version."""
+        """Load adapter `number` (1 or more) from a folder written by peft; its responses are of version `number`."""
         request = import_module("vllm.lora.request").LoRARequest(f"adapter-{number}", number, folder)
         if not self._engine.add_lora(request):
             raise RuntimeError(f"vLLM did not take the adapter in {folder}")
         self._adapters[number] = request
 
     def drop_adapter(self, number: int) -> None:
-        """Forget an adapter, and give up what it writes."""
+        """Forget an adapter, and end the responses that it writes."""
         self.remove([handle for handle, version in self._written_by.items() if version == number])
         self._engine.remove_lora(number)
         del self._adapters[number]
@@ -111,7 +111,7 @@ class Server:
                 top_p=request.top_p,
                 max_tokens=request.max_tokens,
                 stop_token_ids=list(request.ends),
-                ignore_eos=True,  # the model's own end tokens are among `ends`
+                ignore_eos=True,  # `ends` includes the model's own end tokens
                 detokenize=False,
                 seed=request.seed,
                 logprobs=request.top,
@@ -141,7 +141,7 @@ class Server:
         return sampled
 
     def remove(self, handles: Sequence[int]) -> None:
-        """Give responses up before their end; those that have ended already stay so."""
+        """End responses early; responses that have already ended are ignored."""
         self._engine.abort_request([str(handle) for handle in handles])
         for handle in handles:
             self._written_by.pop(handle, None)
@@ -153,7 +153,7 @@ def main() -> None:
     while True:
         try:
             method, arguments = connection.recv()
-        except EOFError:  # nobody asks any more
+        except EOFError:  # the parent has closed the connection
             os._exit(0)
         try:
             answer = True, getattr(server, method)(*arguments)

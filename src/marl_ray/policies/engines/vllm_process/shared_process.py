@@ -10,11 +10,11 @@ from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
 from marl_ray.policies.engines.vllm_process.process import EngineLost, EngineRefused, VllmProcess
 
 TURN_S = 1200.0
-"""Seconds that a thread waits for its turn: another one may be starting a process."""
+"""Seconds that a thread waits for its turn, in which another thread may have to start a process."""
 
 
 class FairLock:
-    """A lock that threads get in the order in which they ask. A plain one may starve a thread."""
+    """A lock that threads get in the order in which they ask. Python's own lock may starve a thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -22,7 +22,7 @@ class FairLock:
 
     @contextmanager
     def turn(self, limit_s: float = TURN_S) -> Iterator[None]:
-        """Raises EngineLost if no turn comes within `limit_s`."""
+        """Wait for the lock and hold it. Raises EngineLost if no turn comes within `limit_s` seconds."""
         ticket = object()
         with self._changed:
             self._queue.append(ticket)
@@ -38,7 +38,8 @@ class FairLock:
 
 
 class SharedProcess:
-    """A process and its ports. Whoever needs tokens first takes the step, which also brings those of the others."""
+    """A process and its ports. The first decoder that needs tokens runs the step, which also yields tokens for the
+    others."""
 
     def __init__(self, process: VllmProcess, lock: FairLock) -> None:
         self.process, self.lock = process, lock
@@ -46,16 +47,16 @@ class SharedProcess:
         self._ports: dict[int, Port] = {}
 
     def port(self, version: int) -> "Port":
-        """The way in for one decoder. vLLM tells `version` with each of its tokens."""
+        """The port of one decoder. vLLM reports `version` with each of its tokens."""
         port = self._ports[version] = Port(self)
         return port
 
     def remove_port(self, version: int) -> None:
-        """Forget a port; in a turn in which its responses end."""
+        """Forget a port. The caller holds the turn and ends the port's responses."""
         self._ports.pop(version, None)
 
     def step(self) -> None:
-        """Sort the next tokens of all responses by port; in a turn. Raises EngineLost."""
+        """Sort the next tokens of all responses by port. The caller holds the turn. Raises EngineLost."""
         tokens: dict[int, list[Sampled]] = {}
         for token in self.demand("step"):
             tokens.setdefault(token.version, []).append(token)
@@ -65,7 +66,7 @@ class SharedProcess:
             self._ports[version].arrived.append(part)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the server; in a turn. Raises EngineLost and EngineRefused."""
+        """Call a method of the server. The caller holds the turn. Raises EngineLost and EngineRefused."""
         if self.process.lost:
             raise EngineLost(self.why_lost)
         try:
@@ -74,7 +75,8 @@ class SharedProcess:
             raise self._lose(str(error)) from None
 
     def demand(self, method: str, *arguments: Any) -> Any:
-        """Call a method that a sound engine never refuses; in a turn. One that does is ended. Raises EngineLost."""
+        """Call a method that a sound engine never refuses; if it does, end the process. The caller holds the turn.
+        Raises EngineLost."""
         try:
             return self.ask(method, *arguments)
         except EngineRefused as error:
@@ -87,13 +89,13 @@ class SharedProcess:
 
 
 class Port:
-    """A decoder's share of a process: the calls `add`, `step` and `remove`, for its own responses."""
+    """One decoder's access to a process: the calls `add`, `step` and `remove`, for its own responses."""
 
     def __init__(self, shared: SharedProcess) -> None:
         self._shared = shared
         self.handles = shared.process.handles
         self.arrived: deque[list[Sampled]] = deque()
-        """Tokens of steps that the decoder has not taken, by step."""
+        """Tokens that the decoder has not taken yet, one list for each step."""
 
     @property
     def lost(self) -> bool:
@@ -101,8 +103,9 @@ class Port:
         return self._shared.process.lost
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """See `VllmProcess.ask`. If vLLM refuses `add`, these responses end; if it refuses another call, the process."""
-        if self.lost:  # without a turn, in which another process may start
+        """See `VllmProcess.ask`. If vLLM refuses `add`, only these responses end; if it refuses another call, the
+        process ends."""
+        if self.lost:  # without waiting for a turn, in which another process may start
             raise EngineLost(self._shared.why_lost)
         with self._shared.lock.turn():
             match method:

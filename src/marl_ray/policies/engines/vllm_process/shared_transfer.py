@@ -1,6 +1,6 @@
-"""Weights come into vLLM's workers through memory that they share with the trainer: a backend of vLLM's weight transfer.
+"""A backend of vLLM's weight transfer: vLLM's workers read the weights from memory that they share with the trainer.
 
-vLLM's workers import this module, because it holds their extension class, and so it registers the backend in each of them.
+vLLM's workers import this module because it holds their extension class, and the import registers the backend.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from marl_ray.policies.engines.vllm_process.shared_weights import WeightLayout, 
 
 @dataclass
 class SharedInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM's types are not there where mypy runs
-    """Nothing to agree on beforehand."""
+    """No settings, because shared memory needs no connection."""
 
 
 @dataclass
@@ -32,18 +32,19 @@ class SharedUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Takes all weights at once, so that weights which are refused leave the old ones as they were."""
+    """Checks all weights before it loads any, so that refused weights leave the old ones unchanged."""
 
     init_info_cls, update_info_cls = SharedInit, SharedUpdate
 
     def init_transfer_engine(self, init_info: SharedInit) -> None:
-        """Memory needs no connection."""
+        """Do nothing, because memory needs no connection."""
 
     def start_weight_update(self) -> None:
-        """vLLM takes a model apart before it loads weights, which waits here until all weights are known to be there."""
+        """Do nothing yet: vLLM takes a model apart before it loads weights, so this waits until all weights are known
+        to exist."""
 
     def finish_weight_update(self) -> None:
-        """`update_weights` has finished all."""
+        """Do nothing, because `update_weights` has completed the update."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Replace the weights of this worker's part of the model."""
@@ -56,11 +57,11 @@ class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """There is no connection to end."""
+        """Do nothing, because there is no connection to end."""
 
 
 class WeightDoor:
-    """An extension of vLLM's workers without methods: its module is what they need."""
+    """An extension of vLLM's workers without methods; naming it makes the workers import this module."""
 
 
 WeightTransferEngineFactory.register_engine(SHARED, SharedTransfer)

@@ -1,4 +1,4 @@
-"""Weights in memory that two processes share, in the order of one writer and any number of readers that take turns."""
+"""Weights in memory that processes share: one writes, and any number of readers read between its writes."""
 
 import math
 import os
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Everything that a reader needs in order to find the tensors; plain data."""
+    """Plain data by which a reader finds the tensors."""
 
     path: str
     size: int
@@ -40,13 +40,13 @@ class WeightLayout:
 
 
 class SharedWeights:
-    """The writer's end: memory without a name in any folder, so that nothing is left behind, however a process ends.
+    """The writer's side: memory without a name in any folder, so that nothing remains however a process ends.
 
-    The memory begins with two numbers: the version whose writing has begun and the version that is whole.
+    The memory begins with two numbers: the version whose writing has begun, and the version that is complete.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Room for these tensors; they are not written yet."""
+        """Reserve memory for these tensors without writing them."""
         entries, offset = [], ALIGNED
         for name, tensor in tensors.items():
             entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), offset))
@@ -60,7 +60,7 @@ class SharedWeights:
     def write(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of the same names, shapes and types, from any device.
 
-        Raises MarlRayError where one is missing or differs.
+        Raises MarlRayError if one is missing or differs.
         """
         for entry in self.layout.entries:
             tensor = tensors.get(entry.name)
@@ -75,9 +75,9 @@ class SharedWeights:
 
 
 def read(layout: WeightLayout, version: int) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as they lie in the shared memory; a reader copies what it keeps.
+    """Yield the tensors in the shared memory itself; a reader must copy what it keeps.
 
-    Raises MarlRayError where the memory does not hold this version as a whole.
+    Raises MarlRayError if the memory does not hold this version completely.
     """
     memory = _mapped(layout)
     begun, complete = memory[:16].view(torch.int64).tolist()

@@ -1,1 +1,1 @@
-"""Arms that are somebody else's models, behind an OpenAI-compatible API."""
+"""Arms that are other parties' models, behind an OpenAI-compatible API."""

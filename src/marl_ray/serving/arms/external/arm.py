@@ -1,7 +1,7 @@
 """An arm that is a model behind an OpenAI-compatible URL: every response is one streamed chat completion there.
 
-The arm passes on every option of a request that such an API knows. The API reports only how many tokens it wrote, so
-`Piece.ids` is empty. It reports the number at the end of a response, so a response that is given up has no price.
+The arm passes on every option of a request that such an API knows. The API reports only the number of tokens, at the
+end of a response, so `Piece.ids` is empty and a response that is given up has no price.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from marl_ray.serving.arms.protocol import Messages, NamedToken, Piece, Refusal,
 
 BUSY = (429, 503)
 LOST = (500, 502, 504)
-"""Statuses that say nothing about the input."""
+"""Statuses that do not depend on the input."""
 SEED_MASK = (1 << 31) - 1
-"""Bits of a seed that every server takes."""
+"""The largest seed that every server accepts."""
 SHOWN_CHARACTERS = 200
-"""Characters of the other side's error that are told."""
+"""Most characters of the server's error that our errors and logs show."""
 READ_BYTES = 10_000
-"""Bytes of the other side's error that are read."""
+"""Most bytes of the server's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """The server's `finish_reason` -> ours; every other one is `stop`."""
 
@@ -43,7 +43,8 @@ class ExternalArm:
     """An external model, a `TextArm`."""
 
     def __init__(self, bundle: ExternalModel, config: ArmConfig, patience_s: float):
-        """No token is waited for longer than `patience_s`. MarlRayError if the API key is not in the environment."""
+        """The arm waits for a token for `patience_s` seconds at most. Raises MarlRayError if the API key is not in the
+        environment."""
         self.bundle = bundle
         self.config = config
         self.deadline_s = min(config.deadline_s or patience_s, patience_s)
@@ -53,7 +54,7 @@ class ExternalArm:
             if not self._key:
                 raise MarlRayError(f"api_key_env: expected a key in the environment variable {config.api_key_env}")
             if not (self._key.isascii() and self._key.isprintable() and self._key == self._key.strip()):
-                # A header cannot hold it; the key that a file ends with a line break is the usual case.
+                # HTTP headers cannot hold a line break; a key read from a file often ends with one.
                 raise MarlRayError(
                     f"api_key_env: expected printable ASCII without blanks around it in {config.api_key_env}"
                 )
@@ -71,7 +72,7 @@ class ExternalArm:
             self._client = httpx.AsyncClient(
                 base_url=f"{str(self.config.url).rstrip('/')}/",
                 headers={"authorization": f"Bearer {self._key}"} if self._key else {},
-                timeout=None,  # `deadline_s` is kept by whoever waits
+                timeout=None,  # the caller enforces `deadline_s`
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             )
         return self._client
@@ -82,7 +83,7 @@ class ExternalArm:
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and its connections with it
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its connections with it
                 self._loop.call_soon_threadsafe(lambda: self.later(client.aclose()))
 
     def later(self, work: Any) -> None:
@@ -104,8 +105,8 @@ class ExternalArm:
         return None
 
     def without_key(self, text: str) -> str:
-        """The server's words without the key and in one line of at most `SHOWN_CHARACTERS`, for errors and logs. The key
-        goes before the text is cut, because a cut could leave a part of it."""
+        """The server's words in one line of at most `SHOWN_CHARACTERS`, for errors and logs, with the API key removed.
+        The key is removed before the text is cut, because a cut could leave a part of it."""
         text = text.replace(self._key, "***") if self._key else text
         return " ".join(text.split())[:SHOWN_CHARACTERS]
 
@@ -134,7 +135,7 @@ class _ExternalReply:
             raise ArmError("the response ended without a finish_reason", new_pass()) from None
 
     def leave(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no loop runs any more
+        with contextlib.suppress(RuntimeError):  # no event loop runs any more
             self._arm.later(self._pieces.aclose())
 
 
@@ -247,7 +248,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _piece(text: Any, tokens: Any) -> Piece:
-    """The piece for a part of the text and the tokens that the server names with it."""
+    """The piece for a part of the text and the tokens that the server reports with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
     tops = [[(_named(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
@@ -263,7 +264,7 @@ def _piece(text: Any, tokens: Any) -> Piece:
 
 
 def _named(token: Mapping[str, Any]) -> NamedToken:
-    """The token as clients read it, with its bytes if the server names them."""
+    """A token in the form that clients read, with its bytes if the server names them."""
     utf8 = token.get("bytes")
     known = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
     return NamedToken(str(token["token"]), utf8 if known else None)
@@ -283,12 +284,12 @@ def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
 
 
 def _called(name: str, arguments: str) -> str:
-    """Write a call as text, in the form that readers of our own models' texts find."""
-    # Its end has to be the only one: arguments may have such marks in them.
+    """Write a call as text, in the form in which our own models write calls."""
+    # The closing mark must occur only once, and arguments may contain it.
     content = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
     return f"{OPEN}\n{content}\n{CLOSE}"
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens, or None where the other side names none."""
+    """A number of tokens, or None if the server names none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

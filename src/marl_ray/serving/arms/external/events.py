@@ -1,7 +1,7 @@
-"""Server-sent events of an OpenAI-compatible API, read byte by byte as the standard has them.
+"""Server-sent events of an OpenAI-compatible API, read byte by byte as the standard demands.
 
-Lines end at line feeds and carriage returns only: texts have other characters that break lines (U+2028), and JSON may hold
-them as themselves. Events are always UTF-8, whatever the header says.
+Only line feeds and carriage returns end lines: texts contain other line separators (U+2028), which JSON need not
+escape. Events are always UTF-8, whatever the header says.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from marl_ray.serving.arms.errors import ArmError, new_pass
 
 END = b"[DONE]"
 LARGEST = 64_000_000
-"""Bytes of a response, at most: one that never ends would fill the memory."""
+"""Most bytes of a response; one that never ends would fill the memory."""
 LINE = 4_000_000
-"""Bytes of a line, at most."""
+"""Most bytes of a line."""
 CLOSING_S = 0.05
-"""Seconds to wait for the end of the body behind the last event, so that the connection can be used again."""
+"""Seconds to wait for the end of the body after the last event, so that the connection can be used again."""
 _BOM = b"\xef\xbb\xbf"
 
 
 async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
-    """Yield the data of each event, up to the one that says that it is the last. ArmError if there is no end."""
+    """Yield the data of each event up to the one that marks the end. Raises ArmError if the stream ends without it."""
     held, read, first = b"", 0, True
     async for part in parts:
         read += len(part)
@@ -37,7 +37,7 @@ async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
                     await _drain(parts)
                     return
                 yield line[5:].decode("utf-8", "replace")
-    if held.startswith(b"data:") and held[5:].strip() != END:  # whose line break is missing
+    if held.startswith(b"data:") and held[5:].strip() != END:  # the last line lacks its line break
         yield held[5:].decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""An external model, known by its URL and name; it stands where other arms have a bundle."""
+"""An external model, named by URL and model name; it stands where other arms have a bundle."""
 
 import hashlib
 import json
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from marl_ray.policies.bundles.manifest import Described, Lineage, TokenManifest
 
 ALONE = {"assistant": "model"}
-"""Agents of an experiment that has external models only."""
+"""Agents of an experiment that has only external models."""
 
 
 class ExternalManifest(TokenManifest):
-    """The manifest of an external model. Its digest is of URL and name alone: the model behind them may change all the
-    same."""
+    """The manifest of an external model. Its digest covers only URL and name, so the model behind them may change
+    unnoticed."""
 
     @property
     def weights_sha256(self) -> str:
@@ -22,14 +22,14 @@ class ExternalManifest(TokenManifest):
 
 @dataclass(frozen=True)
 class ExternalModel(Described):
-    """An external model in a bundle's place. It plays the agents that the other arms play."""
+    """An external model in the place of a bundle. It plays the same agents as the other arms."""
 
     manifest: ExternalManifest
     model: str
 
 
 def external_model(url: str, model: str, agents: Mapping[str, str] | None) -> ExternalModel:
-    """The model of a URL; with no `agents` it has one of its own."""
+    """The model at a URL; without `agents` it plays one agent of its own."""
     digest = hashlib.sha256(json.dumps([url, model]).encode()).hexdigest()
     lineage = Lineage(
         run=url, algorithm={}, config_hash="", code_version="", seed=0, env={"model": model}, steps=0, metrics={}

@@ -1,7 +1,8 @@
 """An arm of language models in this process, with continuous batching.
 
-One thread per arm takes a step for all responses on their way, token by token; between steps new ones join and those that
-are done, or whose client has left, leave. An arm has one bundle, so arms never mix in a batch.
+One thread per arm computes the next token of all its responses in one step. Between steps new responses join, and those
+leave that are complete or whose client has gone. An arm has one bundle, so responses of different arms never share a
+batch.
 """
 
 import asyncio
@@ -22,9 +23,9 @@ from marl_ray.serving.arms.text.served_model import ArmEngine, ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
 
 WAITING = 256
-"""Responses of one arm that may wait for room in the batch; more are refused with 503."""
+"""Most responses of one arm that wait for room in the batch; further ones are refused with 503."""
 CLOSE_S = 10.0
-"""Seconds that closing waits for the step under way."""
+"""Seconds that closing waits for the current step."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +34,12 @@ class TextBatcher:
     """Writes the responses of one arm."""
 
     def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: ArmEngine = "torch"):
-        """At most `max_batch` responses are written at once, fewer where the memory for their caches is less; one that
-        waits longer than `patience_s` for its turn is refused, and one that gets no token for as long has failed. Loads
-        all models. Raises MarlRayError for one that cannot be decoded here."""
+        """Loads all models. The batch has at most `max_batch` responses, fewer if the memory for their caches is short.
+        A response that waits longer than `patience_s` for its turn is refused, and one that gets no token for as long
+        has failed. Raises MarlRayError for a model that cannot be decoded here."""
         self.bundle = bundle
         self.step_number = new_pass()
-        """The number of the step that is under way, or was the last one."""
+        """The number of the current step, or of the last one."""
         self._patience_s = patience_s
         policy = bundle.policies.apart if engine == "vllm" else bundle.policies.__getitem__
         self._batches: dict[str, TokenBatch] = {}
@@ -54,17 +55,18 @@ class TextBatcher:
         largest = sum(batch.bytes_per_row for batch in self._batches.values())
         self._room = max(1, min(max_batch, memory // max(1, largest)))
         self._wake = threading.Condition()
-        # Shared with the thread, under the lock:
+        # The lock guards these, which the arm's thread shares:
         self._waiting: deque[BatchedReply] = deque()
         self._left: list[BatchedReply] = []
         self._closing = False
         self._thread: threading.Thread | None = None
-        # Of its own: shadows whose passes are slow would take all common threads, which read the clients' prompts.
+        # A pool of its own, because slow passes of shadows would occupy all common threads, which encode the clients'
+        # prompts.
         self._scorer = ThreadPoolExecutor(1, "text-scores")
 
     @property
     def rows(self) -> int:
-        """The number of responses that are written or wait now."""
+        """The number of responses in the batch or in the queue."""
         return self._busy() + len(self._waiting)
 
     def write(self, request: TextRequest) -> BatchedReply:
@@ -84,7 +86,7 @@ class TextBatcher:
         return self._batches[self.bundle.agents[agent]]
 
     def close(self) -> None:
-        """See `TextArm.close`: the thread ends."""
+        """See `TextArm.close`; ends the thread."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -136,7 +138,7 @@ class TextBatcher:
         try:
             batch.add(new)
             tokens = batch.step(self.step_number)
-        except Exception as error:  # each request reports it; the arm goes on with an empty batch
+        except Exception as error:  # each request reports the error, and the arm goes on with an empty batch
             _log.error("a batch of %d responses failed: %r", len(batch.rows) + len(new), error)
             failing = dict.fromkeys([*batch.rows.values(), *new])
             batch.clear()
@@ -150,6 +152,6 @@ class TextBatcher:
 
     def _end(self, waiting: Sequence[BatchedReply]) -> None:
         rows = [reply for batch in self._batches.values() for reply in batch.rows.values()]
-        # No failure, which would count against the arm.
+        # This is a refusal, because a failure would count against the arm.
         closed = Refusal(503, None, "this replica is closing", RETRY_AFTER_S)
         deliver([(reply, closed) for reply in (*rows, *waiting)])

@@ -7,39 +7,38 @@ from typing import Any
 from marl_ray.policies.engines.decoding.stop_strings import decode_visibly, special_tokens
 
 BROKEN = "\ufffd"
-"""The character that decoding writes for bytes that are no character, or none yet."""
+"""The character that decoders write for bytes that are not, or not yet, a whole character."""
 
 
 class Detokenizer:
-    """The text of a response in parts, which together are the decoded whole, but for what is hidden.
+    """Decodes a response in parts, which together are the text of all its tokens without what is hidden.
 
-    Special tokens have no text. A character that is not complete yet is held back, and so is the beginning of a hidden stop
-    string: only the next tokens tell what it is. Of a stop string with special tokens in it, such as `done<|im_end|>`, the
-    text between them is hidden.
+    Special tokens have no text. The end of a part is held back while it may become a character or a hidden stop string.
+    Of a stop string with special tokens in it, such as `done<|im_end|>`, the plain text is hidden.
     """
 
     def __init__(self, tokenizer: Any, hidden: Sequence[str] = ()):
-        """The response's text ends where it first holds a `hidden` string."""
+        """The text ends where the first `hidden` string begins."""
         self._tokenizer = tokenizer
         self._hidden = tuple(hidden)
         names = sorted(special_tokens(tokenizer).values(), key=len, reverse=True)
         special = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._mixed = {stop: plain for stop in hidden if (plain := special.sub("", stop)) not in ("", stop)}
-        """Hidden strings with special tokens in them -> their text without."""
+        """Hidden strings that contain special tokens -> their text without these."""
         self._end: list[int] = []
-        """The newest tokens, in which one of them may be."""
+        """The newest tokens, in which a hidden string with special tokens may end."""
         self._window = max((len(stop.encode("utf-8", "surrogatepass")) for stop in self._mixed), default=0)
         self._ids: list[int] = []
-        """The tokens that the next part's text may depend on: the newest, and as context those that were passed on just
+        """The tokens that the next part's text may depend on: the newest ones, preceded by a few that were passed on
         before."""
         self._context = 0
-        """The number of these tokens that are context."""
+        """The number of `_ids` that were passed on before and are only context."""
         self._passed_on = 0
-        """Characters of their text that have been passed on."""
+        """Number of characters of the text of `_ids` that have been passed on."""
         self._held = ""
 
     def add(self, ids: Sequence[int], last: bool) -> str:
-        """The text that is certain now; with the `last` tokens all of it."""
+        """The text that later tokens cannot change; with the `last` tokens all of it."""
         self._held += self._decoded(ids, last)
         stops_at = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
         if stops_at:
@@ -51,7 +50,7 @@ class Detokenizer:
                 [seen] = decode_visibly(self._tokenizer, [self._end])
                 plain = max((own for stop, own in self._mixed.items() if stop in seen), key=len, default="")
                 self._held = self._held.removesuffix(plain)
-        # All of a mixed one is held back: whether it is one, the special token behind it tells.
+        # Hold back the whole text of such a string: only the special token behind it decides whether it is hidden.
         ends = (*self._hidden, *(f"{plain}\0" for plain in self._mixed.values()))
         keep = 0 if last else max((_overlap(self._held, stop) for stop in ends), default=0)
         end = len(self._held) - keep
@@ -61,10 +60,10 @@ class Detokenizer:
     def _decoded(self, ids: Sequence[int], last: bool) -> str:
         self._ids += ids
         decoded = self._text(self._ids)
-        # All of them, as some tokenizers read a run of single bytes as a whole or not at all.
+        # Decode all of them together, because some tokenizers read a run of single bytes only as a whole.
         end = len(decoded if last else decoded.rstrip(BROKEN))
         text, self._passed_on = decoded[self._passed_on : end], max(end, self._passed_on)
-        # What follows depends on text, as on whether it is the first word, and special tokens have none.
+        # Special tokens have no text and cannot be context, on which the text of the next tokens depends.
         if end == len(decoded) and (behind := self._text(self._ids[self._context :])):
             self._ids, self._context = self._ids[self._context :], len(self._ids) - self._context
             self._passed_on = len(behind)
@@ -76,5 +75,5 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with, short of the whole of it."""
+    """The length of the longest proper beginning of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

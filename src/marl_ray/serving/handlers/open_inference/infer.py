@@ -1,4 +1,4 @@
-"""`POST /v2/models/{name}/infer`: `/v1/act` in the protocol's words, on the same walk."""
+"""`POST /v2/models/{name}/infer`: `/v1/act` in the protocol's words, by the same code."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -24,16 +24,16 @@ from marl_ray.serving.service import Service
 
 INFER_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})
 MASK = ".action_mask"
-"""The end of the name of an input that says which actions an agent may take; the agent's name stands before it."""
+"""Suffix of the inputs that hold action masks; the agent's name precedes it."""
 TAKEN = ("session_id", "cluster_id", "attributes", "mode")
-"""Parameters that mean what the fields of `/v1/act` mean; others are ignored."""
+"""Parameters with the meaning of the equally named fields of `/v1/act`; others are ignored."""
 BINARY = "the binary data extension is not supported, expected data as JSON"
 KINDS: dict[str, set[type]] = {"B": {bool}, "I": {int}, "U": {int}, "F": {int, float}}
-"""First letter of a datatype -> what the JSON of its data has."""
+"""First letter of a datatype -> the types of its data in JSON."""
 
 
 async def infer(service: Service, request: Request) -> Response:
-    """The session is `parameters.session_id`, or the header `x-session-id`, or else `id`."""
+    """The session is `parameters.session_id`, else the header `x-session-id`, else `id`."""
     service.admission.admit(request, "inference")
     if request.header(b"inference-header-content-length") is not None:
         raise RequestError(400, "inference-header-content-length", BINARY)
@@ -97,7 +97,7 @@ def _named(where: str, given: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
-    """Agents that have an input with this end of its name; RequestError for one that nobody has."""
+    """Agents that have an input with this suffix; RequestError if the suffix belongs to no agent's input."""
     for name in inputs:
         if name not in tensors and not (name.endswith(MASK) and name.removesuffix(MASK) in tensors):
             raise RequestError(400, "inputs", f"unknown input {name!r}, expected some of {', '.join(tensors)}")
@@ -105,7 +105,7 @@ def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list
 
 
 def _observed(given: Mapping[str, Any], tensor: Tensor) -> Any:
-    """An observation as `/v1/act` has it."""
+    """An observation in the form of `/v1/act`."""
     array = _array(given)
     if given["datatype"] != tensor.datatype:
         raise RequestError(400, f"inputs.{given['name']}.datatype", f"expected {tensor.datatype}")

@@ -31,7 +31,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     """A single number has [1]."""
     is_single: bool = False
-    """True if `/v1/act` has it as a number, and not as a list."""
+    """True if `/v1/act` has the value as a number instead of a list."""
 
     def described(self, name: str) -> dict[str, Any]:
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
@@ -60,7 +60,7 @@ async def server_ready(service: Service, request: Request) -> Response:
 
 
 async def model_ready(service: Service, request: Request) -> Response:
-    """`GET /v2/models/{name}/ready`: whether something answers for every arm that takes traffic; 503 while not."""
+    """`GET /v2/models/{name}/ready`: 200 if an answer is available for every arm that gets traffic, else 503."""
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
     is_ready = all(router.answering(arm) for arm, weight in router.state.weights.items() if weight > 0)
@@ -85,7 +85,7 @@ def newest(service: Service, request: Request) -> Router:
 
 
 def actor_critics(router: Router) -> Bundle:
-    """The control's bundle; RequestError 422 if the model writes texts, which are for other routes."""
+    """The control's bundle; RequestError 422 if the model writes text, which other routes serve."""
     if router.is_text:
         raise RequestError(
             422, "model", f"{router.config.served_as!r} serves token policies, expected actor_critic policies"

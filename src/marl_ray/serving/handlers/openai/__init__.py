@@ -1,1 +1,1 @@
-"""Paths of OpenAI's API, for its official clients and whatever is built on them."""
+"""Paths of OpenAI's API, for its official clients and tools built on them."""

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible API: `/v1/chat/completions`, for its official clients and whatever is built on them."""
+"""The OpenAI-compatible path `/v1/chat/completions`, for OpenAI's official clients and tools built on them."""
 
 import secrets
 import time
@@ -87,7 +87,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
 
 
 def chat_problem(error: RequestError) -> bytes:
-    """See `problem`; our own routes' `prompt` is `messages` here."""
+    """See `problem`; the field `prompt` of our own routes is called `messages` here."""
     return problem(error, "messages")
 
 
@@ -114,7 +114,7 @@ class _Completion:
         text, calls = (response.text, []) if reader is None else reader.add(response.text, True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            # Only in the parts of a stream do calls have an index.
+            # Calls have an index only in the parts of a stream.
             without_index = [{key: value for key, value in call.items() if key != "index"} for call in calls]
             message |= {"content": text or None, "tool_calls": without_index}
         choice = {
@@ -146,7 +146,7 @@ class _Completion:
                 delta = {}
                 if piece.finish is not None:
                     break
-        except RequestError as error:  # too late for a status
+        except RequestError as error:  # the status has already been sent
             yield b"data: " + chat_problem(error) + b"\n\n"
             return
         if self._usage:

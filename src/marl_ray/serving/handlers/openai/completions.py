@@ -1,4 +1,4 @@
-"""The OpenAI-compatible API: `/v1/completions`, texts that go on from a prompt as it is, without a chat template."""
+"""The OpenAI-compatible path `/v1/completions`: texts that continue a prompt unchanged, without a chat template."""
 
 import asyncio
 import secrets
@@ -68,7 +68,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
 
 
 async def _all(parts: Sequence[Any]) -> list[Any]:
-    """Wait for all and return their results; the first failure ends the others."""
+    """Wait for all and return their results; the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part) for part in parts]
@@ -123,7 +123,7 @@ class _Completions:
         return part(writer, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
 
     async def chunks(self, writers: Sequence[TextResponseWriter]) -> AsyncIterator[bytes]:
-        """All texts are written at the same time, and sent one after another."""
+        """Yield all texts, which are written at the same time, one after another."""
         prompt = completion = 0
         try:
             for index, writer in enumerate(writers):
@@ -136,7 +136,7 @@ class _Completions:
                     choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
                     yield event(self._chunk(writer, [choice], None))
                 prompt += piece.prompt_tokens
-        except RequestError as error:  # too late for a status
+        except RequestError as error:  # the status has already been sent
             yield b"data: " + problem(error) + b"\n\n"
             return
         if self._usage:

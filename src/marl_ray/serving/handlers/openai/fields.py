@@ -1,7 +1,8 @@
-"""Fields that requests of OpenAI's paths share, and the treatment of fields that the gateway cannot obey.
+"""Fields that requests of OpenAI's paths share, and how the gateway treats fields that it cannot obey.
 
-A field whose value would change the answer is obeyed, or refused by name. Hints for the provider (how to bill, store or
-cache) change nothing here and are ignored. Names that OpenAI's API does not have are refused, as OpenAI refuses them.
+The gateway obeys a field whose value would change the answer, or refuses the request and names the field. Hints for the
+provider (how to bill, store or cache) change nothing here and are ignored. Names that OpenAI's API does not have are
+refused, as OpenAI refuses them.
 """
 
 from collections.abc import Mapping
@@ -24,9 +25,9 @@ IGNORED = frozenset({
     "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
     "safety_identifier", "service_tier", "store", "verbosity",
 })  # fmt: skip
-"""Hints. `reasoning_effort` and `verbosity` are for models that were trained with them."""
+"""Hints. `reasoning_effort` and `verbosity` only affect models trained with them."""
 NEUTRAL: dict[str, Any] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
-"""Fields of which only the value that asks for nothing is understood."""
+"""Fields that are accepted only with this value, which changes nothing."""
 LARGEST_BIAS, LARGEST_PENALTY = 100, 2
 MOST_TOP = 20
 """The largest number of most likely tokens to list beside each token."""
@@ -37,8 +38,8 @@ _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_excee
 
 
 def problem(error: RequestError, prompt: str = "prompt") -> bytes:
-    """An error as OpenAI's clients read it; `field` is the same as `param`, as on our other routes. `prompt` is what the
-    path calls it."""
+    """An error in the form that OpenAI's clients read; `param` is the `field` of our other routes. `prompt` is the
+    path's name of the prompt."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     code = _CODES.get(error.status)
     if isinstance(error, TooLongError):
@@ -49,18 +50,18 @@ def problem(error: RequestError, prompt: str = "prompt") -> bytes:
 
 
 class CompletionOptions(NamedTuple):
-    """The wishes for a text that all of OpenAI's paths have in common."""
+    """The options for a text that all of OpenAI's paths share."""
 
     model: str
     settings: Settings
     streamed: bool
     usage: bool
-    """A stream ends by telling its tokens."""
+    """True if the last event of a stream has the numbers of tokens."""
     bias: LogitBias | None
 
 
 def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> CompletionOptions:
-    """Read the fields that all of OpenAI's paths have in common; RequestError 400 naming the field at fault."""
+    """Read the fields that all of OpenAI's paths share; RequestError 400 naming the invalid field."""
     streamed, options = flag(data, "stream"), data.get("stream_options")
     usage = False
     if options is not None:
@@ -68,7 +69,7 @@ def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> Completion
             raise RequestError(400, "stream_options", "expected none without stream")
         if not isinstance(options, dict):
             raise RequestError(400, "stream_options", "expected an object")
-        usage = flag(options, "include_usage")  # others, as include_obfuscation, are for the way through the network
+        usage = flag(options, "include_usage")  # other options, such as include_obfuscation, concern only the transport
     for name, nothing in neutral.items():
         if not _is_neutral(data.get(name), nothing):
             raise RequestError(400, name, f"unsupported, expected {orjson.dumps(nothing).decode()} or nothing")
@@ -126,8 +127,8 @@ def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
 async def assign_request(
     service: Service, request: Request, data: Mapping[str, Any], model: str, number: str
 ) -> tuple[SessionArm, str]:
-    """Assign the request's session to an arm; returns it, and the agent whose text the request asks for. The unit is
-    `user`, or the header `x-session-id`, or else this completion alone, by its `number`."""
+    """Assign the request's session to an arm. Returns the session's arm, and the agent whose text the request asks for.
+    The unit is `user`, else the header `x-session-id`, else this completion alone, by its `number`."""
     endpoint, _, agent = model.partition("/")
     routers = service.endpoints.acting(endpoint)
     text_only(routers[0])
@@ -141,7 +142,7 @@ async def assign_request(
 
 
 def part(writer: TextResponseWriter, head: Mapping[str, Any], kind: str, choices: list[Any]) -> dict[str, Any]:
-    """The fields that a whole answer and the parts of a stream have in common."""
+    """The fields that a complete answer and the parts of a stream share."""
     return {**head, "object": kind, "system_fingerprint": writer.digest[:16], "choices": choices}
 
 

@@ -22,7 +22,7 @@ class Tools(NamedTuple):
     """The tools that the model may call."""
 
     given: tuple[Mapping[str, Any], ...] = ()
-    """None of them where `tool_choice` is `none`."""
+    """Empty if `tool_choice` is `none`."""
     must_call: tuple[str, ...] = ()
     """See `TextRequest.must_call`."""
     parallel: bool = True
@@ -30,8 +30,8 @@ class Tools(NamedTuple):
 
 
 def messages_of(given: Any) -> Messages:
-    """Every message with what the model is to read of it; what else it has is left out. Clients send back the messages
-    that they got, with whatever is in them. RequestError 400 naming the one at fault."""
+    """Every message reduced to what the model reads; other fields are dropped, because clients send back the messages
+    that they got, with any fields. RequestError 400 naming the invalid message."""
     if not isinstance(given, list) or not given:
         raise RequestError(400, "messages", "expected a list with at least one message")
     return tuple(_message(f"messages.{k}", message) for k, message in enumerate(given))
@@ -86,7 +86,7 @@ def _call(where: str, call: Any) -> Message:
         arguments = None
     if not _is_plain(arguments):
         arguments = None
-    if not isinstance(arguments, dict):  # templates write objects
+    if not isinstance(arguments, dict):  # chat templates need objects
         raise RequestError(400, f"{where}.function.arguments", "expected a JSON object as a text")
     read = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **read} if call.get("id") is not None else read
@@ -103,7 +103,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def tools_of(data: Mapping[str, Any]) -> Tools:
-    """Check a tool; RequestError 400 names the field at fault."""
+    """Read and check the tools; RequestError 400 naming the invalid field."""
     given, choice = data.get("tools"), data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
     if given is not None and (not isinstance(given, list) or len(given) > TOOLS):

@@ -25,7 +25,7 @@ ToolCall = TypedDict("ToolCall", {"id": str, "type": Literal["function"], "funct
 ChatMessage = TypedDict("ChatMessage", {
     "role": Literal["assistant"], "content": str | None, "refusal": None, "tool_calls": NotRequired[list[ToolCall]],
 })
-# The UTF-8 form of the token, which may be a part of a character; null where the tokenizer is not byte-level.
+# UTF-8 bytes of the token, which may be a part of a character; null if the tokenizer is not byte-level.
 TokenUtf8 = list[Annotated[int, Field(ge=0, le=255)]] | None
 TopToken = TypedDict("TopToken", {"token": str, "logprob": float, "bytes": TokenUtf8})
 ChatToken = TypedDict("ChatToken", {
@@ -124,7 +124,7 @@ OPENAI_REQUESTS: dict[str, tuple[dict[str, JsonSchema], frozenset[str], tuple[st
     "ChatRequest": (_CHAT, frozenset(CHAT_FIELDS), ("model", "messages")),
     "CompletionRequest": (_COMPLETION, frozenset(COMPLETION_FIELDS), ("model", "prompt")),
 }
-"""Schema -> fields that mean something else on other paths, all fields, those that must be there."""
+"""Schema -> the fields that mean something else on other paths, all fields, and the required fields."""
 _TEXT_PART: JsonSchema = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},

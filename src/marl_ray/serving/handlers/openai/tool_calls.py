@@ -1,4 +1,4 @@
-"""Calls of tools, found in a text while it is written."""
+"""A reader that finds calls of tools in a text while it is written."""
 
 import re
 import secrets
@@ -11,11 +11,11 @@ _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 class ToolCallReader:
-    """Parts what a model writes into text for the user and calls: `<tool_call>` blocks anywhere, or JSON that is the whole
-    response. What may become a call is held back until it is one, or cannot be any more."""
+    """Separates a model's text into text for the user and calls: `<tool_call>` blocks anywhere, or a whole response of
+    JSON. Text that may become a call is held back until it is one, or cannot become one."""
 
     def __init__(self, names: Collection[str], parallel: bool):
-        """`names` of the tools; without `parallel` all calls but the first are dropped."""
+        """`names` are the tools' names; without `parallel` all calls but the first are dropped."""
         self._names, self._parallel = names, parallel
         self._held = self._blank = ""
         self._is_json: bool | None = None
@@ -23,7 +23,7 @@ class ToolCallReader:
         """The number of calls so far."""
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """The text that is certain now, and the calls that are complete, as OpenAI's API has them."""
+        """The text that later tokens cannot change, and the calls that are complete, in the form of OpenAI's API."""
         self._held += text
         if self._is_json is None and (self._held.strip() or last):
             self._is_json = self._held.lstrip()[:1] in ("{", "[")
@@ -57,7 +57,7 @@ class ToolCallReader:
         return self._unblanked(said, last), calls
 
     def _unblanked(self, said: str, last: bool) -> str:
-        """The text without blanks around calls: those at its end wait for what follows."""
+        """The text without blanks around calls; blanks at its end are held back until the next part."""
         text = self._blank + said
         kept = text if last and not self.calls else text.rstrip()
         self._blank = text[len(kept) :]
@@ -80,19 +80,19 @@ class ToolCallReader:
 
 
 def _close(text: str, begin: int) -> tuple[int, bool]:
-    """The index at which the block that begins here is closed, -1 if it is not closed yet; and whether that is certain,
-    because arguments may have the mark in a text of their JSON."""
+    """The index at which the block that begins here is closed, or -1; and whether later text cannot change it, because
+    a JSON string in the arguments may contain the closing mark."""
     first = end = text.find(CLOSE, begin)
     while end >= 0:
         block = text[begin:end].strip()
         if calls_in(block):
             return end, True
         if not block.startswith(("{", "[")) or _ESCAPED.sub("", block).count('"') % 2 == 0:
-            return first, True  # nor would it be a call with what follows
+            return first, True  # no later text can make it a call
         end = text.find(CLOSE, end + len(CLOSE))
     return -1 if calls_in(text[begin:]) else first, False
 
 
 def _overlap(text: str, start: str) -> int:
-    """The length of the longest end of `text` that `start` begins with."""
+    """The length of the longest beginning of `start` that `text` ends with."""
     return next((n for n in range(min(len(text), len(start) - 1), 0, -1) if text.endswith(start[:n])), 0)

@@ -59,7 +59,7 @@ from marl_ray.serving.http.route import Route
 from marl_ray.serving.http.text_settings import LARGEST_TEMPERATURE, LARGEST_TOKENS, SEEDS, STOP_LENGTH, STOPS
 
 PAGES = ("/ui", "/docs")
-"""The prefixes of pages for people; the document describes all other paths."""
+"""Prefixes of the pages for people; the document describes all other paths."""
 
 _IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
 _NUMBER: JsonSchema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
@@ -127,7 +127,7 @@ def _object(
     example: JsonSchema | None = None,
     own: Mapping[str, JsonSchema] = MappingProxyType({}),
 ) -> JsonSchema:
-    """`own` fields mean something else here than elsewhere."""
+    """A schema of an object; fields in `own` mean something else here than on other paths."""
     known = {**_FIELDS, **own}
     properties = {field: known[field] for field in sorted(fields)}
     made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
@@ -173,14 +173,14 @@ for _name, (_own, _fields, _required) in OPENAI_REQUESTS.items():
 class _Operation(NamedTuple):
     summary: str
     answer: Any
-    """None where it is text."""
+    """None if the answer is text."""
     problems: tuple[int, ...] = ()
-    """Statuses besides those that every operation may answer with."""
+    """Statuses of errors besides those that every operation may have."""
     body: str | None = None
     scope: Permission | None = None
     headers: tuple[str, ...] = ()
     streams: bool = False
-    """Answers by server-sent events too."""
+    """True if the operation may also answer with server-sent events."""
     error: Any = Error
 
 
@@ -312,7 +312,7 @@ def _models() -> dict[str, JsonSchema]:
     inputs: Any = [(number, "validation", TypeAdapter(model)) for number, model in enumerate(models)]
     made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
     schemas: dict[str, JsonSchema] = made["$defs"]
-    schemas["GuardrailConfig"]["required"].remove("better")  # which is known of some metrics
+    schemas["GuardrailConfig"]["required"].remove("better")  # some metrics have a default for it
     new = schemas["ExperimentConfig"]
     parts = {"properties": new["properties"] | {"reason": _REASON}, "required": [*new["required"], "reason"]}
     return schemas | {"ExperimentRequest": new | parts | {"title": "ExperimentRequest"}}

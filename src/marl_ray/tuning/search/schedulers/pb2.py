@@ -1,6 +1,6 @@
 """Population-based bandits (Parker-Holder, Nguyen and Roberts 2020, arXiv 2002.02518).
 
-Exploits as in PBT. The recipient's hyper-parameters x maximise mean + beta * deviation of a Gaussian process over (t, x) of
+Exploits as in PBT. The recipient's hyper-parameters x maximise mean + KAPPA * deviation of a Gaussian process over (t, x) of
 the score's change per decision interval, with the time-varying kernel
 
     k((t, x), (t', x')) = exp(-|x - x'|^2 / (2 l^2)) * (1 - epsilon)^(|t - t'| / 2)
@@ -23,13 +23,18 @@ from marl_ray.tuning.search.schedulers.pbt import PopulationScheduler
 from marl_ray.tuning.search.spaces import clip_value
 
 CANDIDATES = 512
+"""Number of random points at which the acquisition is compared."""
 MOST_POINTS = 400
-"""Number of the newest observations that the process is fitted to."""
+"""Number of the newest observations to which the Gaussian process is fitted."""
 KAPPA = 2.0
+"""Weight of the deviation in the acquisition; the paper's sqrt(beta)."""
 JITTER = 1e-6
+"""Added to the noise, so that the kernel's matrix stays positive definite."""
 
 
 class Pb2Scheduler(PopulationScheduler):
+    """PBT whose recipients get the hyper-parameters that a Gaussian process over past changes of the score prefers."""
+
     def explore(
         self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
     ) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class PopulationScheduler:
         waiting = {number: trial for number, trial in trials.items() if trial.state == "waiting"}
         if more != 0 or not waiting or any(trial.state == "running" for trial in trials.values()):
             return TrialVerdicts()
-        # Those behind (one was taken up again) catch up first.
+        # Trials that are behind, because they were continued later, catch up first.
         at = min(trial.at for trial in waiting.values())
         if any(trial.at > at for trial in waiting.values()):
             return TrialVerdicts(frozenset(number for number, trial in waiting.items() if trial.at == at))

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 from toys.collectors import ALONE, Scripted, collector, players
+from toys.runs import batch_of, team_of
 from toys.text_envs import Echo
 from toys.texts import config
 
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt
-from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare
@@ -30,9 +29,9 @@ def alone() -> Iterator[None]:
 def prepared(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:
     """The prepared batch and metrics of a learner whose engine reports log-probabilities that are off by `shift` nats."""
     run = config(*overrides)
-    team = loop.build_team(run, make_env(run.env), loop.init_device_mesh("cpu", (1,)), False)
+    team = team_of(run)
     learner = team.learners["speaker"]
-    batch = loop.build_collector(run, make_env(run.env), team.agents, 0, 1).collect(team.players(), 0)
+    batch = batch_of(run, team)
     rows = batch.trajectories["speaker"]
     rows = replace(rows, log_probs=rows.log_probs + shift)
     policy = replace(learner.policy, settings=replace(learner.policy.settings, other_engine=True))
