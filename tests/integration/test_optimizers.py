@@ -14,10 +14,10 @@ from toys import texts as toy_texts
 from toys.runs import batch_of, team_of, timeless
 
 from marl_ray.config import AlgorithmConfig, RunConfig
+from marl_ray.training.costs import CostStats
 from marl_ray.training.imitation import fine_tuning
 from marl_ray.training.learner.optimizers import optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.learner.prepared_batch import CostStats
 from marl_ray.training.single_process import process_group, train_alone
 
 FAMILIES = {"actor-critic": toy_runs.config, "language": toy_texts.config}
