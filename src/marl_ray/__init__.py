@@ -1,3 +1,44 @@
-"""marl-ray: train teams of policies on Ray, measure them, serve the winners."""
+"""marl-ray: train teams of policies on Ray, measure them, serve the winners.
+
+    import marl_ray
+
+    run = marl_ray.train("jobs/configs/multigrid_mappo.yaml", hyper={"lr": 3e-4})
+    team = run.load()                  # or marl_ray.load("models:/gridworld-mappo/1")
+    actions = team.act(observations)
+
+`train`, `sweep`, `evaluate` and `load` run here; `Client` speaks to a gateway. Each is imported at its first use, so that
+`import marl_ray` loads neither torch nor Ray. `__init__.pyi` has their types.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_API = {
+    "Acted": "client",
+    "Client": "client",
+    "BenchmarkResult": "evaluating",
+    "TrainedRun": "training",
+    "LoadedTeam": "teams",
+    "evaluate": "evaluating",
+    "load": "teams",
+    "sweep": "sweeping",
+    "train": "training",
+}
+"""Name -> file of `marl_ray.api`."""
+__all__ = ["MarlRayError", "__version__", *_API]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MarlRayError":
+        return importlib.import_module("marl_ray.errors").MarlRayError
+    if name not in _API:
+        raise AttributeError(f"module 'marl_ray' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"marl_ray.api.{_API[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -347,10 +347,15 @@ def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice"
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
     """Read a sweep's YAML file and the run's file that it names; raises MarlRayError."""
+    return parse_config(SweepConfig, read_sweep(path), overrides, source=str(path))
+
+
+def read_sweep(path: str | Path) -> Any:
+    """Plain data of a sweep's YAML file, with that of the run's file that it names; raises MarlRayError."""
     data = read_yaml(path)
     if isinstance(data, dict) and isinstance(data.get("run"), str):
         data["run"] = read_yaml(Path(path).parent / data["run"])
-    return parse_config(SweepConfig, data, overrides, source=str(path))
+    return data
 
 
 def corners(config: SweepConfig) -> list[dict[str, Any]]:

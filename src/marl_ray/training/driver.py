@@ -55,7 +55,7 @@ class RunResult:
     model: str
     """`models:/name/version`, which names the best bundle in MLflow's registry."""
     bundle: str
-    """Where the best bundle is: the link in the run's folder, or the URI on remote storage."""
+    """The best bundle: the link in the run's folder, or the URI on remote storage."""
     curve: Path | None
     """Learning curve, where the storage is local."""
     tracking_uri: str

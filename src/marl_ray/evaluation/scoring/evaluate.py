@@ -17,7 +17,7 @@ from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
 
-Progress = Callable[[What, int, int], None]
+Progress = Callable[[str, int, int], None]
 """Function that is called with what is scored, the number done and the total."""
 
 

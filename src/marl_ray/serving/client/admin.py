@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -17,20 +17,29 @@ WATCH_S = 2.0
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The JSON answer to a GET, or to a POST of `body`; MarlRayError with the gateway's own words if it refuses."""
-    secret = os.environ.get(KEY)
-    headers = {"authorization": f"Bearer {secret}"} if secret else {}
+    with httpx.Client(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
+        return ask_with(client, path, body)
+
+
+def key_headers(key: str | None = None) -> dict[str, str]:
+    """The header with the API key: the given one, else that of MARL_RAY_API_KEY; empty without either."""
+    secret = key or os.environ.get(KEY)
+    return {"authorization": f"Bearer {secret}"} if secret else {}
+
+
+def ask_with(client: httpx.Client, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON answer that `ask` gives, over a client's connections."""
     try:
-        with httpx.Client(base_url=url, timeout=REQUEST_S, headers=headers) as client:
-            answer = client.get(path) if body is None else client.post(path, json=body)
+        answer = client.get(path) if body is None else client.post(path, json=body)
     except httpx.HTTPError as error:
-        raise MarlRayError(f"gateway {url} does not answer: {one_line(error)}") from error
+        raise MarlRayError(f"gateway {client.base_url} does not answer: {one_line(error)}") from error
     if answer.status_code not in (200, 201):
         try:
             problem = answer.json()["error"]
             text = f"{problem['field'] or 'request'}: {problem['message']}"
         except (ValueError, KeyError, TypeError):
             text = " ".join(answer.text.split())[:200]
-        more = f" (the admin key comes from {KEY})" if answer.status_code in (401, 403) else ""
+        more = f" (the key comes from {KEY})" if answer.status_code in (401, 403) else ""
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
     data: dict[str, Any] = answer.json()
     return data

@@ -1,4 +1,4 @@
-"""Where a run with `resume_from` begins: the checkpoint is looked up, proved complete, and proved to fit the run.
+"""The beginning of a run with `resume_from`: its checkpoint is looked up, proved complete, and proved to fit the run.
 
 A checkpoint fits if it holds the same trained policies, and for each the same weights, optimiser state and multipliers.
 Hyper-parameters, the amount of experience, evaluations and frozen policies may differ.

@@ -155,8 +155,8 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
 
 
 def latest_checkpoint(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
-    """What Ray Train wrote of the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`; None if
-    there is no checkpoint."""
+    """The facts that Ray Train wrote about the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`;
+    None if there is no checkpoint."""
     try:
         latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
         if latest and {"iteration", "steps"} <= latest["metrics"].keys() and latest["checkpoint_dir_name"]:

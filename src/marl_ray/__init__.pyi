@@ -1,0 +1,12 @@
+from marl_ray.api.client import Acted as Acted
+from marl_ray.api.client import Client as Client
+from marl_ray.api.evaluating import BenchmarkResult as BenchmarkResult
+from marl_ray.api.evaluating import evaluate as evaluate
+from marl_ray.api.sweeping import sweep as sweep
+from marl_ray.api.teams import LoadedTeam as LoadedTeam
+from marl_ray.api.teams import load as load
+from marl_ray.api.training import TrainedRun as TrainedRun
+from marl_ray.api.training import train as train
+from marl_ray.errors import MarlRayError as MarlRayError
+
+__version__: str

@@ -1,0 +1,122 @@
+"""`marl_ray.Client`: a gateway over HTTP."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+import numpy as np
+
+from marl_ray.errors import MarlRayError
+from marl_ray.serving.client.admin import ask_with, key_headers
+
+
+@dataclass(frozen=True)
+class Acted:
+    """A gateway's answer to observations."""
+
+    actions: dict[str, Any]
+    """Agent -> action as the environment takes it; for language models the response."""
+    session: str
+    """The session's id, which takes the outcome."""
+    experiment: str
+    arm: str
+    log_probs: dict[str, float]
+    """Agent -> log-probability of its action."""
+
+
+class Client:
+    """A gateway's sessions and experiments. The key comes from MARL_RAY_API_KEY where it is not given."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, timeout_s: float = 30.0):
+        """`timeout_s` is the deadline of one request in seconds."""
+        self._client = httpx.Client(base_url=url, timeout=timeout_s, headers=key_headers(key))
+
+    def act(
+        self,
+        observations: Mapping[str, Any],
+        session: str | None = None,
+        *,
+        experiment: str | None = None,
+        greedy: bool = False,
+        action_masks: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Acted:
+        """Actions for the agents whose observations are given (arrays or lists; texts for language models).
+
+        A session meets the same arm each time; without one the call is a session of its own, whose id the answer has.
+        `experiment` is an endpoint or an experiment, needed where the gateway has several. Raises MarlRayError with the
+        gateway's words if it refuses, or if it does not answer in time.
+        """
+        session = session or f"session-{secrets.token_hex(8)}"
+        body = {
+            "session_id": session,
+            "observations": _plain(observations),
+            "mode": "greedy" if greedy else "sample",
+            "experiment": experiment,
+            "action_masks": None if action_masks is None else _plain(action_masks),
+            "attributes": None if attributes is None else dict(attributes),
+        }
+        answer = self.ask("/v1/act", body)
+        return Acted(answer["actions"], session, answer["experiment"], answer["arm"], answer["log_probs"])
+
+    def generate(
+        self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
+    ) -> dict[str, Any]:
+        """The answer of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more. `settings` are fields
+        such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError as `act` does."""
+        named = {"session_id": session or f"session-{secrets.token_hex(8)}", "prompt": prompt, "experiment": experiment}
+        return self.ask("/generate", named | settings)
+
+    def outcome(
+        self,
+        session: str,
+        value: float,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        experiment: str | None = None,
+    ) -> dict[str, Any]:
+        """Store a session's outcome; larger is better. `metrics` are further numbers by name, for guardrails. Raises
+        MarlRayError as `act` does."""
+        body = {
+            "session_id": session,
+            "value": float(value),
+            "metrics": None if metrics is None else dict(metrics),
+            "experiment": experiment,
+        }
+        return self.ask("/v1/outcomes", body)
+
+    def experiments(self) -> list[dict[str, Any]]:
+        """All experiments with their status and shares."""
+        listed: list[dict[str, Any]] = self.ask("/v1/experiments")["experiments"]
+        return listed
+
+    def experiment(self, name: str) -> dict[str, Any]:
+        """The report of one experiment: arms, outcomes, intervals and verdicts."""
+        return self.ask(f"/v1/experiments/{name}")
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
+        given = None if body is None else {name: value for name, value in body.items() if value is not None}
+        return ask_with(self._client, path, given)
+
+    def close(self) -> None:
+        """Close the connections; `with Client(...) as client` does."""
+        self._client.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _plain(by_agent: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays by agent as JSON has them; texts stay as they are."""
+    if not isinstance(by_agent, Mapping):
+        raise MarlRayError(f"observations: expected agent -> observation, got {type(by_agent).__name__}")
+    return {agent: part if isinstance(part, str) else np.asarray(part).tolist() for agent, part in by_agent.items()}

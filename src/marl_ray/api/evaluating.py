@@ -1,0 +1,136 @@
+"""`marl_ray.evaluate`: pass@k of a bundle's language models, or of ready samples, on a benchmark."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from marl_ray.api.ray_of_call import ray_of_call
+from marl_ray.config import tracking_uri
+from marl_ray.errors import FieldError, did_you_mean
+
+if TYPE_CHECKING:
+    from marl_ray.evaluation.benchmarks import Benchmark
+    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, Progress
+    from marl_ray.evaluation.scoring.local_scoring import Scorer
+    from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
+
+WRITING_OPTIONS = ("agent", "num_samples", "seed", "greedy", "temperature", "max_tokens", "answer", "prompt")
+"""Arguments of `evaluate` that are about samples that a policy writes."""
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """A finished evaluation."""
+
+    report: dict[str, Any]
+    """`scores` (mode -> number such as `pass@1` -> value and its 95 % interval `low`, `high`), `problems`, `evaluation` (the
+    facts that determine the numbers) and more; `report.json` in the folder holds it."""
+    folder: Path
+    """Folder with `report.md`, `report.json` and the results by problem."""
+
+    @property
+    def scores(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Mode -> number -> value, low, high."""
+        scores: dict[str, dict[str, dict[str, float]]] = self.report["scores"]
+        return scores
+
+    def _repr_markdown_(self) -> str:
+        return (self.folder / "report.md").read_text()
+
+
+def evaluate(
+    benchmark: str,
+    policy: str | Path | None = None,
+    samples: str | Path | None = None,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    sha256: str | None = None,
+    out: str | Path | None = None,
+    k: Sequence[int] | None = None,
+    mode: Literal["official", "hardened", "both"] | None = None,
+    timeout: float | None = None,
+    min_level: Literal["limits", "paths", "namespaces"] = "paths",
+    workers: int | None = None,
+    local: bool = False,
+    tracking: str | None = None,
+    progress: "Progress" = lambda counted, done, total: None,
+    **writing: Any,
+) -> BenchmarkResult:
+    """Score a bundle's language models (`policy`), or ready samples (`samples`), on a benchmark.
+
+    `benchmark` is a name or `jsonl:FILE`; `data` its file or URI; `k` the values of pass@k (all possible ones when None);
+    `timeout` seconds for a program; `local` scores in this process, without Ray; `tracking` the MLflow URI that knows
+    `models:/`. `writing` are options of samples that a policy writes: `agent`, `num_samples`, `seed`, `greedy`,
+    `temperature`, `max_tokens`, `answer`, `prompt`. An evaluation that was cut short goes on in its folder `out`. Raises
+    MarlRayError (a FieldError where one argument is wrong).
+    """
+    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, possible_ks, task_of
+    from marl_ray.evaluation.scoring.evaluate import evaluate as score
+    from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
+    from marl_ray.sandbox import Level
+
+    if (samples is None) == (policy is None):
+        raise FieldError("policy", "expected either this, a bundle that writes samples, or ready ones as samples")
+    if unknown := writing.keys() - WRITING_OPTIONS:
+        name = min(unknown)
+        raise FieldError(name, f"is unknown{did_you_mean(name, WRITING_OPTIONS)}")
+    if samples is not None and writing:
+        raise FieldError(next(iter(writing)), "expected with a policy, not with ready samples")
+    options = EvaluationOptions(
+        benchmark,
+        str(samples or ""),
+        data,
+        split,
+        sha256,
+        None if out is None else Path(out),
+        None if k is None else tuple(k),
+        mode,
+        timeout,
+        Level[min_level.upper()],
+    )
+    task, description = task_of(options), ""
+    if policy is None:
+        planned = plan(options, task)
+    with nullcontext() if local else ray_of_call():
+        if policy is not None:
+            # Writers may run on other machines, whose environment and folder are not these.
+            request, problems = WritingRequest(str(policy), tracking_uri(tracking), **writing), task.data.problems
+            possible_ks({problem.task_id: request.num_samples for problem in problems}, options.ks, ())
+            facts = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
+            with _writers(request, task.benchmark, local) as source:
+                folder, description = generate(source, request, problems, facts, options.out, progress)
+            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
+        report = score(planned, _scorer(workers, planned, local), progress)
+    return BenchmarkResult(report, planned.folder)
+
+
+@contextmanager
+def _writers(request: "WritingRequest", benchmark: "Benchmark", local: bool) -> Iterator["SampleWriter"]:
+    if local:
+        from marl_ray.evaluation.writing.writer import Writer
+
+        yield Writer(request, benchmark)
+        return
+    from marl_ray.evaluation.writing.ray_writing import ray_writers
+
+    with ray_writers(request, benchmark.name) as source:
+        yield source
+
+
+@contextmanager
+def _scorer(workers: int | None, planned: "EvaluationPlan", local: bool) -> Iterator["Scorer"]:
+    if not local:
+        from marl_ray.evaluation.scoring.ray_scoring import ray_scorer
+
+        with ray_scorer(workers, planned.packages, planned.min_level) as scorer:
+            yield scorer
+        return
+    from marl_ray.evaluation.scoring.local_scoring import make_pool, score_here
+
+    count = workers or len(os.sched_getaffinity(0))
+    with make_pool(count, planned.packages, planned.min_level) as pool:
+        yield lambda jobs: score_here(pool, jobs, count)

@@ -1,0 +1,26 @@
+"""`marl_ray.sweep`: many runs, compared over seeds."""
+
+from typing import TYPE_CHECKING, Any
+
+from marl_ray.api.configs import ConfigSource, data_of
+from marl_ray.api.ray_of_call import ray_of_call
+
+if TYPE_CHECKING:
+    from marl_ray.tuning.running.driver import SweepResult
+
+
+def sweep(config: ConfigSource, *, retry: bool = False, **changes: Any) -> "SweepResult":
+    """Train many configurations and find the best; a sweep of this name that was interrupted continues.
+
+    `config` is a YAML file or plain data; `changes` are sections or keys of it, such as `seeds=3`. `retry`
+    takes up failed trials again. The result's `records` has every trial with its values, scores and bundle, `winner` and
+    `winner_model`; `report` is a page of HTML. Raises MarlRayError if the sweep cannot run at all.
+    """
+    from marl_ray.config import parse_config
+    from marl_ray.config.sweep import SweepConfig, read_sweep
+    from marl_ray.tuning.running.driver import check_sweep, run_sweep
+
+    data, source = data_of(config, changes, read_sweep)
+    loaded = parse_config(SweepConfig, data, source=source)
+    check_sweep(loaded)
+    return run_sweep(loaded, retry, ray_of_call)

@@ -1,0 +1,131 @@
+"""`marl_ray.load`: a bundle's team, ready to act in this process."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from marl_ray.config import GenerationConfig, tracking_uri
+from marl_ray.errors import FieldError, MarlRayError
+
+if TYPE_CHECKING:
+    from marl_ray.policies.bundles.actor_critic import Bundle
+    from marl_ray.policies.bundles.language import TokenBundle
+    from marl_ray.policies.engines.base import Engine
+    from marl_ray.policies.language.token_policy import TokenPolicy
+
+
+def load(bundle: str | Path, tracking: str | None = None) -> "LoadedTeam":
+    """Read a bundle and check its digests.
+
+    `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking` is the URI of the MLflow that knows
+    the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is missing
+    or damaged.
+    """
+    from marl_ray.policies.bundles.actor_critic import load_bundle
+
+    return LoadedTeam(load_bundle(bundle, tracking_uri(tracking)))
+
+
+class LoadedTeam:
+    """The policies of a bundle, which act for its agents. One thread at a time uses it."""
+
+    def __init__(self, bundle: "Bundle | TokenBundle"):
+        self.bundle = bundle
+        self._engines: dict[str, Engine] = {}
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Agent -> the policy that plays it."""
+        return self.bundle.agents
+
+    def act(
+        self,
+        observations: Mapping[str, Any],
+        *,
+        greedy: bool = False,
+        seed: int | None = None,
+        action_masks: Mapping[str, Any] | None = None,
+        generation: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Agent -> action for each agent whose observation is given.
+
+        An actor-critic's observation is what its environment gives (an array of the observation space's shape), and the
+        action is one that `env.step` takes. A language model's observation is a prompt and its action is the response, both
+        texts. Actions are drawn, with `seed` the same ones each time, or are the most likely if `greedy` is true.
+        `action_masks` are for actor-critics (agent -> one flag for each Discrete action), `generation` changes keys of the
+        policies' `generation` (such as `max_tokens`) for language models. Raises MarlRayError naming the agent.
+        """
+        from marl_ray.policies.bundles.actor_critic import Bundle
+
+        if not isinstance(observations, Mapping):
+            raise MarlRayError(f"observations: expected agent -> observation, got {type(observations).__name__}")
+        if isinstance(self.bundle, Bundle):
+            if generation is not None:
+                raise MarlRayError("generation: expected none, the bundle holds actor-critics")
+            return _actions(self.bundle, observations, greedy, seed, action_masks or {})
+        if action_masks is not None:
+            raise MarlRayError("action_masks: expected none, the bundle holds language models")
+        return self._texts(self.bundle, observations, greedy, seed, generation or {})
+
+    def close(self) -> None:
+        """Give back what language models hold besides their weights, such as a process of vLLM."""
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+
+    def _texts(
+        self,
+        bundle: "TokenBundle",
+        prompts: Mapping[str, Any],
+        greedy: bool,
+        seed: int | None,
+        changes: Mapping[str, Any],
+    ) -> dict[str, str]:
+        from marl_ray.policies.engines.base import Prompt
+        from marl_ray.policies.prompting.prompts import encode_prompt
+
+        drawn = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
+        texts = {}
+        for number, (agent, text) in enumerate(prompts.items()):
+            if agent not in bundle.agents:
+                raise MarlRayError(f"observations.{agent}: unknown agent, expected one of {', '.join(bundle.agents)}")
+            if not isinstance(text, str):
+                raise MarlRayError(f"observations.{agent}: expected a text, got {type(text).__name__}")
+            name = bundle.agents[agent]
+            policy = bundle.policies[name]
+            prompt = Prompt(tuple(encode_prompt(policy.tokenizer, text, policy.config.chat)), number, greedy)
+            (completion,) = self._engine(name, policy).generate(
+                [prompt], drawn >> 1, _changed(policy.generation, changes)
+            )
+            texts[agent] = policy.tokenizer.decode(completion.ids, skip_special_tokens=True)
+        return texts
+
+    def _engine(self, name: str, policy: "TokenPolicy") -> "Engine":
+        if name not in self._engines:
+            from marl_ray.policies.engines.sampler import make_engine
+
+            self._engines[name] = make_engine(policy)
+        return self._engines[name]
+
+
+def _changed(generation: GenerationConfig, changes: Mapping[str, Any]) -> GenerationConfig:
+    from marl_ray.config import parse_config
+
+    return parse_config(GenerationConfig, generation.model_dump(mode="json") | dict(changes), source="generation")
+
+
+def _actions(
+    bundle: "Bundle", observations: Mapping[str, Any], greedy: bool, seed: int | None, masks: Mapping[str, Any]
+) -> dict[str, Any]:
+    try:
+        rows = {agent: bundle.check(agent, observation) for agent, observation in observations.items()}
+        if unknown := [agent for agent in masks if agent not in rows]:
+            raise FieldError(f"action_masks.{unknown[0]}", "expected an observation of this agent too")
+        allowed = {agent: bundle.check_mask(agent, np.asarray(mask).tolist()) for agent, mask in masks.items()}
+    except FieldError as error:
+        raise MarlRayError(str(error)) from error
+    noise = None if greedy else np.random.default_rng(seed)
+    (answer,) = bundle.act([rows], noise, [allowed] if allowed else ())
+    return {agent: action for agent, (action, _) in answer.items()}

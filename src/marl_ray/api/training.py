@@ -1,0 +1,116 @@
+"""`marl_ray.train`: one run from a config to its result."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_ray.api.configs import ConfigSource, data_of
+from marl_ray.api.ray_of_call import cluster_of_call, ray_of_call
+from marl_ray.config import RunConfig, parse_config
+
+if TYPE_CHECKING:
+    from marl_ray.api.teams import LoadedTeam
+    from marl_ray.training.driver import RunResult
+
+
+def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
+    """Train a team to its end and return the finished run; shows a progress bar if `tracking.progress` is true.
+
+    `config` is a YAML file or plain data. `changes` are sections or keys of it, such as `hyper={"lr": 3e-4}`
+    or `name="mine"`. The run takes the Ray that this process is connected to, the cluster of RAY_ADDRESS, or one of its
+    own that ends with the call. A run of this name that was interrupted continues; one that is finished is returned as it
+    is. Raises MarlRayError with one line for a mistake in the config, and with the cause if the run fails.
+    """
+    data, source = data_of(config, changes)
+    run = parse_config(RunConfig, data, source=source)
+    return TrainedRun(run, train_here(run))
+
+
+def train_here(run: RunConfig) -> "RunResult":
+    """Check a run before any cluster starts, and train it to its end. Raises MarlRayError."""
+    from marl_ray.ray_seams import cpus_here
+    from marl_ray.training.driver import finished, say_kept
+    from marl_ray.training.driver import train as train_on_ray
+    from marl_ray.training.run_checks import check_run
+    from marl_ray.training.run_folder.run_log import RunLog
+    from marl_ray.training.surroundings.cluster_capacity import check_cpus
+    from marl_ray.training.surroundings.interruption import answering
+
+    before = finished(run)
+    if before is not None:
+        return before
+    cluster = cluster_of_call()
+    if cluster is None:
+        check_cpus(run, cpus_here())
+    console = RunLog(run)
+    with answering(lambda: say_kept(run, console)):  # checks may take long, and so does a Ray that is half started
+        console.phase("checking the run")
+        check_run(run)
+        console.phase("starting Ray" if cluster is None else f"connecting to {cluster}")
+        with ray_of_call():
+            return train_on_ray(run, console)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run. A notebook shows its learning curve."""
+
+    config: RunConfig
+    result: "RunResult"
+
+    @property
+    def name(self) -> str:
+        """The run's name, and that of its folder under `config.storage`."""
+        return self.result.name
+
+    @property
+    def bundle(self) -> str:
+        """Folder or URI of the best bundle."""
+        return self.result.bundle
+
+    @property
+    def model(self) -> str:
+        """The best bundle in MLflow's registry: `models:/NAME/VERSION`."""
+        return self.result.model
+
+    @property
+    def score(self) -> float | None:
+        """Mean return of the best bundle on episodes that did not choose it; None if nothing was played."""
+        return self.result.best_return
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of metrics in the order of training, one for each iteration; `steps` counts environment steps.
+
+        `pandas.DataFrame(run.metrics)` is a table of them.
+        """
+        from marl_ray.training.run_folder.metrics_file import read_metrics
+        from marl_ray.training.run_folder.record import filesystem_of
+
+        return read_metrics(*filesystem_of(self.config))
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """The learning curve: (environment steps, mean return of an evaluation); of training episodes if the run has no
+        evaluations."""
+        rows = self.metrics
+        key = "eval/return" if any("eval/return" in row for row in rows) else "return"
+        return [(int(row["steps"]), row[key]) for row in rows if key in row]
+
+    @property
+    def picture(self) -> Path | None:
+        """The learning curve as a PNG; None where the storage is not a local folder."""
+        return self.result.curve
+
+    def load(self) -> "LoadedTeam":
+        """The best bundle, ready to act."""
+        from marl_ray.api.teams import load
+
+        return load(self.bundle)
+
+    def __str__(self) -> str:
+        score = "no score" if self.score is None else f"score {self.score:.3f}"
+        return "\n".join([f"{self.name}: {score}, {self.model}", *(f"  {line}" for line in self.result.summary)])
+
+    def _repr_png_(self) -> bytes | None:
+        return self.picture.read_bytes() if self.picture is not None and self.picture.is_file() else None

@@ -1,0 +1,79 @@
+"""Teams of bundles act in this process as they do in a gateway."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_serving.gateways import LINEAGE, SEES, make_bundle
+
+import marl_ray
+from marl_ray.config import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
+
+
+@pytest.fixture(scope="module")
+def writers(tmp_path_factory: pytest.TempPathFactory) -> marl_ray.LoadedTeam:
+    policy = build_token_policy(ModelConfig(preset="tiny-0.2m"), GenerationConfig(max_tokens=8), 0)
+    folder = tmp_path_factory.mktemp("texts")
+    return marl_ray.load(
+        save_token_bundle(folder, {"coder": "lm", "critic": "lm"}, {"lm": plain_copy(policy)}, LINEAGE)
+    )
+
+
+def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path) -> None:
+    team = marl_ray.load(make_bundle(tmp_path, 4))
+    assert team.agents == {"agent_0": "p", "agent_1": "p"}
+    assert team.act(SEES, greedy=True) == {"agent_0": 4, "agent_1": 4}
+    arrays = {agent: np.array(row) for agent, row in SEES.items()}
+    assert team.act(arrays, seed=1) == team.act(SEES, seed=1)
+    only_two = {"agent_0": [0, 0, 1, 0, 0, 0]}
+    assert team.act(SEES, greedy=True, action_masks=only_two) == {"agent_0": 2, "agent_1": 4}
+
+
+@pytest.mark.parametrize(
+    ("observations", "options", "message"),
+    [
+        ({"nobody": [0, 0, 0]}, {}, r"observations.nobody: unknown agent, expected one of agent_0, agent_1"),
+        ({"agent_0": [0, 9, 0]}, {}, r"observations.agent_0: expected an array of shape \[3\]"),
+        ([0, 1, 2], {}, "observations: expected agent -> observation, got list"),
+        (SEES, {"action_masks": {"agent_0": [0] * 6}}, r"action_masks.agent_0: expected 6 numbers 0 or 1"),
+        (
+            {"agent_0": [0, 0, 0]},
+            {"action_masks": {"agent_1": [1] * 6}},
+            r"action_masks.agent_1: expected an observation",
+        ),
+        (SEES, {"generation": {"max_tokens": 3}}, "generation: expected none, the bundle holds actor-critics"),
+    ],
+)
+def test_a_wrong_observation_is_named(tmp_path: Path, observations, options, message) -> None:
+    with pytest.raises(MarlRayError, match=message):
+        marl_ray.load(make_bundle(tmp_path, 4)).act(observations, **options)
+
+
+def test_language_models_answer_texts(writers: marl_ray.LoadedTeam) -> None:
+    prompts = {"coder": "def f(x):", "critic": "it fails"}
+    drawn = writers.act(prompts, seed=3)
+    assert drawn == writers.act(prompts, seed=3) != writers.act(prompts, seed=4)
+    assert writers.act(prompts, greedy=True, seed=3) == writers.act(prompts, greedy=True)
+    longer = writers.act({"coder": "def f(x):"}, greedy=True, generation={"max_tokens": 40})["coder"]
+    assert longer.startswith(writers.act(prompts, greedy=True)["coder"]) and all(
+        isinstance(t, str) for t in drawn.values()
+    )
+    writers.close()
+
+
+@pytest.mark.parametrize(
+    ("observations", "options", "message"),
+    [
+        ({"nobody": "x"}, {}, "observations.nobody: unknown agent, expected one of coder, critic"),
+        ({"coder": 3}, {}, "observations.coder: expected a text, got int"),
+        ({"coder": "x" * 2000}, {}, "context|max_tokens|fit"),
+        ({"coder": "x"}, {"generation": {"max_token": 3}}, "generation: unknown key 'max_token'"),
+        ({"coder": "x"}, {"action_masks": {}}, "action_masks: expected none, the bundle holds language models"),
+    ],
+)
+def test_a_wrong_prompt_is_named(writers: marl_ray.LoadedTeam, observations, options, message) -> None:
+    with pytest.raises(MarlRayError, match=message):
+        writers.act(observations, **options)
