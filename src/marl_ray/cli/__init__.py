@@ -176,7 +176,7 @@ def _check_algorithm(name: str | None) -> None:
         spec_of(name)
     except MarlRayError as error:
         raise MarlRayError(f"algorithm: {error}") from error
-    from marl_ray.conformance.check import check_algorithm
+    from marl_ray.conformance.algorithm.check import check_algorithm
 
     if not check_algorithm(name, print):
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from marl_ray.config import spec_of
-from marl_ray.conformance.properties import PROPERTIES
+from marl_ray.conformance.algorithm.properties import PROPERTIES
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.single_process import process_group
 
