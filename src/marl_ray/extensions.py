@@ -98,7 +98,51 @@ ENVIRONMENT = ExtensionPoint(
     },
 )
 """A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""
-POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT)}
+BENCHMARK = ExtensionPoint(
+    "benchmark",
+    {
+        "humaneval": "marl_ray.evaluation.benchmarks.humaneval:HUMANEVAL",
+        "humaneval_plus": "marl_ray.evaluation.benchmarks.evalplus:HUMANEVAL_PLUS",
+        "mbpp": "marl_ray.evaluation.benchmarks.mbpp:MBPP",
+        "mbpp-sanitized": "marl_ray.evaluation.benchmarks.mbpp:MBPP_SANITIZED",
+        "mbpp_plus": "marl_ray.evaluation.benchmarks.evalplus:MBPP_PLUS",
+        "bigcodebench-complete": "marl_ray.evaluation.benchmarks.bigcodebench:COMPLETE",
+        "bigcodebench-instruct": "marl_ray.evaluation.benchmarks.bigcodebench:INSTRUCT",
+        "codecontests": "marl_ray.evaluation.benchmarks.codecontests:CODECONTESTS",
+        "jsonl": "marl_ray.evaluation.benchmarks.jsonl:JSONL",
+        "math": "marl_ray.evaluation.benchmarks.math:MATH",
+    },
+)
+"""See `marl_ray.evaluation.benchmarks.Benchmark`."""
+SCHEDULER = ExtensionPoint(
+    "scheduler",
+    {
+        "fifo": "marl_ray.tuning.search.schedulers.fifo:FifoScheduler",
+        "asha": "marl_ray.tuning.search.schedulers.asha:AshaScheduler",
+        "median": "marl_ray.tuning.search.schedulers.median:MedianScheduler",
+        "pbt": "marl_ray.tuning.search.schedulers.pbt:PbtScheduler",
+        "pb2": "marl_ray.tuning.search.schedulers.pb2:Pb2Scheduler",
+    },
+)
+"""See `marl_ray.tuning.search.schedulers.Scheduler`, a class with `Settings`."""
+TRACKER = ExtensionPoint(
+    "tracker",
+    {
+        "tensorboard": "marl_ray.training.tracking.other_sinks:TensorBoard",
+        "wandb": "marl_ray.training.tracking.other_sinks:WeightsAndBiases",
+    },
+)
+"""A callable of the run's config and id that returns a `marl_ray.training.tracking.other_sinks.Sink`."""
+ENGINE = ExtensionPoint(
+    "engine",
+    {
+        "torch": "marl_ray.policies.engines.torch_engine:TorchEngine",
+        "transformers": "marl_ray.policies.engines.transformers_engine:PagedEngine",
+        "vllm": "marl_ray.policies.engines.vllm_engine:VllmEngine",
+    },
+)
+"""A callable of a `TokenPolicy` that returns a `marl_ray.policies.engines.base.Engine`."""
+POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
 """Every kind of extension."""
 
 

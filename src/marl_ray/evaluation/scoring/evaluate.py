@@ -26,7 +26,7 @@ class EvaluationOptions:
     """Options of an evaluation, as a user gives them."""
 
     benchmark: str
-    """A name, or `jsonl:FILE` with the problems."""
+    """A name, `jsonl:FILE` with the problems, or `package.module:NAME`."""
     samples: str = ""
     data: str | None = None
     split: str | None = None
@@ -43,6 +43,8 @@ class EvaluationOptions:
 class ScoringTask:
     """A benchmark with its problems, modes and limit, checked; samples are scored on it."""
 
+    name: str
+    """The benchmark's name or `package.module:NAME`."""
     benchmark: Benchmark
     data: BenchmarkData
     modes: tuple[Mode, ...]
@@ -90,14 +92,18 @@ def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default
 def task_of(options: EvaluationOptions) -> ScoringTask:
     """Read and check everything but samples. Raises MarlRayError naming the option, or the file and line."""
     name, colon, file = options.benchmark.partition(":")
-    if colon and (name != JSONL.name or options.data is not None):
-        raise MarlRayError(f"--benchmark {options.benchmark}: expected a name and --data, or {JSONL.name}:FILE")
+    if name != JSONL.name:
+        name, file = options.benchmark, ""
+    elif colon and options.data is not None:
+        raise MarlRayError(f"--benchmark {options.benchmark}: expected {JSONL.name} and --data, or {JSONL.name}:FILE")
     chosen = benchmark(name)
     modes = _modes(chosen, options.mode)
     timeout_s = chosen.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
         raise MarlRayError(f"--timeout {timeout_s}: expected seconds, more than 0 and less than a day")
-    return ScoringTask(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
+    return ScoringTask(
+        name, chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s
+    )
 
 
 def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:

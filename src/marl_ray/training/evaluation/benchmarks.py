@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from marl_ray.config import BenchmarkConfig, RunConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Benchmark, ModelAnswer, Problem
+from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_here
 from marl_ray.evaluation.scoring.report import make_report
@@ -66,8 +66,11 @@ def read_benchmarks(
 
 
 def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
-    benchmark, keys = BENCHMARKS[settings.name], f"evaluation.benchmarks.{settings.name}."
-    data = load(benchmark, settings.data, settings.split, settings.sha256, keys)
+    keys = f"evaluation.benchmarks.{settings.metric}."
+    chosen = benchmark(settings.name)
+    if "hardened" not in chosen.modes or chosen.filters_references:
+        raise MarlRayError(f"{keys}name: expected a benchmark with a hardened mode that does not filter references")
+    data = load(chosen, settings.data, settings.split, settings.sha256, keys)
     if settings.problems is not None and settings.problems > len(data.problems):
         raise MarlRayError(f"{keys}problems={settings.problems}: {data.source} has {len(data.problems)}")
     problems = data.problems[: settings.problems]
@@ -79,12 +82,12 @@ def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> Run
         prompt=settings.prompt,
         keys=keys,
     )
-    writer = Writer(request, benchmark, authors)
+    writer = Writer(request, chosen, authors)
     try:
         writer.manifest(problems)
     except MarlRayError as error:
-        raise MarlRayError(f"evaluation.benchmarks.{settings.name}: {error}") from error
-    return RunBenchmark(settings, benchmark, problems, data.sha256, writer)
+        raise MarlRayError(f"evaluation.benchmarks.{settings.metric}: {error}") from error
+    return RunBenchmark(settings, chosen, problems, data.sha256, writer)
 
 
 def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str]) -> None:
@@ -92,8 +95,8 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
 
     Raises MarlRayError for a file that has changed: the curve would be of different problems.
     """
-    for benchmark in benchmarks:
-        name, digest = benchmark.settings.name, benchmark.sha256
+    for one in benchmarks:
+        name, digest = one.settings.metric, one.sha256
         if digests.setdefault(name, digest) != digest:
             raise MarlRayError(
                 f"evaluation.benchmarks.{name}.data: sha256 is {digest}, expected {digests[name]}, as when the run began"
@@ -114,13 +117,13 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
     Before the first iteration, when nothing is lost, it is a MarlRayError.
     """
     metrics: dict[str, float] = {}
-    for benchmark in benchmarks:
+    for one in benchmarks:
         try:
-            metrics |= pass_rates(benchmark)
+            metrics |= pass_rates(one)
         except MarlRayError as error:
             if iteration == 0:
                 raise
-            metrics[f"benchmark/{benchmark.settings.name}/failed"] = 1.0
+            metrics[f"benchmark/{one.settings.metric}/failed"] = 1.0
             if world()[0] == 0:
                 print(f"{run}, iteration {iteration}: {error}; training goes on", file=sys.stderr, flush=True)
     return metrics
@@ -131,7 +134,7 @@ def pass_rates(measured: RunBenchmark) -> dict[str, float]:
 
     Raises MarlRayError on all workers together if one of them could not write or judge its share.
     """
-    name, (rank, workers) = measured.settings.name, world()
+    name, (rank, workers) = measured.settings.metric, world()
     verdicts: list[ResultRow] = []
     failure = ""
     try:
