@@ -66,7 +66,7 @@ def test_nothing_is_written_over(inside: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["new", "envronment", "mine"], r"KIND 'envronment' is unknown; did you mean environment\?"),
+        (["new", "envronment", "mine"], r"KIND 'envronment' is unknown; did you mean environment or engine\?"),
         (["new", "environment", "MyEnv"], r"NAME 'MyEnv': expected letters in lower case"),
         (["new", "environment", "math"], r"NAME 'math': a module of this name is installed, which math.py would hide"),
         (["check", "plugin", "algoritm", "ppo"], r"KIND 'algoritm' is unknown; did you mean algorithm\?"),
@@ -91,25 +91,46 @@ def test_a_check_prints_a_line_for_every_property(inside: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong", "failure"),
-    [
-        ("self.rng = np.random.default_rng(seed)", "pass", "seeds: step 0: observations differ between two copies"),
-        ("float(together)", "float('nan')", "rewards: step 1: the reward of agent_0 is nan"),
-        ("% self.fields", "", "observations: step "),
-        (
-            "self.agents = []",
-            "pass",
-            "episodes: ValueError: agent_0, agent_1: `agents` and the ends that step returned differ",
-        ),
-        ("over = self.steps == self.length", "over = False", "episodes: an episode of drawn actions is not over after"),
-    ],
-)
-def test_a_mistake_of_an_environment_is_found(inside: Path, line: str, wrong: str, failure: str) -> None:
-    text = (inside / "my_environment.py").read_text()
+MISTAKES = [
+    ("environment", "self.rng = np.random.default_rng(seed)", "pass", "seeds: step 0: observations differ between two"),
+    ("environment", "float(together)", "float('nan')", "rewards: step 1: the reward of agent_0 is nan"),
+    ("environment", "% self.fields", "", "observations: step "),
+    ("environment", "self.agents = []", "pass", "episodes: ValueError: agent_0, agent_1: `agents` and the ends that"),
+    ("environment", "over = self.steps == self.length", "over = False", "episodes: an episode of drawn actions is not"),
+    (
+        "scheduler",
+        "stop if stop < self.total_steps else None",
+        "stop",
+        "stops: next_stop(75000) is 100000, expected more",
+    ),
+    ("scheduler", "frozenset(stop)", "frozenset(trials)", "verdicts: "),
+    ("scheduler", "frozenset(go)", "frozenset()", "end: 1 at a time: trials ["),
+    (
+        "scheduler",
+        "best - self.settings.margin",
+        "vars(self).setdefault('a', trial.scores[trial.at])",
+        "memory: the sch",
+    ),
+    ("tracker", "if math.isfinite(value)", "if 1 / value", "rows: "),
+    ("tracker", "def end(self", "def close(self", "rows: AttributeError: 'MyTracker' object has no attribute 'end'"),
+    ("benchmark", "if word not in", "if word in", "references: no reference of 'colours' passes"),
+    ("benchmark", "(not missing, f", "(True, f", "empty answers: an empty answer to 'colours' passes"),
+    ("engine", "policy.logits(states)", "0.5 * policy.logits(states)", "log-probabilities: response 0: a log-prob"),
+    ("engine", "(seed, [prompt.stream]", "(0, [prompt.stream]", "streams: another seed gives the same responses"),
+    ("engine", "check_prompts(prompts,", "(lambda *_: 0)(prompts,", "prompts: "),
+    ("engine", "policy.version)", "0)", "weights: response 0: version is 0, expected the policy's, 1"),
+]
+CLASSES = {"benchmark": "MY_BENCHMARK"}
+SETTINGS = {"scheduler": ["interval=25000", "margin=100"]}
+
+
+@pytest.mark.parametrize(("kind", "line", "wrong", "failure"), MISTAKES)
+def test_a_mistake_is_found(inside: Path, kind: str, line: str, wrong: str, failure: str) -> None:
+    text = (inside / f"my_{kind}.py").read_text()
     assert line in text
-    (inside / "wrong_environment.py").write_text(text.replace(line, wrong))
-    sys.modules.pop("wrong_environment", None)
-    bad = CliRunner().invoke(app, ["check", "plugin", "environment", "wrong_environment:MyEnvironment"])
-    assert bad.exit_code == 1
+    (inside / f"wrong_{kind}.py").write_text(text.replace(line, wrong))
+    sys.modules.pop(f"wrong_{kind}", None)
+    name = CLASSES.get(kind, f"My{kind.capitalize()}")
+    bad = CliRunner().invoke(app, ["check", "plugin", kind, f"wrong_{kind}:{name}", *SETTINGS.get(kind, ())])
+    assert bad.exit_code == 1, bad.output or bad.exception
     assert f"failed  {failure}" in bad.output

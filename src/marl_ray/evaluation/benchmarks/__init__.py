@@ -3,7 +3,7 @@
 import re
 
 from marl_ray.config.run.sections import NAME_PATTERN
-from marl_ray.envs.text.record_files import FileRow
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     KINDS,
@@ -47,5 +47,6 @@ __all__ = [
     "Verdicts",
     "benchmark",
     "program_of",
+    "read_record",
     "unique",
 ]
