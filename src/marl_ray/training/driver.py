@@ -169,8 +169,8 @@ def train(config: RunConfig) -> RunResult:
                 log.close(LEAVE_S if status == "KILLED" else DRAIN_S)
             if queue is not None:
                 queue.shutdown(force=True)
-            for sink in sinks.values():
-                _end(sink, status)
+            for name, sink in sinks.items():
+                _end(name, sink, status)
             if status != "KILLED":
                 tracker.end(status)
             elif not within(LEAVE_S, lambda: tracker.end(status)):
@@ -245,11 +245,17 @@ def _say(config: RunConfig, text: str) -> None:
     print(f"{config.name}: {text}", file=sys.stderr, flush=True)
 
 
-def _end(sink: Sink, status: str) -> None:
-    try:
-        sink.end(status)
-    except Exception as error:  # an error of a tracker does not make the run fail
-        print(f"tracking.also: {one_line(error)}", file=sys.stderr)
+def _end(name: str, sink: Sink, status: str) -> None:
+    """End a sink. Neither an error of a tracker nor one that does not end makes the run fail."""
+
+    def end() -> None:
+        try:
+            sink.end(status)
+        except Exception as error:
+            print(f"tracking.also: {name}: {one_line(error)}", file=sys.stderr)
+
+    if not within(DRAIN_S, end):
+        print(f"tracking.also: {name} did not end within {DRAIN_S:g} s", file=sys.stderr)
 
 
 def _finish(config: RunConfig, tracker: Tracker, result: Any, filesystem: fs.FileSystem, folder: str) -> RunResult:
