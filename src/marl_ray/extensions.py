@@ -7,16 +7,18 @@ An entry point is a line of a package's own `pyproject.toml`, in the group `marl
 """
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 
 REFERENCE = "package.module:NAME"
 """The form in which a config names any object."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,15 @@ ENVIRONMENT = ExtensionPoint(
     },
 )
 """A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""
+TOOL = ExtensionPoint(
+    "tool",
+    {
+        "answer": "marl_ray.agents.builtin.answer:FinalAnswer",
+        "code_interpreter": "marl_ray.agents.builtin.code_interpreter:CodeInterpreter",
+        "google_search_serper": "marl_ray.agents.builtin.search:GoogleSearchSerper",
+    },
+)
+"""A typed function, or a class whose instances are called; see `marl_ray.agents.tools.make_tool`."""
 BENCHMARK = ExtensionPoint(
     "benchmark",
     {
@@ -142,7 +153,7 @@ ENGINE = ExtensionPoint(
     },
 )
 """A callable of a `TokenPolicy` that returns a `marl_ray.policies.engines.base.Engine`."""
-POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
+POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, TOOL, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
 """Every kind of extension."""
 
 
@@ -163,6 +174,30 @@ def imported(reference: str) -> Any:
             raise MarlRayError(f"{part!r} of {reference!r} is not in the module{did_you_mean(part, dir(target))}")
         target = getattr(target, part)
     return target
+
+
+def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:
+    """The instance of a class, or the result of a function, for the options of a config.
+
+    Raises MarlRayError for an option that it does not have, and where it rejects what an option says.
+    """
+    check_options(name, make, options)
+    try:
+        return make(**options)
+    except (TypeError, ValueError, KeyError, OSError) as error:
+        raise MarlRayError(f"{name} rejected {dict(options)} ({one_line(error)})") from error
+
+
+def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], *given: str) -> None:
+    """Raise MarlRayError for an option that is no parameter of the function, or one of those that others give it."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.name not in given]
+    for option in options:
+        if option not in known:
+            expected = did_you_mean(str(option), known) if known else "; it has no options"
+            raise MarlRayError(f"{name} has no option {str(option)!r}{expected}")
 
 
 @cache

@@ -243,7 +243,7 @@ def test_when_answers_are_the_same(given: str, wanted: str, same: bool) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"tools": ["google_search"]}, "tools: no tool 'google_search'; did you mean google_search_serper?"),
+        ({"tools": ["google_search"]}, "tools: 'google_search' is unknown; did you mean google_search_serper"),
         ({"tools": []}, "kinds: none can be answered with these tools"),
         ({"tools": OFFLINE, "kinds": ["arithmetic"]}, "kinds: arithmetic cannot be answered"),
         ({"tools": OFFLINE, "kinds": ["two_step"], "max_turns": 2}, "kinds: two_step cannot be answered"),
