@@ -100,6 +100,18 @@ ENVIRONMENT = ExtensionPoint(
     },
 )
 """A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""
+REWARD = ExtensionPoint(
+    "reward",
+    {
+        "solved": "marl_ray.rewards.answers:Solved",
+        "math_answer": "marl_ray.rewards.answers:MathAnswer",
+        "short_answer": "marl_ray.rewards.answers:ShortAnswer",
+        "exact_match": "marl_ray.rewards.answers:ExactMatch",
+        "code_tests": "marl_ray.rewards.code:CodeTests",
+        "llm_judge": "marl_ray.rewards.judge.llm_judge:LLMJudge",
+    },
+)
+"""A function of (prompt, answer, task), or a class whose instances are called so; see `marl_ray.rewards.paying.Reward`."""
 TOOL = ExtensionPoint(
     "tool",
     {
@@ -153,7 +165,7 @@ ENGINE = ExtensionPoint(
     },
 )
 """A callable of a `TokenPolicy` that returns a `marl_ray.policies.engines.base.Engine`."""
-POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, TOOL, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
+POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, REWARD, TOOL, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
 """Every kind of extension."""
 
 

@@ -170,7 +170,7 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
             raise MarlRayError(f"{name!r} is not callable")
         if not inspect.isclass(target):
             check_options(name, target, options, "deadline")
-        instance = make_from_options(name, target, options) if inspect.isclass(target) else None
+        instance: Any = make_from_options(name, target, options) if inspect.isclass(target) else None
     except MarlRayError as error:
         raise MarlRayError(f"tools: {error}") from error
     if instance is None:

@@ -69,6 +69,9 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
 
     run = load_config(RunConfig, config, overrides or ())
     if dry_run:
+        from marl_ray.envs.registry import check_reward, make_env
+
+        check_reward(make_env(run.env, run.constraints))
         _print_config(run)
         return
     outcome = _train_here(run)

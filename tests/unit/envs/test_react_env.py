@@ -14,8 +14,9 @@ from marl_ray.agents.made_up_country import KINDS
 from marl_ray.agents.tools import make_tool
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.envs.text.react import MADE_UP, SEARCH, React, same_answer
+from marl_ray.envs.text.react import MADE_UP, SEARCH, React
 from marl_ray.errors import MarlRayError
+from marl_ray.rewards.answers import same_answer
 
 OFFLINE = {SEARCH: {"corpus": "towns"}}
 needs_sandbox = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
