@@ -1,5 +1,6 @@
 """Rewards by name and by `package.module:NAME`: what is refused before a run, and what an answer may not break."""
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from marl_ray.cli import main
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import check_reward, make_env
 from marl_ray.envs.text.math import MathTasks
@@ -219,6 +221,33 @@ def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog: py
 def test_a_reward_ends_a_run_only_with_the_error_that_users_see() -> None:
     with pytest.raises(MarlRayError, match="the service of our reward is gone"):
         play("own_rewards:stops", "abc")
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        (
+            {"reward": "own_rewards:shrt"},
+            "reward: 'shrt' of 'own_rewards:shrt' is not in the module; did you mean short?",
+        ),
+        ({"reward": {"own_rewards:short": {"per_char": 1}}}, "has no option 'per_char'; did you mean per_character?"),
+        ({"reward": "own_rewards:nothing"}, "reward: own_rewards:nothing fails on the answer"),
+        ({"reward": "own_rewards:short"}, ""),
+    ],
+)
+def test_a_dry_run_refuses_a_reward(
+    kwargs: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solver = {"model": {"preset": "tiny-0.2m", "context": 64}, "generation": {"max_tokens": 6}}
+    train = {"env_copies": 8, "group_size": 4, "horizon": 1}
+    run = {"name": "r", "algorithm": "grpo", "env": {"id": "math", "kwargs": kwargs}, "team": {"solver": solver}}
+    (tmp_path / "run.yaml").write_text(json.dumps({**run, "train": train}))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "run.yaml"), "--dry-run"])
+    printed = capsys.readouterr()
+    assert (ended.value.code or 0) == (2 if words else 0)
+    assert words in printed.err if words else "own_rewards:short" in printed.out
 
 
 def test_a_built_in_is_not_asked_before_a_run() -> None:
