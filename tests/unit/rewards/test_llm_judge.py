@@ -36,6 +36,13 @@ def completion(text: str, read: int = 100, written: int = 20) -> dict[str, Any]:
     return {"id": "c", "object": "chat.completion", "model": "m", "choices": [message], "usage": usage}
 
 
+class Server(ThreadingHTTPServer):
+    """Many clients may connect at once."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+
 @dataclass
 class Service:
     """A server's replies, one after the other (the last for good), and the requests that it read."""
@@ -67,8 +74,7 @@ def serving(*replies: tuple[int, Any]) -> Iterator[Service]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     service.url = f"http://127.0.0.1:{server.server_address[1]}/v1"

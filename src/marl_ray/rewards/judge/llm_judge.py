@@ -42,14 +42,14 @@ class LLMJudge:
         offline: bool = False,
         cache: str | None = None,
         deadline_s: float = 60.0,
-        retries: int = 3,
+        retries: int = 6,
         concurrency: int = 16,
         limit: float | None = None,
         input_price: float | None = None,
         output_price: float | None = None,
         when_spent: str = "error",
         fallback: float = 0.0,
-        most_failures: int = 20,
+        most_failures: int = 50,
     ):
         """ValueError or MarlRayError naming the option."""
         wrong = {
