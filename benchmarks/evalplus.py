@@ -17,7 +17,7 @@ from typing import Any
 
 from judge_agreement import RESULTS, mutants
 
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Mode, ModelAnswer, Problem
+from marl_ray.evaluation.benchmarks import Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.scoring.local_scoring import make_pool
 from marl_ray.sandbox import Level, Pool
@@ -46,7 +46,7 @@ def scored(pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float
 
 def measured(name: str, path: Path, workers: int) -> dict[str, Any]:
     """References and mutants of one benchmark."""
-    data = load(BENCHMARKS[name], str(path))
+    data = load(benchmark(name), str(path))
     references = [(problem, problem.references[0]) for problem in data.problems]
     changed = [(problem, text) for problem, whole in references for text in mutants(whole, MUTANTS, problem.task_id)]
     row: dict[str, Any] = {"variant": data.variant}
@@ -54,7 +54,7 @@ def measured(name: str, path: Path, workers: int) -> dict[str, Any]:
         row["level"] = pool.level.name.lower()
         for what, programs in (("references", references), ("mutants", changed)):
             begin = time.perf_counter()
-            found = scored(pool, programs, BENCHMARKS[name].timeout_s, workers)
+            found = scored(pool, programs, benchmark(name).timeout_s, workers)
             row[what] = {
                 "programs": len(found),
                 "seconds": time.perf_counter() - begin,

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.evaluation.benchmarks import BENCHMARKS
+from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.benchmarks.humaneval import HumanEvalProblem
 from marl_ray.evaluation.benchmarks.mbpp import MbppProblem
 from marl_ray.evaluation.data_files import load
@@ -120,9 +120,9 @@ def mutants(code: str, count: int, seed: str) -> Iterator[str]:
 def programs(data: Path) -> Iterator[Program]:
     """References and mutants of all benchmarks."""
     for name, file in FILES.items():
-        for problem in load(BENCHMARKS[name], str(data / file)).problems:
+        for problem in load(benchmark(name), str(data / file)).problems:
             (reference,) = problem.references
-            timeout = BENCHMARKS[name].timeout_s
+            timeout = benchmark(name).timeout_s
             if isinstance(problem, HumanEvalProblem):
                 parts = (problem.test, problem.entry_point, timeout, reference)
                 yield Program(

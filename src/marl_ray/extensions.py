@@ -7,16 +7,18 @@ An entry point is a line of a package's own `pyproject.toml`, in the group `marl
 """
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 
 REFERENCE = "package.module:NAME"
 """The form in which a config names any object."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,72 @@ ENVIRONMENT = ExtensionPoint(
     },
 )
 """A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""
-POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT)}
+REWARD = ExtensionPoint(
+    "reward",
+    {
+        "solved": "marl_ray.rewards.answers:Solved",
+        "math_answer": "marl_ray.rewards.answers:MathAnswer",
+        "short_answer": "marl_ray.rewards.answers:ShortAnswer",
+        "exact_match": "marl_ray.rewards.answers:ExactMatch",
+        "code_tests": "marl_ray.rewards.code:CodeTests",
+        "llm_judge": "marl_ray.rewards.judge.llm_judge:LLMJudge",
+    },
+)
+"""A function of (prompt, answer, task), or a class whose instances are called so; see `marl_ray.rewards.paying.Reward`."""
+TOOL = ExtensionPoint(
+    "tool",
+    {
+        "answer": "marl_ray.agents.builtin.answer:FinalAnswer",
+        "code_interpreter": "marl_ray.agents.builtin.code_interpreter:CodeInterpreter",
+        "google_search_serper": "marl_ray.agents.builtin.search:GoogleSearchSerper",
+    },
+)
+"""A typed function, or a class whose instances are called; see `marl_ray.agents.tools.make_tool`."""
+BENCHMARK = ExtensionPoint(
+    "benchmark",
+    {
+        "humaneval": "marl_ray.evaluation.benchmarks.humaneval:HUMANEVAL",
+        "humaneval_plus": "marl_ray.evaluation.benchmarks.evalplus:HUMANEVAL_PLUS",
+        "mbpp": "marl_ray.evaluation.benchmarks.mbpp:MBPP",
+        "mbpp-sanitized": "marl_ray.evaluation.benchmarks.mbpp:MBPP_SANITIZED",
+        "mbpp_plus": "marl_ray.evaluation.benchmarks.evalplus:MBPP_PLUS",
+        "bigcodebench-complete": "marl_ray.evaluation.benchmarks.bigcodebench:COMPLETE",
+        "bigcodebench-instruct": "marl_ray.evaluation.benchmarks.bigcodebench:INSTRUCT",
+        "codecontests": "marl_ray.evaluation.benchmarks.codecontests:CODECONTESTS",
+        "jsonl": "marl_ray.evaluation.benchmarks.jsonl:JSONL",
+        "math": "marl_ray.evaluation.benchmarks.math:MATH",
+    },
+)
+"""See `marl_ray.evaluation.benchmarks.Benchmark`."""
+SCHEDULER = ExtensionPoint(
+    "scheduler",
+    {
+        "fifo": "marl_ray.tuning.search.schedulers.fifo:FifoScheduler",
+        "asha": "marl_ray.tuning.search.schedulers.asha:AshaScheduler",
+        "median": "marl_ray.tuning.search.schedulers.median:MedianScheduler",
+        "pbt": "marl_ray.tuning.search.schedulers.pbt:PbtScheduler",
+        "pb2": "marl_ray.tuning.search.schedulers.pb2:Pb2Scheduler",
+    },
+)
+"""See `marl_ray.tuning.search.schedulers.Scheduler`, a class with `Settings`."""
+TRACKER = ExtensionPoint(
+    "tracker",
+    {
+        "tensorboard": "marl_ray.training.tracking.other_sinks:TensorBoard",
+        "wandb": "marl_ray.training.tracking.other_sinks:WeightsAndBiases",
+    },
+)
+"""A callable of the run's config and id that returns a `marl_ray.training.tracking.other_sinks.Sink`."""
+ENGINE = ExtensionPoint(
+    "engine",
+    {
+        "torch": "marl_ray.policies.engines.torch_engine:TorchEngine",
+        "transformers": "marl_ray.policies.engines.transformers_engine:PagedEngine",
+        "vllm": "marl_ray.policies.engines.vllm_engine:VllmEngine",
+    },
+)
+"""A callable of a `TokenPolicy` that returns a `marl_ray.policies.engines.base.Engine`."""
+POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, REWARD, TOOL, BENCHMARK, SCHEDULER, TRACKER, ENGINE)}
 """Every kind of extension."""
 
 
@@ -119,6 +186,30 @@ def imported(reference: str) -> Any:
             raise MarlRayError(f"{part!r} of {reference!r} is not in the module{did_you_mean(part, dir(target))}")
         target = getattr(target, part)
     return target
+
+
+def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:
+    """The instance of a class, or the result of a function, for the options of a config.
+
+    Raises MarlRayError for an option that it does not have, and where it rejects what an option says.
+    """
+    check_options(name, make, options)
+    try:
+        return make(**options)
+    except (TypeError, ValueError, KeyError, OSError) as error:
+        raise MarlRayError(f"{name} rejected {dict(options)} ({one_line(error)})") from error
+
+
+def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], *given: str) -> None:
+    """Raise MarlRayError for an option that is no parameter of the function, or one of those that others give it."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.name not in given]
+    for option in options:
+        if option not in known:
+            expected = did_you_mean(str(option), known) if known else "; it has no options"
+            raise MarlRayError(f"{name} has no option {str(option)!r}{expected}")
 
 
 @cache

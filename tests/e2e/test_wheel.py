@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from marl_ray.extensions import POINTS
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
 """Longest wait for a command; each takes a few seconds."""
@@ -77,6 +79,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path) 
     }
     assert sources == {name for name in held if name.startswith("marl_ray/")}
     assert {"marl_ray/cluster/lint/kuberay-v1.7.0.json", "marl_ray/serving/pages/style.css"} < sources
+    assert {f"marl_ray/templates/{kind}/NAME.py.j2" for kind in POINTS} < sources
     assert any(name.endswith("licenses/LICENSE") for name in held)
     assert "License-Expression: Apache-2.0" in metadata
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow, ModelAnswer, Problem
+from marl_ray.evaluation.benchmarks import FileRow, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.codecontests import ContestProblem
 from marl_ray.evaluation.data_files import ANY, load
 from marl_ray.evaluation.scoring.local_scoring import MAX_SOURCE_BYTES, ScoringJob, make_pool, score
@@ -32,7 +32,7 @@ FILES = {
 
 
 def problems(name: str, split: str | None = None, file: str | None = None) -> dict[str, Problem]:
-    data = load(BENCHMARKS[name], str(FIXTURES / (file or FILES[name])), split, ANY)
+    data = load(benchmark(name), str(FIXTURES / (file or FILES[name])), split, ANY)
     return {problem.task_id: problem for problem in data.problems}
 
 
@@ -151,7 +151,7 @@ def test_an_mbpp_completion_ends_at_the_stop_word(pool):
 
 
 def test_mbpp_tests_that_hand_over_objects_are_left_to_the_official_mode(pool):
-    data = load(BENCHMARKS["mbpp"], str(FIXTURES / "mbpp.jsonl"), sha256=ANY)
+    data = load(benchmark("mbpp"), str(FIXTURES / "mbpp.jsonl"), sha256=ANY)
     own = problems("mbpp")["Mbpp/12"]
     passed, row = judged(pool, own, own.references[0])
     assert passed == {"official": True, "hardened": False}
@@ -220,9 +220,7 @@ def test_hardened_evalplus_is_not_forged(pool, body):
 
 def test_a_reference_that_fails_decides_about_no_sample(pool):
     row = json.loads((FIXTURES / "humaneval_plus.jsonl").read_text().splitlines()[0])
-    problem = BENCHMARKS["humaneval_plus"].parse([FileRow("f:1", row | {"canonical_solution": "    return 1 / 0\n"})])[
-        0
-    ]
+    problem = benchmark("humaneval_plus").parse([FileRow("f:1", row | {"canonical_solution": "    return 1 / 0\n"})])[0]
     with pytest.raises(
         MarlRayError, match=r"^HumanEval/900: its reference fails on its base inputs here \(ZeroDiv[^\n]*\)$"
     ):
@@ -356,7 +354,7 @@ def shared(name: str) -> str:
 )
 def test_the_real_files_are_known_and_have_their_sizes(name, file, sizes):
     path = shared(file)
-    assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in BENCHMARKS[name].known
-    assert {split: len(load(BENCHMARKS[name], path, split).problems) for split in sizes} == sizes
+    assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in benchmark(name).known
+    assert {split: len(load(benchmark(name), path, split).problems) for split in sizes} == sizes
     for split in sizes:
-        assert BENCHMARKS[name].title in load(BENCHMARKS[name], path, split).variant
+        assert benchmark(name).title in load(benchmark(name), path, split).variant

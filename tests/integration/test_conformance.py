@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from marl_ray.cli import app
 from marl_ray.config import SPECS
-from marl_ray.conformance import properties, truth
-from marl_ray.conformance.check import check_algorithm
-from marl_ray.conformance.games import SIGNALS, STATES, GameRules, TinyGame
-from marl_ray.conformance.trial import GridPoint
+from marl_ray.conformance.algorithm import properties, truth
+from marl_ray.conformance.algorithm.check import check_algorithm
+from marl_ray.conformance.algorithm.games import SIGNALS, STATES, GameRules, TinyGame
+from marl_ray.conformance.algorithm.trial import GridPoint
 from marl_ray.training.single_process import process_group
 
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
@@ -19,9 +19,7 @@ UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0
 
 @pytest.mark.parametrize("algorithm", [name for name, spec in SPECS.items() if not spec.pairs])
 def test_every_algorithm_does_what_its_formulas_say(algorithm: str) -> None:
-    lines: list[str] = []
-    check_algorithm(algorithm, lines.append)
-    assert [line for line in lines if " passed: " not in line] == []
+    assert [each for each in check_algorithm(algorithm) if each.failure] == []
 
 
 @pytest.mark.parametrize(
@@ -44,11 +42,11 @@ def test_a_mistake_is_found(name: str, check: Callable[[str, GridPoint], str | N
 def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differs() -> None:
     good = CliRunner().invoke(app, ["algorithms", "check", "reinforce_pp"])
     assert good.exit_code == 0
-    assert all(" passed: " in line for line in good.output.splitlines())
+    assert all(line.startswith("ok  ") for line in good.output.splitlines())
     bad = CliRunner().invoke(app, ["algorithms", "check", "toys.broken_algorithms:RAISES"])
     assert bad.exit_code == 1
-    assert "reward gradient     TypeError: unsupported operand\n" in bad.output
-    assert "refusals            passed: " in bad.output
+    assert "failed  reward gradient: TypeError: unsupported operand\n" in bad.output
+    assert "ok      refusals: " in bad.output
 
 
 def test_truth_of_the_smallest_game_by_hand() -> None:

@@ -10,7 +10,7 @@ from marl_ray.cli import main
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS
+from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.writing.ray_writing import ray_writers
 from marl_ray.evaluation.writing.requests import WritingRequest
@@ -84,12 +84,12 @@ def test_mistakes_are_one_line_and_status_2(
 
 
 def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str) -> None:
-    problems = load(BENCHMARKS["jsonl"], str(DATA)).problems
+    problems = load(benchmark("jsonl"), str(DATA)).problems
     request, jobs = (
         WritingRequest(team, num_samples=2),
         [(problem, sample) for problem in problems for sample in range(2)],
     )
-    here = Writer(request, BENCHMARKS["jsonl"])
+    here = Writer(request, benchmark("jsonl"))
     with ray_writers(request, "jsonl") as source:
         assert source.manifest(problems) == here.manifest(problems)
         rows = [row for batch in source.write(jobs) for row in batch]

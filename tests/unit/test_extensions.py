@@ -1,14 +1,27 @@
 """Built-ins, entry points of installed packages and `package.module:NAME` come through one door."""
 
+import pickle
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from marl_ray import extensions
 from marl_ray.algorithms import algorithm_of
+from marl_ray.config import ModelConfig, RunConfig, parse_config
+from marl_ray.config.serving.arms import ArmConfig
+from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.extensions import ALGORITHM, ENVIRONMENT, ExtensionPoint
+from marl_ray.evaluation.benchmarks import benchmark
+from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT, ExtensionPoint
+from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.sampler import make_engine
+from marl_ray.policies.language.token_policy import build_token_policy
+from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
+from marl_ray.tuning.search.schedulers import make_scheduler
 
 
 @pytest.fixture
@@ -45,4 +58,136 @@ def test_a_name_that_two_packages_claim_is_refused_with_both(installed: Path) ->
 @pytest.mark.parametrize("point", extensions.POINTS.values(), ids=lambda point: point.kind)
 def test_every_built_in_is_where_its_extension_point_says(point: ExtensionPoint) -> None:
     for name in point.builtins:
-        assert callable(point.load(name)) or point is ALGORITHM
+        assert callable(point.load(name)) or point in (ALGORITHM, BENCHMARK)
+
+
+PARTS = """
+from marl_ray.config.schedulers import SchedulerSettings
+from marl_ray.evaluation.benchmarks.humaneval import HUMANEVAL as OWN_BENCHMARK
+from marl_ray.policies.engines.torch_engine import TorchEngine as OwnEngine
+from marl_ray.training.tracking.other_sinks import TensorBoard as OwnTracker
+from marl_ray.tuning.search.schedulers.fifo import FifoScheduler
+
+
+class OwnSettings(SchedulerSettings):
+    patience: int = 3
+
+
+class OwnScheduler(FifoScheduler):
+    Settings = OwnSettings
+
+    def __init__(self, settings, sweep, total_steps):
+        if settings.patience > total_steps:
+            raise ValueError("patience: more than the steps of a run")
+
+
+class NoScheduler:
+    pass
+"""
+POINTS_OF_PARTS = "".join(
+    f"[marl_ray.{kind}s]\nown_{kind} = own_parts:{name}\n"
+    for kind, name in {
+        "benchmark": "OWN_BENCHMARK",
+        "scheduler": "OwnScheduler",
+        "tracker": "OwnTracker",
+        "engine": "OwnEngine",
+    }.items()
+)
+MODEL = {"preset": "tiny-0.2m", "context": 128}
+
+
+@pytest.fixture
+def parts(installed: Path) -> Iterator[Path]:
+    """An installed package that ships a part of each kind."""
+    (installed / "own_parts.py").write_text(PARTS)
+    install(installed, "parts", POINTS_OF_PARTS)
+    yield installed
+    sys.modules.pop("own_parts", None)
+
+
+def run_of(engine: str = "torch", **keys: Any) -> RunConfig:
+    team = {"solver": {"model": MODEL, "generation": {"engine": engine}}}
+    data = {"name": "r", "algorithm": "reinforce_pp", "env": {"id": "math"}, "team": team, **keys}
+    return parse_config(RunConfig, data)
+
+
+def sweep_of(scheduler: Any) -> SweepConfig:
+    run = {"env": {"id": "budget_dag"}, "train": {"total_steps": 1000}}
+    data = {"name": "s", "run": run, "space": {"hyper.lr": {"grid": [0.1, 0.2]}}, "scheduler": scheduler}
+    return parse_config(SweepConfig, data)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("own_benchmark", "own_benchmark"), ("own_parts:OWN_BENCHMARK",) * 2])
+def test_a_run_is_measured_on_a_benchmark_of_a_package(parts: Path, name: str, metric: str) -> None:
+    config = run_of(evaluation={"benchmarks": [{"name": name, "data": "x.jsonl"}]})
+    assert config.evaluation.benchmarks[0].metric == metric.replace(":", ".")
+    assert benchmark(name) is benchmark("humaneval")
+
+
+@pytest.mark.parametrize("name", ["own_tracker", "own_parts:OwnTracker"])
+def test_a_run_logs_to_a_tracker_of_a_package(parts: Path, tmp_path: Path, name: str) -> None:
+    config = run_of(storage=str(tmp_path), tracking={"also": [name, "tensorboard"]})
+    sinks = open_sinks(config, "id")
+    assert list(sinks) == [name, "tensorboard"] and type(sinks[name]) is type(sinks["tensorboard"])
+    for sink in sinks.values():
+        sink.end("FINISHED")
+    with pytest.raises(MarlRayError, match=r"^tracking.also: tensorboard writes to a local folder or s3://"):
+        check_sinks(run_of(storage="hdfs://there", tracking={"also": [name]}))
+
+
+@pytest.mark.parametrize("name", ["own_engine", "own_parts:OwnEngine"])
+def test_a_policy_samples_with_an_engine_of_a_package(parts: Path, name: str) -> None:
+    generation = run_of(name).team["solver"].generation
+    policy = build_token_policy(ModelConfig.model_validate(MODEL), generation, 0)
+    assert type(make_engine(policy)).__name__ == "TorchEngine"
+    assert len(make_engine(policy).generate([Prompt((65,), 0)], 0)) == 1
+
+
+@pytest.mark.parametrize("kind", ["own_scheduler", "own_parts:OwnScheduler"])
+def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Path, kind: str) -> None:
+    config = sweep_of({"kind": kind, "patience": 5})
+    assert config.resolved()["scheduler"] == {"kind": kind, "patience": 5}
+    assert type(make_scheduler(config, 1000)).__name__ == "OwnScheduler"
+    assert parse_config(SweepConfig, config.resolved()) == config and pickle.loads(pickle.dumps(config)) == config
+    assert sweep_of(kind).resolved()["scheduler"]["patience"] == 3
+    with pytest.raises(MarlRayError, match=rf"scheduler: {kind} refuses the sweep: patience: more than the steps"):
+        make_scheduler(sweep_of({"kind": kind, "patience": 5000}), 1000)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: run_of("vlm"), r"team.solver.generation.engine: 'vlm' is unknown; did you mean vllm\?"),
+        (
+            lambda: run_of("own_parts:Nothing"),
+            r"generation.engine: 'Nothing' of 'own_parts:Nothing' is not in the module",
+        ),
+        (
+            lambda: run_of("own_engine", resources={"engines": 1}),
+            r"resources.engines=1: expected a policy with generation.engine: vllm",
+        ),
+        (lambda: ArmConfig(bundle="b", engine="own_parts:OwnEngine"), r"engine\n.*Input should be 'torch' or 'vllm'"),
+        (lambda: run_of(tracking={"also": ["wandbb"]}), r"tracking.also.0: 'wandbb' is unknown; did you mean wandb\?"),
+        (
+            lambda: run_of(evaluation={"benchmarks": ["no_such_module:X"]}),
+            r"evaluation.benchmarks.0.name: cannot import 'no_such_module'",
+        ),
+        (
+            lambda: run_of(evaluation={"benchmarks": [{"name": "codecontests", "data": "x"}]}),
+            r"name: codecontests is scored by `marl-ray evaluate` alone",
+        ),
+        (lambda: benchmark("own_parts:OwnEngine"), r"'own_parts:OwnEngine' is of type .*, expected a Benchmark"),
+        (lambda: sweep_of("ashaa"), r"scheduler: 'ashaa' is unknown; did you mean asha\?"),
+        (lambda: sweep_of({"kind": "own_scheduler", "patient": 1}), r"unknown key 'scheduler.patient'"),
+        (
+            lambda: sweep_of({"kind": "own_scheduler", "patience": "x"}),
+            r"scheduler.patience: Input should be",
+        ),
+        (lambda: sweep_of("own_parts:NoScheduler"), r"'own_parts:NoScheduler' has no class `Settings`"),
+    ],
+)
+def test_what_is_wrong_with_a_part_is_said_before_anything_starts(
+    parts: Path, make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises((MarlRayError, ValidationError), match=message):
+        make()

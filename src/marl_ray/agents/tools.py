@@ -1,8 +1,6 @@
-"""Tools that language agents call, by name; users' own tools by `package.module:callable`."""
+"""Tools that language agents call: typed functions, and classes whose instances are called."""
 
-import difflib
 import functools
-import importlib
 import inspect
 import queue
 import re
@@ -11,7 +9,7 @@ import time
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypeVar
+from typing import Any, NotRequired
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
@@ -19,15 +17,14 @@ from typing_extensions import TypedDict  # pydantic wants this one below Python 
 
 from marl_ray.agents.errors import ToolTimeout, WrongArguments
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.sandbox import Limits, Status
-from marl_ray.sandbox.client.shared_pool import shared_pool
+from marl_ray.extensions import TOOL, check_options, make_from_options
 
 MOST_ABANDONED = 64
 """Most calls of one tool at a time, including those whose caller no longer waits."""
-LEAST_MEMORY = 1 << 26
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-T = TypeVar("T")
+_OF_CLASSES = ("ends", "bounded", "prepare")
+"""Fields of `Tool` that a class says of its instances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,46 +140,6 @@ def tool_of(
     )
 
 
-def answer(answer: str) -> str:
-    """Gives the final answer and ends the episode."""
-    return answer
-
-
-def run_python(code: str, timeout_s: float, memory_bytes: int, output_characters: int) -> str:
-    """Run a program in the sandbox; returns its output and its error. Each program runs by itself and keeps nothing."""
-    ran = shared_pool().run(code, limits=Limits(cpu_s=timeout_s, memory_bytes=memory_bytes))
-    printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), output_characters)
-    if ran.status is Status.TIMEOUT:
-        return f"{printed}\nTimed out after {timeout_s:g} s.".strip()
-    if ran.status not in (Status.OK, Status.EXIT):
-        return f"{printed}\nEnded by the limits of the sandbox: {ran.status}.".strip()
-    return printed or "(no output)"
-
-
-def _code_interpreter(timeout_s: float = 3.0, memory_bytes: int = 1 << 28, output_characters: int = 1000) -> Tool:
-    if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY and output_characters > 0):
-        raise ValueError(f"expected positive numbers, and at least {LEAST_MEMORY} memory_bytes")
-    fixed = {"timeout_s": timeout_s, "memory_bytes": memory_bytes, "output_characters": output_characters}
-    description = "Runs a Python program and returns what it prints."
-    return tool_of(
-        run_python, name="code_interpreter", description=description, fixed=fixed, bounded=True, prepare=shared_pool
-    )
-
-
-def _google_search_serper(**options: Any) -> Tool:
-    from marl_ray.agents.search import search_function  # an HTTP client and numpy: only for those who search
-
-    return tool_of(search_function(**options))
-
-
-TOOLS: dict[str, Callable[..., Tool]] = {
-    "answer": lambda: tool_of(answer, ends=True, bounded=True),
-    "code_interpreter": _code_interpreter,
-    "google_search_serper": _google_search_serper,
-}
-"""Tool -> function that makes it from its options."""
-
-
 def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -> dict[str, Tool]:
     """Tools by name, from names or from names with options; `answer` is always among them.
 
@@ -201,39 +158,26 @@ def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -
 
 
 def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
-    """One tool: of `TOOLS`, or the function or class that `package.module:callable` names.
+    """The tool that a name of `extensions.TOOL` or `package.module:NAME` means; built-ins are made as users' are.
 
-    A function is the tool itself, and options are arguments that it always gets. A class is made with the options; its
-    `__call__` is the tool, its attribute `name` or its own name in small letters the tool's name.
+    A function is the tool itself, and options are arguments that it always gets. A class is made with the options, and its
+    `__call__` is the tool. It may have attributes of the names of `Tool`'s fields: `name` (its own name in small letters
+    where it has none), `ends`, `bounded`, `prepare`. Raises MarlRayError naming what is wrong.
     """
-    if name in TOOLS:
-        return _built(name, TOOLS[name], options)
-    if ":" not in name:
-        raise MarlRayError(f"tools: no tool {name!r}{_suggest(name)}")
-    module_name, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it loads
-        raise MarlRayError(
-            f"tools: cannot import {module_name!r} ({type(error).__name__}: {one_line(error)})"
-        ) from error
-    target = getattr(module, attribute, None)
-    if target is None:
-        raise MarlRayError(f"tools: {module_name} has no {attribute!r}")
-    if inspect.isclass(target):
-        instance: Any = _built(name, target, options)
-        tool_name = getattr(instance, "name", None) or target.__name__.lower()
-        return tool_of(instance, name=tool_name, description=inspect.getdoc(target))
-    if not callable(target):
-        raise MarlRayError(f"tools: {name!r} is not callable")
-    return tool_of(target, fixed=options)
-
-
-def _built(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:
-    try:
-        return make(**options)
-    except (TypeError, ValueError, KeyError, OSError) as error:
-        raise MarlRayError(f"tools: {name} rejected {dict(options)} ({one_line(error)})") from error
+        target = TOOL.load(name)
+        if not callable(target):
+            raise MarlRayError(f"{name!r} is not callable")
+        if not inspect.isclass(target):
+            check_options(name, target, options, "deadline")
+        instance: Any = make_from_options(name, target, options) if inspect.isclass(target) else None
+    except MarlRayError as error:
+        raise MarlRayError(f"tools: {error}") from error
+    if instance is None:
+        return tool_of(target, fixed=options)
+    tool_name = getattr(instance, "name", None) or target.__name__.lower()
+    how = {field: getattr(instance, field) for field in _OF_CLASSES if hasattr(instance, field)}
+    return tool_of(instance, name=tool_name, description=inspect.getdoc(target), **how)
 
 
 def cut(text: str, limit: int) -> str:
@@ -251,8 +195,3 @@ def cut(text: str, limit: int) -> str:
 def encodable(text: str) -> str:
     """The text with a question mark for each character that UTF-8 cannot hold."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _suggest(name: str) -> str:
-    close = difflib.get_close_matches(name, TOOLS, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(TOOLS)} or module:callable"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from marl_ray.cli import cluster, evaluation, experiments, serving, sweep
+from marl_ray.cli import cluster, evaluation, experiments, extensions, serving, sweep
 from marl_ray.cli.options import LOCAL_DASHBOARD, Address, Context, KubeRay, Namespace, SubmissionId
 from marl_ray.errors import MarlRayError
 
@@ -47,6 +47,7 @@ serving.register(app)
 cluster.register(app)
 experiments.register()
 evaluation.register(app)
+extensions.register(app)
 app.add_typer(submit_app, name="submit")
 sweep.register(app, submit_app)
 
@@ -68,6 +69,9 @@ def train(config: ConfigFile, overrides: Overrides = None, dry_run: DryRun = Fal
 
     run = load_config(RunConfig, config, overrides or ())
     if dry_run:
+        from marl_ray.envs.registry import check_reward, make_env
+
+        check_reward(make_env(run.env, run.constraints))
         _print_config(run)
         return
     outcome = _train_here(run)
@@ -168,18 +172,9 @@ def _language_defaults(spec: "Spec") -> dict[str, str]:
 
 def _check_algorithm(name: str | None) -> None:
     """Print a line for every property of an algorithm; exit with 1 if one does not hold."""
-    from marl_ray.config import spec_of
-
     if name is None:
         raise MarlRayError("algorithms check: expected the NAME of an algorithm")
-    try:
-        spec_of(name)
-    except MarlRayError as error:
-        raise MarlRayError(f"algorithm: {error}") from error
-    from marl_ray.conformance.check import check_algorithm
-
-    if not check_algorithm(name, print):
-        raise typer.Exit(1)
+    extensions.check_plugin("algorithm", name)
 
 
 @config_app.command("schema")

@@ -17,8 +17,7 @@ from marl_ray.errors import FieldError, MarlRayError
 
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
-    from marl_ray.evaluation.benchmarks import Benchmark
-    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan
+    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, ScoringTask
     from marl_ray.evaluation.scoring.local_scoring import Scorer
     from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
 
@@ -37,7 +36,7 @@ def evaluate(
         str,
         typer.Option(
             help="humaneval, humaneval_plus, mbpp, mbpp-sanitized, mbpp_plus, bigcodebench-complete, "
-            "bigcodebench-instruct, codecontests, math or jsonl:FILE."
+            "bigcodebench-instruct, codecontests, math, jsonl:FILE or package.module:NAME."
         ),
     ],
     samples: Annotated[
@@ -136,7 +135,7 @@ def evaluate(
             request, problems = WritingRequest(policy, default_uri(tracking_uri), **options_given), task.data.problems
             possible_ks({problem.task_id: request.num_samples for problem in problems}, options.ks, ())
             data_named = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
-            with _writers(request, task.benchmark, local) as source:
+            with _writers(request, task, local) as source:
                 folder, description = generate(source, request, problems, data_named, out, progress)
             planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = run(planned, _scorer(workers, planned, local), progress)
@@ -244,15 +243,15 @@ def _ray() -> Iterator[None]:
 
 
 @contextmanager
-def _writers(request: "WritingRequest", benchmark: "Benchmark", local: bool) -> Iterator["SampleWriter"]:
+def _writers(request: "WritingRequest", task: "ScoringTask", local: bool) -> Iterator["SampleWriter"]:
     if local:
         from marl_ray.evaluation.writing.writer import Writer
 
-        yield Writer(request, benchmark)
+        yield Writer(request, task.benchmark)
         return
     from marl_ray.evaluation.writing.ray_writing import ray_writers
 
-    with ray_writers(request, benchmark.name) as source:
+    with ray_writers(request, task.name) as source:
         yield source
 
 

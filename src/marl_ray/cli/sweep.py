@@ -101,9 +101,11 @@ def submit_sweep(
 def _list(loaded: "SweepConfig") -> None:
     """Print the configurations that would run; of an endless search the first ones."""
     from marl_ray.tuning.records import shown
+    from marl_ray.tuning.search.schedulers import make_scheduler
     from marl_ray.tuning.search.spaces import SEARCHES, check_space
 
     check_space(loaded)
+    make_scheduler(loaded, loaded.example().train.total_steps)
     search = SEARCHES[loaded.search.kind](loaded)
     most = loaded.budget.trials or (10**6 if loaded.search.kind == "grid" else 10)
     for number in range(most):

@@ -1,9 +1,13 @@
 """The base model of every config: unknown keys are refused, values are immutable."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import ErrorDetails
+
+from marl_ray.errors import MarlRayError
+from marl_ray.extensions import ExtensionPoint
 
 
 class Config(BaseModel):
@@ -19,3 +23,17 @@ class Config(BaseModel):
 def words(error: ErrorDetails) -> str:
     """The message of one of pydantic's errors, without the words that pydantic puts before a validator's own."""
     return str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+
+
+def known(point: ExtensionPoint) -> Callable[[str], str]:
+    """A validator of names of extensions: it takes the name of a built-in, or one whose object can be imported."""
+
+    def validate(name: str) -> str:
+        try:
+            if name not in point.builtins:  # built-ins are there, and what they import is large
+                point.load(name)
+        except MarlRayError as error:
+            raise ValueError(str(error)) from error
+        return name
+
+    return validate

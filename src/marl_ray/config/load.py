@@ -57,11 +57,10 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
     if not isinstance(data, Mapping):
         raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type(data).__name__}")
     try:
-        merged = json.loads(json.dumps(data, default=str))
+        plain = json.loads(json.dumps(data, default=str))
     except (TypeError, ValueError) as error:  # a YAML alias that contains itself, a key that is no text
         raise MarlRayError(f"{source}: not plain data: {one_line(error)}") from error
-    for override in overrides:
-        _apply(merged, override)
+    merged = with_overrides(plain, overrides)
     try:
         return model.model_validate(merged)
     except ValidationError as error:
@@ -69,6 +68,13 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
         key = ".".join(str(part) for part in first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise MarlRayError(f"{source}: {_explain(first, key)}{more}") from error
+
+
+def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The data with `dotted.key=value` overrides put into it. Raises MarlRayError naming the override."""
+    for override in overrides:
+        _apply(data, override)
+    return data
 
 
 def config_hash(config: Config) -> str:

@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -14,6 +14,7 @@ from marl_ray.config.load import parse_config, read_yaml
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import NAME_PATTERN
 from marl_ray.config.run.unread_knobs import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
+from marl_ray.config.schedulers import Fifo, SchedulerConfig
 from marl_ray.errors import MarlRayError
 
 OWNED = ("name", "seed", "storage", "tracking")
@@ -78,63 +79,6 @@ class SearchConfig(Config):
     """`tpe`: configurations drawn at random before the estimator is asked."""
 
 
-class Fifo(Config):
-    """Every configuration runs to its end."""
-
-    kind: Literal["fifo"] = "fifo"
-
-
-class Asha(Config):
-    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): all run to a first rung; the best go on."""
-
-    kind: Literal["asha"]
-    grace: PositiveInt
-    """Environment steps of the first rung."""
-    reduction: int = Field(3, ge=2)
-    """One of this many goes on at each rung, and the next rung has this many times the steps."""
-
-
-class Median(Config):
-    """Median stopping (Golovin et al. 2017): stopped when the best so far is below the median of the others' means."""
-
-    kind: Literal["median"]
-    grace: PositiveInt
-    """Environment steps before the first decision."""
-    interval: PositiveInt
-    """Environment steps between decisions."""
-    least: int = Field(3, ge=1)
-    """Configurations to compare with before any is stopped."""
-
-
-class Pbt(Config):
-    """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous: the worst take the weights and
-    optimiser state of the best, and perturbed hyper-parameters."""
-
-    kind: Literal["pbt"]
-    interval: PositiveInt
-    """Environment steps between exploits."""
-    quantile: float = Field(0.25, gt=0, le=0.5)
-    """Share of the population that is replaced, and that is copied from."""
-    resample: float = Field(0.25, ge=0, le=1)
-    """Probability that a hyper-parameter is drawn anew from the space, not perturbed."""
-    factors: tuple[PositiveFloat, PositiveFloat] = (0.8, 1.2)
-    """Two factors; a number is multiplied by one of them."""
-
-
-class Pb2(Config):
-    """Population-based bandits (Parker-Holder et al. 2020, arXiv 2002.02518): exploits as in PBT; the new
-    hyper-parameters maximise a time-varying Gaussian process's upper confidence bound. Numbers only."""
-
-    kind: Literal["pb2"]
-    interval: PositiveInt
-    """Environment steps between exploits."""
-    quantile: float = Field(0.25, gt=0, le=0.5)
-    """Share of the population that is replaced, and that is copied from."""
-
-
-SchedulerConfig = Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kind")]
-
-
 class MetricConfig(Config):
     """A metric that compares configurations: the interquartile mean over the seeds of a smoothed metric of the run."""
 
@@ -172,8 +116,8 @@ class SweepConfig(Config):
     """Dotted keys of the run config and their values."""
     search: SearchConfig = SearchConfig()
     scheduler: SchedulerConfig = Fifo()
-    """Rule by which configurations stop early or copy each other: `kind` is `fifo` (none does), `asha`, `median`, `pbt` or
-    `pb2`, and each kind has keys of its own."""
+    """Rule by which configurations stop early or copy each other: `kind` is `fifo` (none does), `asha`, `median`, `pbt`,
+    `pb2`, or `package.module:NAME` of a scheduler of your own; each kind has keys of its own."""
     seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1)
     """Seeds of every configuration: a list, or their number. They train side by side and count as one trial."""
     metric: tuple[MetricConfig, ...] = Field((MetricConfig(),), min_length=1)
@@ -224,7 +168,7 @@ class SweepConfig(Config):
         return self
 
     def _check_population(self) -> None:
-        if self.scheduler.kind not in ("pbt", "pb2"):
+        if not self.scheduler.hands_weights:
             return
         if self.search.kind != "grid" and self.budget.trials is None:
             raise ValueError(f"budget.trials: {self.scheduler.kind} needs it as the size of the population")

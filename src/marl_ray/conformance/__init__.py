@@ -1,1 +1,1 @@
-"""Conformance: checks an algorithm against its formulas on tiny games whose expectations are enumerated."""
+"""Conformance: checks the parts that users bring. A checker prints a line for every property."""

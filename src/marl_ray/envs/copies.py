@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
-from marl_ray.envs.registry import first_step, make_env
+from marl_ray.envs.registry import check_reward, first_step, make_env
 from marl_ray.errors import MarlRayError
 
 
@@ -34,10 +34,11 @@ def make_batch(
 def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> None:
     """Build the environment, reset and step it once, so that its compiled functions are on disk before workers need them.
 
-    Raises MarlRayError as `make_env` does, and if a reward of that step is not finite.
+    Raises MarlRayError as `make_env` and `check_reward` do, and if a reward of that step is not finite.
     """
     env = make_env(config, constraints)
     try:
+        check_reward(env)
         rewards, _ = first_step(env)
     finally:
         env.close()

@@ -42,6 +42,15 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
     return HardBudget(env, limits)
 
 
+def check_reward(env: Any) -> None:
+    """In an environment of texts, let a user's reward pay for an episode of drawn texts. MarlRayError if it fails."""
+    if is_text(env):
+        from marl_ray.envs.text.base import TextEnv
+
+        if isinstance(env, TextEnv):
+            env.check_reward()
+
+
 def is_text(env: Any) -> bool:
     """True if agents of the environment take turns, read texts and write texts."""
     from pettingzoo import AECEnv

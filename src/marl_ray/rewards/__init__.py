@@ -1,4 +1,4 @@
-"""Rewards for code and mathematics that language policies write. Runs without torch and Ray."""
+"""Rewards for the answers of language policies: code, mathematics, judges. Runs without torch and Ray."""
 
 from marl_ray.rewards.code import (
     CallTest,

@@ -5,8 +5,10 @@ episode shaping adds up to the last answer's public score, and no detour earns m
 programs that pass every hidden test, so a program earns neither by doing less than was asked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from marl_ray.config import CodeRewardConfig
 from marl_ray.rewards.call_tests import run_calls
@@ -14,9 +16,11 @@ from marl_ray.rewards.extraction import extract
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.rewards.style import style
 from marl_ray.sandbox import Limits, Pool, Status
+from marl_ray.sandbox.client.shared_pool import shared_pool
 
 CPU_NOISE_S = 0.01
 """Seconds added to both CPU times: a smaller difference comes from the machine and not from the program."""
+LEAST_MEMORY = 1 << 26
 _OUTPUT_BYTES = 1 << 20
 
 
@@ -148,6 +152,66 @@ def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float
     limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
     measured = run_tests(pool, task.reference, (*task.public, *task.hidden), task, limits)
     return measured.cpu_s if measured.passed == measured.total else None
+
+
+def limits_of_tests(timeout_s: float, memory_bytes: int) -> Limits:
+    """Limits of tests; ValueError for too small ones."""
+    if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY):
+        raise ValueError(
+            f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {LEAST_MEMORY}"
+        )
+    return Limits(cpu_s=timeout_s, memory_bytes=memory_bytes)
+
+
+class CodeTests:
+    """Pays for a program as `code_reward` scores one; the environment's metric `hidden` is taken where there is one.
+
+    Otherwise the hidden tests of `task.code` run here. Options: weights and limits of `CodeRewardConfig`; the limits hold
+    for what runs here.
+    """
+
+    needs = ("code",)
+
+    def __init__(
+        self,
+        correctness: float = 1.0,
+        style: float = 0.0,
+        efficiency: float = 0.0,
+        timeout_s: float = 3.0,
+        memory_bytes: int = 1 << 30,
+    ):
+        """ValueError for a weight below 0 and for limits that are too small."""
+        if not min(correctness, style, efficiency) >= 0:
+            raise ValueError(f"weights {correctness}, {style}, {efficiency}: expected 0 or more")
+        self.correctness, self.style, self.efficiency = correctness, style, efficiency
+        self.limits = limits_of_tests(timeout_s, memory_bytes)
+
+    def __call__(self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]) -> float:
+        code: CodeTask = task.code
+        hidden = metrics.get("hidden")
+        if hidden is None:
+            hidden = run_tests(shared_pool(), answer, code.hidden, code, self.limits).fraction
+        score = self.correctness * hidden
+        if hidden == 1 and self.style:
+            score += self.style * style(answer)
+        if hidden == 1 and self.efficiency:
+            score += self.efficiency * self._speed(answer, code)
+        return score
+
+    def _speed(self, program: str, code: CodeTask) -> float:
+        """CPU time of the reference over the program's, at most 1; 0 without a reference that passes."""
+        reference = _reference_cpu(code, self.limits)
+        if reference is None:
+            return 0.0
+        measured = run_tests(shared_pool(), program, (*code.public, *code.hidden), code, self.limits)
+        return min(1.0, (reference + CPU_NOISE_S) / (measured.cpu_s + CPU_NOISE_S))
+
+
+@lru_cache(maxsize=4096)
+def _reference_cpu(code: CodeTask, limits: Limits) -> float | None:
+    """CPU seconds of a task's reference, measured once in a process."""
+    config = CodeRewardConfig(timeout_s=limits.cpu_s, memory_bytes=limits.memory_bytes)
+    return reference_cpu(shared_pool(), code, config)
 
 
 def _run_stdio(pool: Pool, code: str, test: StdioTest, limits: Limits) -> tuple[str, float]:

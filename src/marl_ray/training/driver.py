@@ -184,8 +184,8 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
                 _try(METRICS, partial(log.stored.end, status), console)
             if queue is not None:
                 queue.shutdown(force=True)
-            for sink in sinks.values():
-                _try("tracking.also", partial(sink.end, status), console)
+            for name, sink in sinks.items():
+                _try(f"tracking.also: {name}", partial(sink.end, status), console)
             if status != "KILLED":
                 tracker.end(status)
             elif not within(LEAVE_S, lambda: tracker.end(status)):
@@ -215,10 +215,16 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
 
 
 def _try(what: str, action: Callable[[], None], console: RunLog) -> None:
-    try:
-        action()
-    except Exception as error:  # an error of a tracker does not make the run fail
-        console.say(f"{what}: {one_line(error)}")
+    """End something of a tracker. Neither its error nor one that does not end makes the run fail."""
+
+    def end() -> None:
+        try:
+            action()
+        except Exception as error:
+            console.say(f"{what}: {one_line(error)}")
+
+    if not within(DRAIN_S, end):
+        console.say(f"{what} did not end within {DRAIN_S:g} s")
 
 
 def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], result: Any, console: RunLog) -> RunResult:

@@ -1,8 +1,10 @@
 """What agents write is read without a mistake of ours, and whatever they get wrong is told to them."""
 
 import json
+import sys
 import threading
 import time
+import types
 from typing import Annotated, Literal
 
 import pytest
@@ -297,8 +299,11 @@ def test_a_function_that_is_no_tool_is_one_line(function: object, words: str) ->
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        (["code_interpreters"], "tools: no tool 'code_interpreters'; did you mean code_interpreter?"),
-        (["xyz"], "tools: no tool 'xyz'; expected one of answer, code_interpreter, google_search_serper or module:"),
+        (["code_interpreters"], "tools: 'code_interpreters' is unknown; did you mean code_interpreter?"),
+        (
+            ["xyz"],
+            "'xyz' is unknown; expected one of answer, code_interpreter, google_search_serper or package.module:",
+        ),
         ("answer", "expected a list of names"),
         ({"code_interpreter": 3}, "expected a list of names or a mapping of names to options"),
         (
@@ -306,11 +311,15 @@ def test_a_function_that_is_no_tool_is_one_line(function: object, words: str) ->
             "tools: code_interpreter rejected {'timeout_s': 0} (expected positive",
         ),
         ({"code_interpreter": {"timeout_s": "3"}}, "tools: code_interpreter rejected {'timeout_s': '3'}"),
-        (["no.such.module:f"], "tools: cannot import 'no.such.module' (ModuleNotFoundError"),
-        (["math:nothing"], "tools: math has no 'nothing'"),
+        (["no.such.module:f"], "tools: cannot import 'no.such.module' of 'no.such.module:f' (ModuleNotFoundError"),
+        (["math:nothing"], "tools: 'nothing' of 'math:nothing' is not in the module"),
         (["math:pi"], "tools: 'math:pi' is not callable"),
-        ({"code_interpreter": {"timeout": 3}}, "tools: code_interpreter rejected {'timeout': 3}"),
-        ({"fractions:gcd_of": {}}, "tools: fractions has no 'gcd_of'"),
+        (
+            {"code_interpreter": {"timeout": 3}},
+            "tools: code_interpreter has no option 'timeout'; did you mean timeout_s?",
+        ),
+        ({"answer": {"loud": True}}, "tools: answer has no option 'loud'; it has no options"),
+        ({"math:gcd_of": {}}, "tools: 'gcd_of' of 'math:gcd_of' is not in the module; did you mean gcd?"),
     ],
 )
 def test_a_wrong_choice_of_tools_is_one_line(chosen: object, words: str) -> None:
@@ -326,3 +335,30 @@ def test_options_of_a_function_are_fixed_and_unseen() -> None:
     with pytest.raises(MarlRayError, match="add has no parameter 'c'"):
         tool_of(add, fixed={"c": 1})
     assert make_tool("answer", {}).ends
+
+
+class Surrender:
+    """Gives the question up."""
+
+    name = "give_up"
+    ends = True
+    prepared = 0
+
+    def __init__(self, words: str = "I do not know"):
+        self.words = words
+
+    def prepare(self) -> None:
+        type(self).prepared += 1
+
+    def __call__(self) -> str:
+        return self.words
+
+
+def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("surrendering")
+    module.Surrender = Surrender  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "surrendering", module)
+    tools = make_tools({"surrendering:Surrender": {"words": "No."}})
+    result = act(parse("Action: give_up\nInput: {}"), tools, 5.0)
+    assert (result.observation, result.ends, Surrender.prepared) == ("No.", True, 1)
+    assert signature(tools["give_up"]) == "give_up {}"

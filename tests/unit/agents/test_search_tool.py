@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from marl_ray.agents.builtin.search import ASKED, KEY_VARIABLE, Corpus, Document, GoogleSearchSerper
+from marl_ray.agents.builtin.search_cache import SearchCache
 from marl_ray.agents.errors import ToolFailed
 from marl_ray.agents.made_up_country import documents, questions
-from marl_ray.agents.search import ASKED, KEY_VARIABLE, Corpus, Document, search_function
-from marl_ray.agents.search_cache import SearchCache
 from marl_ray.agents.tools import make_tools
 from marl_ray.errors import MarlRayError
 
@@ -85,7 +85,7 @@ def ask(search: Callable[[str, float], str], query: str = "what", seconds: float
 
 def test_the_request_is_serpers() -> None:
     with serving((200, {"organic": ORGANIC})) as service:
-        assert ask(search_function(base_url=service.url), "caf\u00e9?") == "1. T1: s1\n2. T2: s2\n3. T3: s3"
+        assert ask(GoogleSearchSerper(base_url=service.url), "caf\u00e9?") == "1. T1: s1\n2. T2: s2\n3. T3: s3"
         [(path, headers, body)] = service.asked
     assert (path, body) == ("/search", {"q": "caf\u00e9?", "num": ASKED})
     assert headers["x-api-key"] == KEY
@@ -105,7 +105,7 @@ def test_the_request_is_serpers() -> None:
 )
 def test_the_answer_box_comes_first(reply: object, text: str) -> None:
     with serving((200, reply)) as service:
-        assert ask(search_function(base_url=service.url)) == text
+        assert ask(GoogleSearchSerper(base_url=service.url)) == text
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_the_answer_box_comes_first(reply: object, text: str) -> None:
 )
 def test_a_malformed_response_is_told(reply: bytes) -> None:
     with serving((200, reply)) as service, pytest.raises(ToolFailed, match="malformed"):
-        ask(search_function(base_url=service.url))
+        ask(GoogleSearchSerper(base_url=service.url))
 
 
 def test_what_passes_is_tried_again() -> None:
     with serving((503, {}), (429, {}), (200, {"answerBox": {"answer": "yes"}})) as service:
-        assert ask(search_function(base_url=service.url)) == "yes"
+        assert ask(GoogleSearchSerper(base_url=service.url)) == "yes"
         assert len(service.asked) == 3
 
 
@@ -126,7 +126,7 @@ def test_what_passes_is_tried_again() -> None:
 def test_what_does_not_pass_is_told_at_once(status: int) -> None:
     with serving((status, {"message": f"Unauthorized {KEY}"})) as service:
         with pytest.raises(ToolFailed, match=f"^Search failed: HTTP {status}.$"):
-            ask(search_function(base_url=service.url))
+            ask(GoogleSearchSerper(base_url=service.url))
         assert len(service.asked) == 1
 
 
@@ -134,20 +134,20 @@ def test_no_wait_passes_the_deadline() -> None:
     with serving((503, {})) as service:
         service.headers = {"retry-after": "3600"}
         with pytest.raises(ToolFailed, match="HTTP 503"):
-            ask(search_function(base_url=service.url))
+            ask(GoogleSearchSerper(base_url=service.url))
     with serving((200, {"answerBox": {"answer": 500 * "x"}})) as service:
         service.drip_s = 0.05
         began = time.monotonic()
         with pytest.raises(ToolFailed, match=r"^Search failed: (no response in time|\w*Timeout)\.$"):
-            ask(search_function(base_url=service.url), seconds=0.5)
+            ask(GoogleSearchSerper(base_url=service.url), seconds=0.5)
         assert time.monotonic() - began < 10  # all of it takes 25 s
     with pytest.raises(ToolFailed, match=r"^Search failed: (no response in time|Connect\w+)\.$"):
-        ask(search_function(base_url="http://127.0.0.1:9"), seconds=0.5)
+        ask(GoogleSearchSerper(base_url="http://127.0.0.1:9"), seconds=0.5)
 
 
 def test_a_response_may_not_be_huge() -> None:
     with serving((200, b" " * (2 << 20))) as service, pytest.raises(ToolFailed, match="too large"):
-        ask(search_function(base_url=service.url))
+        ask(GoogleSearchSerper(base_url=service.url))
 
 
 def test_a_question_is_asked_once(tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_a_question_is_asked_once(tmp_path: Path) -> None:
     with serving(
         (500, {}), (200, {"answerBox": {"answer": "one"}}), (200, {"answerBox": {"answer": "two"}})
     ) as service:
-        search = search_function(base_url=service.url, cache=path)
+        search = GoogleSearchSerper(base_url=service.url, cache=path)
         assert [ask(search, "a"), ask(search, "a"), ask(search, "b"), ask(search, "a")] == ["one", "one", "two", "one"]
         assert len(service.asked) == 3
         # Another process would open the file anew; other options make another client of it.
-        assert ask(search_function(base_url=service.url, cache=path, cache_entries=7), "b") == "two"
+        assert ask(GoogleSearchSerper(base_url=service.url, cache=path, cache_entries=7), "b") == "two"
         assert len(service.asked) == 3
 
 
@@ -179,7 +179,7 @@ def test_the_cache_is_bounded_and_survives(tmp_path: Path) -> None:
 
 def test_many_threads_may_search(tmp_path: Path) -> None:
     with serving((200, {"answerBox": {"answer": "yes"}})) as service, ThreadPoolExecutor(8) as threads:
-        search = search_function(base_url=service.url, cache=str(tmp_path / "c.db"), cache_entries=5)
+        search = GoogleSearchSerper(base_url=service.url, cache=str(tmp_path / "c.db"), cache_entries=5)
         assert set(threads.map(lambda i: ask(search, str(i % 9), 30), range(60))) == {"yes"}
 
 
@@ -211,24 +211,24 @@ def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "key"
     file.write_text("from-a-file\n")
     with serving((200, {})) as service:
-        ask(search_function(base_url=service.url, key_file=str(file)))
+        ask(GoogleSearchSerper(base_url=service.url, key_file=str(file)))
         assert service.asked[0][1]["x-api-key"] == "from-a-file"
     for content in (b"two words", b"caf\xe9-secret", "d\u00e9j\u00e0".encode()):
         file.write_bytes(content)
         with pytest.raises(MarlRayError, match="holds no key") as error:
-            search_function(key_file=str(file))
+            GoogleSearchSerper(key_file=str(file))
         assert content.decode("latin-1") not in str(error.value)
     monkeypatch.delenv(KEY_VARIABLE)
     with pytest.raises(MarlRayError, match=f"needs a key in the environment variable {KEY_VARIABLE}"):
         make_tools(["google_search_serper"])
     with pytest.raises(MarlRayError, match=r"key_file .*missing: No such file"):
-        search_function(key_file=str(tmp_path / "missing"))
+        GoogleSearchSerper(key_file=str(tmp_path / "missing"))
 
 
 @pytest.mark.parametrize("url", ["http://google.serper.dev", "ftp://127.0.0.1", "google.serper.dev", "http://[", 5])
 def test_the_key_travels_encrypted_or_not_at_all(url: str) -> None:
     with pytest.raises(MarlRayError, match="base_url: "):
-        search_function(base_url=url)
+        GoogleSearchSerper(base_url=url)
 
 
 TEXTS = ["the cat sat on the mat", "a dog", "the dog and the cat", "cat cat cat", "birds sing", "", "The CAT!"]
@@ -254,7 +254,7 @@ def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delenv(KEY_VARIABLE)
     path = tmp_path / "corpus.jsonl"
     path.write_text("".join(json.dumps({"title": f"D{i}", "text": text}) + "\n\n" for i, text in enumerate(TEXTS)))
-    search = search_function(corpus=str(path), results=2)
+    search = GoogleSearchSerper(corpus=str(path), results=2)
     assert ask(search, "dog") == "1. D1: a dog\n2. D2: the dog and the cat"
     assert ask(search, "whale \ud800") == "No results."
     with pytest.raises(ToolFailed, match="empty"):
@@ -267,15 +267,15 @@ def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.M
         other = tmp_path / f"{len(content)}.jsonl"
         other.write_text(content)
         with pytest.raises(MarlRayError, match=words):
-            search_function(corpus=str(other))
+            GoogleSearchSerper(corpus=str(other))
     with pytest.raises(MarlRayError, match=r"corpus: .*: No such file"):
-        search_function(corpus=str(tmp_path / "missing.jsonl"))
+        GoogleSearchSerper(corpus=str(tmp_path / "missing.jsonl"))
     with pytest.raises(MarlRayError, match="results"):
-        search_function(corpus="towns", results=0)
+        GoogleSearchSerper(corpus="towns", results=0)
 
 
 def test_the_made_up_country_answers_its_questions() -> None:
-    search = search_function(corpus="towns")
+    search = GoogleSearchSerper(corpus="towns")
     assert len({title for title, _ in documents()}) == len(documents())
     assert len({question.prompt for question in questions()}) == len(questions())
     for question in questions():

@@ -169,7 +169,10 @@ def test_a_benchmark_is_a_name_or_a_group_of_keys() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("evaluation.benchmarks=[evalplus]",), "benchmarks.0.name: Input should be 'humaneval', "),
+        (
+            ("evaluation.benchmarks=[evalplus]",),
+            "benchmarks.0.name: 'evalplus' is unknown; did you mean humaneval_plus?",
+        ),
         (("evaluation.benchmarks=[math]",), "evaluation.benchmarks.0: data: math needs its file, or a URI"),
         (
             ("evaluation.benchmarks=[{name: mbpp, data: hub}]",),

@@ -82,7 +82,7 @@ def test_a_review_earns_what_the_revision_gains(tmp_path: Any) -> None:
 
 
 def test_a_harmful_review_is_paid_for_and_turns_run_out(tmp_path: Any) -> None:
-    env = team(tmp_path, review_weight=1.0, reward={"shaping": 0.2, "correctness": 2.0})
+    env = team(tmp_path, review_weight=1.0, shaping=0.2, reward={"code_tests": {"correctness": 2.0}})
     rewards = play(env, ONE_PUBLIC, "worse", "def square(x): return 4")
     assert rewards[2] == {"generator": -0.1, "reviewer": -0.25}
     assert not env.infos["generator"]["solved"] and all(env.terminations.values())
@@ -119,7 +119,7 @@ def test_blocks(tmp_path: Any) -> None:
 
 
 def test_style_and_efficiency_count_for_programs_that_pass(tmp_path: Any) -> None:
-    env = team(tmp_path, reward={"style": 0.5, "efficiency": 0.25, "shaping": 0.0})
+    env = team(tmp_path, shaping=0.0, reward={"code_tests": {"style": 0.5, "efficiency": 0.25}})
     (found,) = play(env, RIGHT.replace(": ", ":\n    ") + "\n")
     assert 1.5 < found["reviewer"] <= 1.75
     assert play(env, ONE_PUBLIC)[0]["reviewer"] == 0.0
@@ -301,8 +301,8 @@ def test_copies_share_one_sandbox_from_many_threads() -> None:
         ({"levels": [5]}, "levels: 5, expected some of 1 to 4"),
         ({"prompt": "{code}"}, "prompt: '{code}' cannot be filled"),
         ({"review_prompt": "{review}"}, "review_prompt: '{review}' cannot be filled"),
-        ({"reward": {"speed": 1}}, "reward.speed: Extra inputs are not permitted"),
-        ({"reward": {"style": -1}}, "reward.style: Input should be greater than or equal to 0"),
+        ({"shaping": -1}, "shaping=-1, expected 0 or more"),
+        ({"timeout_s": 0}, "timeout_s=0, memory_bytes=1073741824: expected more than 0 and at least"),
         ({"cost": ["money"]}, "cost: 'money', expected some of"),
         ({"budget": 1}, "budget"),
     ],

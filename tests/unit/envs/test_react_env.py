@@ -14,8 +14,9 @@ from marl_ray.agents.made_up_country import KINDS
 from marl_ray.agents.tools import make_tool
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.envs.text.react import MADE_UP, SEARCH, React, same_answer
+from marl_ray.envs.text.react import MADE_UP, SEARCH, React
 from marl_ray.errors import MarlRayError
+from marl_ray.rewards.answers import same_answer
 
 OFFLINE = {SEARCH: {"corpus": "towns"}}
 needs_sandbox = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
@@ -243,7 +244,7 @@ def test_when_answers_are_the_same(given: str, wanted: str, same: bool) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"tools": ["google_search"]}, "tools: no tool 'google_search'; did you mean google_search_serper?"),
+        ({"tools": ["google_search"]}, "tools: 'google_search' is unknown; did you mean google_search_serper"),
         ({"tools": []}, "kinds: none can be answered with these tools"),
         ({"tools": OFFLINE, "kinds": ["arithmetic"]}, "kinds: arithmetic cannot be answered"),
         ({"tools": OFFLINE, "kinds": ["two_step"], "max_turns": 2}, "kinds: two_step cannot be answered"),

@@ -8,7 +8,7 @@ from pyarrow import parquet
 from marl_ray.envs.text.record_files import rows
 from marl_ray.envs.text.tasks import GivenProgram, MathTask, read_code, read_math
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS
+from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.rewards import CallTest, CodeTask, StdioTest
 
 SUM = {"prompt": "1+1=", "answer": "2"}
@@ -48,7 +48,7 @@ def test_code(tmp_path):
 
 def test_one_file_serves_training_and_evaluation(tmp_path):
     path = written(tmp_path, [ADD, DOUBLE])
-    problems = BENCHMARKS["jsonl"].parse(rows(path, Path(path).read_bytes()))
+    problems = benchmark("jsonl").parse(rows(path, Path(path).read_bytes()))
     assert [problem.task for problem in problems] == [task.code for task in read_code(path)]
     assert [problem.task_id for problem in problems] == [task.task_id for task in read_code(path)]
 

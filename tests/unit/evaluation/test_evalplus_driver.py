@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow
+from marl_ray.evaluation.benchmarks import FileRow, benchmark
 from marl_ray.evaluation.benchmarks.evalplus import mbpp_inputs
 from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import (
     Late,
@@ -24,6 +24,7 @@ from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import (
     same,
     time_limit,
 )
+from marl_ray.extensions import BENCHMARK
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 LEAVES = (
@@ -205,11 +206,11 @@ def row(name: str, **change) -> list[FileRow]:
 def test_fields_that_nobody_knows_are_refused_by_name(name, change, message):
     chosen = {"bigcodebench": "bigcodebench-complete", "sandboxfusion": "codecontests"}.get(name, name)
     with pytest.raises(MarlRayError, match=message):
-        BENCHMARKS[chosen].parse(row(name, **change))
+        benchmark(chosen).parse(row(name, **change))
 
 
 def test_what_a_prompt_of_mbpp_plus_shows_is_public():
-    problem = BENCHMARKS["mbpp_plus"].parse(row("mbpp_plus"))[0]
+    problem = benchmark("mbpp_plus").parse(row("mbpp_plus"))[0]
     assert [test.source for test in problem.shown.public] == ["assert similar_elements(1) == 1"]
     assert [test.source for test in problem.shown.hidden] == ["pass"] and not problem.shown.reference
 
@@ -218,10 +219,10 @@ def test_what_a_prompt_of_mbpp_plus_shows_is_public():
     ("given_id", "one"), [("HumanEval/3", "HumanEval/3"), ("3", "HumanEval/3"), ("Mbpp/3", "Mbpp/3")]
 )
 def test_samples_may_name_their_problem_in_several_ways(given_id, one):
-    assert BENCHMARKS["humaneval_plus"].same_id(given_id) == one
+    assert benchmark("humaneval_plus").same_id(given_id) == one
 
 
 def test_a_benchmark_says_how_models_write_for_it():
-    assert {name for name, one in BENCHMARKS.items() if one.writes == "completion"} == {
+    assert {name for name in BENCHMARK.builtins if benchmark(name).writes == "completion"} == {
         "humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "bigcodebench-complete",
     }  # fmt: skip

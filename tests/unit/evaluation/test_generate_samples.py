@@ -15,7 +15,7 @@ from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.tasks import CodeRecord, read_code, read_math
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Problem
+from marl_ray.evaluation.benchmarks import Problem, benchmark
 from marl_ray.evaluation.data_files import ANY, load
 from marl_ray.evaluation.writing.requests import FOLDER, SAMPLES, WritingRequest, generate
 from marl_ray.evaluation.writing.writer import Writer
@@ -24,12 +24,12 @@ from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-OWN = BENCHMARKS["jsonl"]
+OWN = benchmark("jsonl")
 TEAM = {"id": "code_team", "kwargs": {"turns": 2, "prompt": "{task}\n{tests}\n", "levels": [1]}, "cost": {}}
 
 
 def problems(name: str = "jsonl", file: str = "own.jsonl") -> tuple[Problem, ...]:
-    return load(BENCHMARKS[name], str(FIXTURES / file), sha256=ANY).problems
+    return load(benchmark(name), str(FIXTURES / file), sha256=ANY).problems
 
 
 def save(folder: Path, agents: dict[str, str], env: dict[str, Any], context: int = 512, **model: Any) -> str:
@@ -117,25 +117,25 @@ def test_policies_are_shown_no_test_that_counts_unless_the_prompt_shows_it() -> 
 def test_what_an_answer_is_without_being_asked(one: str, team: str, tmp_path: Path) -> None:
     plain = save(tmp_path, {"a": "p"}, {"id": "math"}, chat=False)
     blocks = save(tmp_path, {"generator": "g"}, TEAM | {"kwargs": {"answer": "block", "reviewer": False}})
-    for bundle, benchmark, kind in [
+    for bundle, name, kind in [
         (one, "humaneval", "output"),
         (plain, "humaneval", "completion"),
         (plain, "jsonl", "solution"),
         (team, "humaneval", "solution"),
         (blocks, "humaneval", "output"),
     ]:
-        assert Writer(WritingRequest(bundle), BENCHMARKS[benchmark]).kind == kind
+        assert Writer(WritingRequest(bundle), benchmark(name)).kind == kind
     assert Writer(WritingRequest(one, answer="solution"), OWN).kind == "solution"
 
 
 def test_a_completion_ends_where_the_benchmark_says(tmp_path: Path) -> None:
-    writer = Writer(WritingRequest(save(tmp_path, {"a": "p"}, {}, chat=False), max_tokens=30), BENCHMARKS["humaneval"])
+    writer = Writer(WritingRequest(save(tmp_path, {"a": "p"}, {}, chat=False), max_tokens=30), benchmark("humaneval"))
     writer.benchmark = replace(writer.benchmark, stop=("e", "a", " "))
     rows = writer.rows([(problems("humaneval", "humaneval.jsonl")[0], n) for n in range(8)])
     assert not any(set("ea ") & set(row["completion"]) for row in rows)
     cut = [row for row in rows if "turns" in row]
     assert cut and all(row["turns"][0][1].startswith(row["completion"]) for row in cut)
-    stops = Writer(WritingRequest(writer.request.bundle), BENCHMARKS["mbpp"]).generations["p"].stop
+    stops = Writer(WritingRequest(writer.request.bundle), benchmark("mbpp")).generations["p"].stop
     assert stops == ("[DONE]",)
 
 

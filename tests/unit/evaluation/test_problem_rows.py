@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, FileRow
+from marl_ray.evaluation.benchmarks import FileRow, benchmark
 from marl_ray.evaluation.data_files import ANY, load
 from marl_ray.rewards import outputs_match
 
@@ -21,11 +21,11 @@ def test_mbpp_without_the_prompts_examples_is_refused(tmp_path):
     lines = (FIXTURES / "mbpp.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "m.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(MarlRayError, match=r"m\.jsonl:1: problem 2 is missing"):
-        load(BENCHMARKS["mbpp"], str(tmp_path / "m.jsonl"), sha256=ANY)
+        load(benchmark("mbpp"), str(tmp_path / "m.jsonl"), sha256=ANY)
 
 
 def test_mbpp_samples_may_name_their_problem_in_three_ways():
-    same = BENCHMARKS["mbpp"].same_id
+    same = benchmark("mbpp").same_id
     assert {same("2"), same("Mbpp/2"), same("MBPP/2")} == {"Mbpp/2"}
     assert same("HumanEval/2") == "HumanEval/2"
 
@@ -44,7 +44,7 @@ def test_bad_codecontests_rows_are_refused(change, message):
     row = json.loads((FIXTURES / "codecontests.jsonl").read_text().splitlines()[1]) | change
     row = change if "content" in change else row
     with pytest.raises(MarlRayError, match=f"^f:1: .*{message}"):
-        BENCHMARKS["codecontests"].parse([FileRow("f:1", row)])
+        benchmark("codecontests").parse([FileRow("f:1", row)])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_bad_codecontests_rows_are_refused(change, message):
 def test_bad_rows_of_our_own_format_are_refused(change, message):
     row = json.loads((FIXTURES / "own.jsonl").read_text().splitlines()[0]) | change
     with pytest.raises(MarlRayError, match=f"^f:1: {message}"):
-        BENCHMARKS["jsonl"].parse([FileRow("f:1", row)])
+        benchmark("jsonl").parse([FileRow("f:1", row)])
 
 
 @pytest.mark.parametrize(

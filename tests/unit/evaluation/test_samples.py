@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks import BENCHMARKS, HUMANEVAL, benchmark
+from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import ANY, load, rows
 from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan
 from marl_ray.evaluation.scoring.report import make_report
@@ -25,7 +25,7 @@ SAMPLES = str(FIXTURES / "humaneval_samples.jsonl")
 
 
 def problems():
-    return load(HUMANEVAL, PROBLEMS, sha256=ANY).problems
+    return load(benchmark("humaneval"), PROBLEMS, sha256=ANY).problems
 
 
 def write(path: Path, *lines: bytes | dict) -> str:
@@ -38,7 +38,7 @@ def refused(message: str):
 
 
 def test_samples_are_numbered_within_their_problem_in_file_order():
-    samples = read_samples(SAMPLES, HUMANEVAL, problems())
+    samples = read_samples(SAMPLES, benchmark("humaneval"), problems())
     assert dict(samples.counts) == {"own/0": 6, "own/1": 6}
     assert [sample.number for sample in samples.samples] == [0, 1, 2, 3, 4, 5] * 2
     assert {sample.source.kind for sample in samples.samples} == {"completion", "solution"}
@@ -68,22 +68,22 @@ GOOD = {"task_id": "own/0", "completion": "    return 1"}
 def test_bad_samples_are_refused_with_file_and_line(tmp_path, lines, message):
     path = write(tmp_path / "s.jsonl", *lines)
     with refused(message) as caught:
-        read_samples(path, HUMANEVAL, problems())
+        read_samples(path, benchmark("humaneval"), problems())
     assert "\n" not in str(caught.value)
 
 
 def test_escaped_nul_and_lone_surrogates_are_text_of_a_sample(tmp_path):
     path = write(tmp_path / "s.jsonl", GOOD, b'{"task_id": "own/1", "completion": "\\u0000 \\ud800"}')
-    assert read_samples(path, HUMANEVAL, problems()).samples[1].source.text == "\0 \ud800"
+    assert read_samples(path, benchmark("humaneval"), problems()).samples[1].source.text == "\0 \ud800"
 
 
 def test_a_file_with_another_digest_is_refused_with_both_digests(tmp_path):
     digest = hashlib.sha256(Path(PROBLEMS).read_bytes()).hexdigest()
     with refused(f"^sha256: .*humaneval.jsonl has {digest}, expected b796127e.*; {digest} takes this file"):
-        load(HUMANEVAL, PROBLEMS)
+        load(benchmark("humaneval"), PROBLEMS)
     with refused(f"^sha256: .*has {digest}, expected 00$"):
-        load(HUMANEVAL, PROBLEMS, sha256="00")
-    data = load(HUMANEVAL, PROBLEMS, sha256=digest)
+        load(benchmark("humaneval"), PROBLEMS, sha256="00")
+    data = load(benchmark("humaneval"), PROBLEMS, sha256=digest)
     assert data.sha256 == digest and data.variant == f"HumanEval, file of sha256 {digest[:12]}"
 
 
@@ -91,14 +91,14 @@ def test_a_task_id_that_comes_twice_is_refused_with_both_lines(tmp_path):
     lines = Path(PROBLEMS).read_bytes().splitlines()
     path = write(tmp_path / "p.jsonl", *lines, lines[0])
     with refused(r"p\.jsonl:3: task_id 'own/0' is already that of .*p\.jsonl:1"):
-        load(HUMANEVAL, path, sha256=ANY)
+        load(benchmark("humaneval"), path, sha256=ANY)
 
 
 def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
     row = json.loads(Path(PROBLEMS).read_bytes().splitlines()[0])
     del row["test"]
     with refused(r"p\.jsonl:1: test: Field required"):
-        load(HUMANEVAL, write(tmp_path / "p.jsonl", row), sha256=ANY)
+        load(benchmark("humaneval"), write(tmp_path / "p.jsonl", row), sha256=ANY)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
 )
 def test_problems_that_cannot_be_read(arguments, message):
     with refused(message):
-        load(HUMANEVAL, *arguments, sha256=ANY)
+        load(benchmark("humaneval"), *arguments, sha256=ANY)
 
 
 class Bucket(BaseHTTPRequestHandler):
@@ -146,9 +146,9 @@ def test_problems_are_read_from_s3(monkeypatch):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     query = f"?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{server.server_port}"
     try:
-        assert load(HUMANEVAL, f"s3://bucket/he.jsonl{query}", sha256=ANY).problems == problems()
+        assert load(benchmark("humaneval"), f"s3://bucket/he.jsonl{query}", sha256=ANY).problems == problems()
         with refused(r"s3://bucket/no\.jsonl.*: cannot be read"):
-            load(HUMANEVAL, f"s3://bucket/no.jsonl{query}", sha256=ANY)
+            load(benchmark("humaneval"), f"s3://bucket/no.jsonl{query}", sha256=ANY)
     finally:
         server.shutdown()
         server.server_close()
@@ -156,7 +156,7 @@ def test_problems_are_read_from_s3(monkeypatch):
 
 def test_an_empty_file_has_no_problems(tmp_path):
     with refused("has no problems"):
-        load(HUMANEVAL, write(tmp_path / "p.jsonl"), sha256=ANY)
+        load(benchmark("humaneval"), write(tmp_path / "p.jsonl"), sha256=ANY)
 
 
 def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
@@ -185,14 +185,14 @@ def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
             list(rows(name, data))
 
 
-def test_an_unknown_benchmark_is_refused_with_those_there_are():
-    with refused("benchmark 'humaneval2' is unknown; expected one of humaneval, humaneval_plus, mbpp"):
+def test_an_unknown_benchmark_is_refused_with_those_that_are_close():
+    with refused(r"benchmark: 'humaneval2' is unknown; did you mean humaneval or humaneval_plus\?"):
         benchmark("humaneval2")
 
 
 def test_only_humaneval_comes_with_a_package():
     with refused("^data: mbpp needs its file, a URI or 'hub'"):
-        load(BENCHMARKS["mbpp"], None)
+        load(benchmark("mbpp"), None)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """What a run says of its benchmarks: axes, last lines, picture, and which benchmarks there are."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from toys.texts import config
 
-from marl_ray.config import BenchmarkConfig
-from marl_ray.evaluation.benchmarks import BENCHMARKS
+from marl_ray.config.run.sections import IN_RUNS
+from marl_ray.evaluation.benchmarks import benchmark
+from marl_ray.extensions import BENCHMARK
 from marl_ray.training.evaluation.benchmarks import spent
 from marl_ray.training.tracking.curve_plot import plot_benchmarks
 from marl_ray.training.tracking.summary import benchmark_lines
@@ -30,8 +30,12 @@ def history(key: str) -> list[tuple[int, float]]:
 
 
 def test_runs_are_measured_by_every_benchmark_that_no_program_forges_and_no_reference_fails():
-    usable = {name for name, one in BENCHMARKS.items() if "hardened" in one.modes and not one.filters_references}
-    assert usable == set(get_args(BenchmarkConfig.model_fields["name"].annotation))
+    usable = {
+        name
+        for name in BENCHMARK.builtins
+        if "hardened" in benchmark(name).modes and not benchmark(name).filters_references
+    }
+    assert usable == set(IN_RUNS)
 
 
 def test_a_price_is_of_all_workers_and_only_there_where_it_is_given():

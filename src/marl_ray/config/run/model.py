@@ -61,5 +61,6 @@ class GenerationConfig(Config):
     """Sample among the fewest tokens that together have this probability."""
     stop: tuple[str, ...] = ()
     """A response ends with the token that completes one of these, special tokens included; end tokens always end it."""
-    engine: Literal["torch", "transformers", "vllm"] = "torch"
-    """Decoder: the built-in batched one; transformers' continuous batching; vLLM (an extra)."""
+    engine: str = "torch"
+    """Decoder: `torch`, the built-in batched one; `transformers`, its continuous batching; `vllm` (an extra); or
+    `package.module:NAME` of an engine of your own, which trains and does not serve."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
-from marl_ray.config.base import Config, words
+from marl_ray.config.base import Config, known, words
 from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, spec_of
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
@@ -23,6 +23,7 @@ from marl_ray.config.run.sections import (
     TrainConfig,
     WarmStartConfig,
 )
+from marl_ray.extensions import ENGINE
 
 DECISIONS = "decisions://"
 """Prefix of the `data` of a run that learns from texts that were served."""
@@ -100,8 +101,14 @@ class RunConfig(Config):
         return self
 
     def _check_engines(self) -> None:
-        """Refuse engines that no policy samples with."""
+        """Refuse engines that cannot be imported, and actors of engines that no policy samples with."""
         need = self.resources
+        for name, policy in self.team.items():
+            if policy.model is not None:
+                try:
+                    known(ENGINE)(policy.generation.engine)
+                except ValueError as error:
+                    raise ValueError(f"team.{name}.generation.engine: {error}") from error
         if need.engines and not self.engine_actors:
             raise ValueError(f"resources.engines={need.engines}: expected a policy with generation.engine: vllm")
         if need.tensor_parallel > 1 and not need.engines:

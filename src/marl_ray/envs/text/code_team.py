@@ -2,29 +2,25 @@
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
 
-from marl_ray.config.evaluation import CodeRewardConfig
 from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks
 from marl_ray.envs.text.code_tests import NO_CODE, Checked, check, shown
 from marl_ray.envs.text.synthetic import Mutant, mutants, programs
 from marl_ray.envs.text.tasks import ProgramTask, read_code
 from marl_ray.errors import MarlRayError
-from marl_ray.rewards.code import CPU_NOISE_S, CodeTask
+from marl_ray.rewards.code import limits_of_tests
 from marl_ray.rewards.extraction import extract
-from marl_ray.rewards.style import style
-from marl_ray.sandbox import Limits
+from marl_ray.rewards.paying import ChosenReward
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
 GENERATOR, REVIEWER = "generator", "reviewer"
 FIELDS = ("task", "tests", "code", "result", "review")
-SHAPING = 0.1
 _THREADS = 4
 _TRIES = 3
 """Runs of a reference before it counts as wrong: on a busy machine one may run out of its time."""
@@ -35,19 +31,20 @@ class CodeTeam(TextEnv):
     agent `reviewer` reads task, program and result and writes a review, and the generator answers again.
 
     So an episode ends when all public tests pass, or after `turns` programs. The prompts show the last program only.
-    Rewards: at the end both agents get the score of the last program: fraction of hidden tests x `correctness`, and style
-    and efficiency for a program that passes all. At every program the generator gets `shaping` x the change of the fraction
-    of public tests, and the reviewer `review_weight` x the change of the fraction of hidden tests that followed its review.
+    Rewards: at the end both agents get what `reward` pays for the last program, by default the fraction of hidden tests. At
+    every program the generator gets `shaping` x the change of the fraction of public tests, and the reviewer
+    `review_weight` x the change of the fraction of hidden tests that followed its review.
     Hidden tests appear in no prompt. A call that ends, hangs or breaks the program's process fails all hidden tests.
 
     data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); made ones of the given `levels` where there are none
     (see `marl_ray.envs.text.synthetic`). held_out: share of `data` that is held out where `test_data` is not given. count:
     most made training tasks. reviewer: False leaves the generator alone with the results. answer: `program`, the whole
     answer is the program, or `block`, its last fenced block is. prompt, review_prompt, repair_prompt: what is read, with
-    some of {task}, {tests} (the public ones), {code}, {result} and {review}. reward: keys of `CodeRewardConfig`; its
-    timeout holds for all calls of a program together. mistakes: share of the demonstrations that repair a wrong program.
-    seed: order of the tasks. cost: which of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) are
-    costs.
+    some of {task}, {tests} (the public ones), {code}, {result} and {review}.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; its answer is the last program, empty
+    if there is none. timeout_s (CPU time), memory_bytes: limits of all calls of a program together; of programs that read
+    stdin, of each. mistakes: share of the demonstrations that repair a wrong program. seed: order of the tasks. cost: which
+    of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) are costs.
     Metrics: `pass` (all hidden tests), `hidden`, `public`: fractions at the end; `first`: `pass` of the first program.
     """
 
@@ -66,8 +63,11 @@ class CodeTeam(TextEnv):
         prompt: str = "{task}\n",
         review_prompt: str = "{task}\n{code}\n{result}\n?",
         repair_prompt: str = "{task}\n{code}\n{result}\n{review}\n!",
-        reward: Mapping[str, Any] | None = None,
+        reward: ChosenReward = "code_tests",
+        shaping: float = 0.1,
         review_weight: float = 0.5,
+        timeout_s: float = 3.0,
+        memory_bytes: int = 1 << 30,
         mistakes: float = 0.5,
         seed: int = 0,
         cost: Sequence[str] = (),
@@ -78,17 +78,16 @@ class CodeTeam(TextEnv):
             raise ValueError(f"answer={answer!r}, expected 'program' or 'block'")
         if not 0 <= mistakes <= 1:
             raise ValueError(f"mistakes={mistakes}, expected 0 to 1")
+        if not shaping >= 0:
+            raise ValueError(f"shaping={shaping}, expected 0 or more")
         train, test = find_tasks(data, test_data, held_out, read_code, partial(programs, count, tuple(levels)))
-        super().__init__([GENERATOR, REVIEWER][: 1 + reviewer], train, test, seed=seed, cost=cost)
-        self.turns, self.answer, self.review_weight, self.mistakes = turns, answer, review_weight, mistakes
+        super().__init__([GENERATOR, REVIEWER][: 1 + reviewer], train, test, seed=seed, cost=cost, reward=reward)
+        self.turns, self.answer, self.mistakes = turns, answer, mistakes
+        self.shaping, self.review_weight = shaping, review_weight
+        self.limits = limits_of_tests(timeout_s, memory_bytes)
         self.prompt = check_template("prompt", prompt, FIELDS[:2])
         self.review_prompt = check_template("review_prompt", review_prompt, FIELDS[:4])
         self.repair_prompt = check_template("repair_prompt", repair_prompt, FIELDS)
-        try:
-            self.weights = CodeRewardConfig.model_validate({"shaping": SHAPING, **(reward or {})})
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"reward.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     def begin(self) -> None:
         self._code, self._checked, self._first = "", Checked(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
@@ -104,7 +103,7 @@ class CodeTeam(TextEnv):
         after = self._checked
         self._programs += 1
         self.spend(GENERATOR, calls=after.runs, seconds=after.cpu_s)
-        self.earn(self.weights.shaping * (after.public - before.public), GENERATOR)
+        self.earn(self.shaping * (after.public - before.public), GENERATOR)
         if self._programs == 1:
             self._first = float(after.hidden == 1)
         elif REVIEWER in self.agents:
@@ -167,44 +166,22 @@ class CodeTeam(TextEnv):
         return f"```python\n{code}\n```" if self.answer == "block" else code
 
     def _check(self, text: str) -> Checked:
-        task: ProgramTask = self.task
-        code = extract(text, task.code.entry_point) if self.answer == "block" else text
-        if code is None or not code.strip():
+        program = self._program(text)
+        if not program.strip():
             return Checked(0.0, 0.0, NO_CODE, 0, 0.0)
-        return check(shared_pool(), code, task.code, self._limits)
+        return check(shared_pool(), program, self.task.code, self.limits)
 
-    @property
-    def _limits(self) -> Limits:
-        return Limits(cpu_s=self.weights.timeout_s, memory_bytes=self.weights.memory_bytes)
+    def _program(self, text: str) -> str:
+        """The program in a response; empty if there is none."""
+        return text if self.answer == "program" else extract(text, self.task.code.entry_point) or ""
 
     def _end(self) -> None:
-        last, weights = self._checked, self.weights
-        score = weights.correctness * last.hidden
-        if last.hidden == 1:
-            code = extract(self._code, self.task.code.entry_point) if self.answer == "block" else self._code
-            if weights.style:
-                score += weights.style * style(code or "")
-            if weights.efficiency:
-                score += weights.efficiency * self._efficiency(last.cpu_s)
-        self.earn(score)
+        last = self._checked
         metrics = {"pass": float(last.hidden == 1), "hidden": last.hidden, "public": last.public, "first": self._first}
-        self.finish(last.hidden == 1, metrics)
-
-    def _efficiency(self, cpu_s: float) -> float:
-        """CPU time of the reference over the program's, at most 1; 0 without a reference that passes."""
-        reference = _reference_cpu(self.task.code, self._limits)
-        return 0.0 if reference is None else min(1.0, (reference + CPU_NOISE_S) / (cpu_s + CPU_NOISE_S))
+        self.finish(last.hidden == 1, self.pay(self._program(self._code), metrics))
 
     def _filled(self, template: str, review: str = "") -> str:
         tests = "\n".join(shown(test) for test in self.task.code.public)
         return template.format(
             task=self.task.prompt, tests=tests, code=self._code, result=self._checked.report, review=review
         )
-
-
-@lru_cache(maxsize=4096)
-def _reference_cpu(task: CodeTask, limits: Limits) -> float | None:
-    if not task.reference:
-        return None
-    checked = check(shared_pool(), task.reference, task, limits)
-    return checked.cpu_s if checked.hidden == 1 else None

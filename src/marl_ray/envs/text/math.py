@@ -9,16 +9,18 @@ from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.math import math_reward
 from marl_ray.rewards.math_answers import TOLERANCE
+from marl_ray.rewards.paying import ChosenReward
 
 SOLVER = "solver"
 
 
 class MathTasks(TextEnv):
-    """The agent `solver` answers a problem once. Reward 1 for the right answer, 0 otherwise.
+    """The agent `solver` answers a problem once. Reward 1 for the right answer, 0 otherwise, or what `reward` pays.
 
     data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); arithmetic of the given `levels` where there are none.
     held_out: share of `data` that is held out where `test_data` is not given. count: most arithmetic training tasks.
     prompt: what the agent reads, with {task}. tolerance: relative, of answers that are no whole numbers.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; its answer is the agent's text.
     seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
     Metrics: `pass`, 1.0 or 0.0.
     """
@@ -36,12 +38,13 @@ class MathTasks(TextEnv):
         tolerance: float = TOLERANCE,
         seed: int = 0,
         cost: Sequence[str] = (),
+        reward: ChosenReward = "solved",
     ):
         if tolerance < 0:
             raise ValueError(f"tolerance={tolerance}, expected 0 or more")
         made = partial(arithmetic, count, tuple(levels))
         train, test = find_tasks(data, test_data, held_out, read_math, made)
-        super().__init__([SOLVER], train, test, seed=seed, cost=cost)
+        super().__init__([SOLVER], train, test, seed=seed, cost=cost, reward=reward)
         self._train = train
         self.template, self.tolerance = check_template("prompt", prompt, ["task"]), tolerance
 
@@ -49,9 +52,8 @@ class MathTasks(TextEnv):
         self.ask(SOLVER, self._prompt(self.task))
 
     def act(self, agent: str, text: str) -> None:
-        reward = math_reward(text, self.task.answer, self.tolerance)
-        self.earn(reward)
-        self.finish(reward == 1.0, {"pass": reward})
+        right = math_reward(text, self.task.answer, self.tolerance)
+        self.finish(right == 1.0, self.pay(text, {"pass": right}))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Right answers to the first `count` training tasks of the order that `seed` gives: the solution where the data

@@ -1,8 +1,6 @@
 """Questions for one agent with tools."""
 
 import json
-import re
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,24 +11,20 @@ from marl_ray.agents.react_format import CallResult, ReactTurn, find, transcript
 from marl_ray.agents.tools import make_tools
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, place
 from marl_ray.envs.text.tasks import MathTask, read_math
-from marl_ray.rewards.math_answers import answers_match, number
+from marl_ray.rewards.answers import same_answer
+from marl_ray.rewards.paying import ChosenReward
 
 SEARCH, TOWNS = "google_search_serper", "towns"
 MADE_UP: dict[str, dict[str, Any]] = {"code_interpreter": {}, SEARCH: {"corpus": TOWNS}}
 """Tools for the questions about a made-up country, all of them offline."""
 _NO_CALLS = "No tool calls are left. Give the answer."
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_FORMULA = re.compile(r"[\\^=+*/<>{}\[\]|#]|(?<!\w)-|-(?!\w)|^\(|\d[!(]")
-"""Signs that carry meaning in an answer, unlike the punctuation of words."""
 
 
 class React(TextEnv):
     """One agent thinks, calls a tool, reads the result, and calls `answer` at the end (`marl_ray.agents.react_format`).
 
-    Reward 1 for the right answer, 0 for another or none. Answers are compared as in mathematics, and words without case,
-    punctuation and articles.
+    Reward 1 for the right answer, 0 for another or none, or what `reward` pays. Answers are compared as in mathematics, and
+    words without case, punctuation and articles.
 
     tools: names, or names with options; `package.module:callable` for own ones; `answer` is always there.
     data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); without them questions about a made-up country and sums
@@ -40,7 +34,8 @@ class React(TextEnv):
     episode's cost `calls` never exceeds it. timeout_s: seconds that one call may take.
     observation_limit, prompt_limit: characters of an observation, and of a prompt, from which the earliest turns are left
     out. instructions: text before the question, in place of the one made from the tools.
-    seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; its answer is what the agent gave to
+    the tool `answer`, empty if nothing. seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
     Metrics: `pass`, 1.0 or 0.0; `answered`; `calls`, runs of tools; `problems`, turns without a working call.
     """
 
@@ -63,6 +58,7 @@ class React(TextEnv):
         instructions: str | None = None,
         seed: int = 0,
         cost: Sequence[str] = (),
+        reward: ChosenReward = "solved",
     ):
         numbers = {"max_turns": max_turns, "timeout_s": timeout_s, "observation_limit": observation_limit}
         for name, value in numbers.items():
@@ -78,7 +74,7 @@ class React(TextEnv):
             raise ValueError("kinds: expected without `data`, for the questions about a made-up country")
         tool_kinds = self._kinds(tools, kinds) if data is None else ()
         train, test = find_tasks(data, test_data, held_out, read_math, lambda split: _made_up(tool_kinds, split))
-        super().__init__([agent], train, test, seed=seed, cost=cost)
+        super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)
         longest = len(self._prompt(max((*train, *test), key=lambda task: len(task.prompt)), [], 0))
         if longest + observation_limit > prompt_limit:
             raise ValueError(
@@ -100,10 +96,10 @@ class React(TextEnv):
         self.spend(agent, calls=ran, seconds=result.seconds)
         if not result.ends and len(self._past) < self.max_turns:
             return self._ask()
-        right = result.ends and same_answer(result.observation, self.task.answer)
-        self.earn(float(right))
-        counts = {"answered": result.ends, "calls": self._calls, "problems": self._problems}
-        self.finish(right, {"pass": float(right), **{name: float(value) for name, value in counts.items()}})
+        answer = result.observation if result.ends else ""
+        right = result.ends and same_answer(answer, self.task.answer)
+        counts = {"pass": right, "answered": result.ends, "calls": self._calls, "problems": self._problems}
+        self.finish(right, self.pay(answer, {name: float(value) for name, value in counts.items()}))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Every turn of an expert in `count` episodes, tasks in the order that `seed` gives.
@@ -166,21 +162,6 @@ class React(TextEnv):
                 f"code_interpreter and {SEARCH} with corpus: {TOWNS}"
             )
         return tuple(wanted)
-
-
-def same_answer(given: str, wanted: str) -> bool:
-    """True if two answers are equal by `marl_ray.rewards.math`, or as words without punctuation and articles."""
-    given = given.strip().strip("*")
-    if answers_match(given, wanted):
-        return True
-    if number(wanted) is not None or _FORMULA.search(given) or _FORMULA.search(wanted):
-        return False
-    return bool(_bare(wanted)) and _bare(given) == _bare(wanted)
-
-
-def _bare(text: str) -> str:
-    words = _INSIDE_A_NUMBER.sub(" ", text.casefold()).translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", words).split())
 
 
 def _made_up(kinds: Sequence[str], split: str) -> tuple[CountryQuestion, ...]:

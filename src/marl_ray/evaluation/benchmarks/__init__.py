@@ -1,10 +1,14 @@
-"""Benchmarks of code and mathematics behind one interface; an explicit dictionary registers them."""
+"""Benchmarks of code and mathematics behind one interface; `marl_ray.extensions.BENCHMARK` has those that come with it."""
 
-from marl_ray.envs.text.record_files import FileRow
+import re
+
+from marl_ray.config.run.sections import NAME_PATTERN
+from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     KINDS,
     Benchmark,
+    BenchmarkRecord,
     Kind,
     Mode,
     ModelAnswer,
@@ -12,43 +16,28 @@ from marl_ray.evaluation.benchmarks.base import (
     SampleVerdict,
     Verdicts,
     program_of,
+    unique,
 )
-from marl_ray.evaluation.benchmarks.bigcodebench import COMPLETE, INSTRUCT
-from marl_ray.evaluation.benchmarks.codecontests import CODECONTESTS
-from marl_ray.evaluation.benchmarks.evalplus import HUMANEVAL_PLUS, MBPP_PLUS
-from marl_ray.evaluation.benchmarks.humaneval import HUMANEVAL
-from marl_ray.evaluation.benchmarks.jsonl import JSONL
-from marl_ray.evaluation.benchmarks.math import MATH
-from marl_ray.evaluation.benchmarks.mbpp import MBPP, MBPP_SANITIZED
-
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (
-        HUMANEVAL,
-        HUMANEVAL_PLUS,
-        MBPP,
-        MBPP_SANITIZED,
-        MBPP_PLUS,
-        COMPLETE,
-        INSTRUCT,
-        CODECONTESTS,
-        JSONL,
-        MATH,
-    )
-}
+from marl_ray.extensions import BENCHMARK
 
 
 def benchmark(name: str) -> Benchmark:
-    """A benchmark by name. Raises MarlRayError listing those there are."""
-    if name not in BENCHMARKS:
-        raise MarlRayError(f"benchmark {name!r} is unknown; expected one of {', '.join(BENCHMARKS)}")
-    return BENCHMARKS[name]
+    """A benchmark by name or `package.module:NAME`. Raises MarlRayError if there is none."""
+    try:
+        chosen = BENCHMARK.load(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"benchmark: {error}") from error
+    if not isinstance(chosen, Benchmark):
+        raise MarlRayError(f"benchmark: {name!r} is of type {type(chosen).__name__}, expected a Benchmark")
+    if not re.fullmatch(NAME_PATTERN, chosen.name):
+        raise MarlRayError(f"benchmark: the name {chosen.name!r} of {name} does not match {NAME_PATTERN}")
+    return chosen
 
 
 __all__ = [
-    "BENCHMARKS",
     "KINDS",
     "Benchmark",
+    "BenchmarkRecord",
     "FileRow",
     "Kind",
     "Mode",
@@ -58,4 +47,6 @@ __all__ = [
     "Verdicts",
     "benchmark",
     "program_of",
+    "read_record",
+    "unique",
 ]

@@ -26,7 +26,7 @@ class EvaluationOptions:
     """Options of an evaluation, as a user gives them."""
 
     benchmark: str
-    """A name, or `jsonl:FILE` with the problems."""
+    """A name, `jsonl:FILE` with the problems, or `package.module:NAME`."""
     samples: str = ""
     data: str | None = None
     split: str | None = None
@@ -43,6 +43,8 @@ class EvaluationOptions:
 class ScoringTask:
     """A benchmark with its problems, modes and limit, checked; samples are scored on it."""
 
+    name: str
+    """The benchmark's name or `package.module:NAME`."""
     benchmark: Benchmark
     data: BenchmarkData
     modes: tuple[Mode, ...]
@@ -93,16 +95,20 @@ def task_of(options: EvaluationOptions) -> ScoringTask:
     Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
     name, colon, file = options.benchmark.partition(":")
-    if colon and (name != JSONL.name or options.data is not None):
+    if name != JSONL.name:
+        name, file = options.benchmark, ""
+    elif colon and options.data is not None:
         raise FieldError(
-            "benchmark", f"expected a name and data, or {JSONL.name}:FILE, got {options.benchmark} and data"
+            "benchmark", f"expected {JSONL.name} and data, or {JSONL.name}:FILE, got {options.benchmark} and data"
         )
     chosen = benchmark(name)
     modes = _modes(chosen, options.mode)
     timeout_s = chosen.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
         raise FieldError("timeout", f"expected seconds, more than 0 and less than a day, got {timeout_s}")
-    return ScoringTask(chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s)
+    return ScoringTask(
+        name, chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s
+    )
 
 
 def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:

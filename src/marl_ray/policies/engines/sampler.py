@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from marl_ray.errors import MarlRayError
+from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
 
 if TYPE_CHECKING:
@@ -16,16 +18,9 @@ def make_engine(policy: "TokenPolicy") -> Engine:
     It samples from the policy's weights as they are at the time of a call, so a refresh in place needs no new engine.
     Raises MarlRayError where the engine cannot run here.
     """
-    match policy.generation.engine:
-        case "torch":
-            from marl_ray.policies.engines.torch_engine import TorchEngine
-
-            return TorchEngine(policy)
-        case "transformers":
-            from marl_ray.policies.engines.transformers_engine import PagedEngine
-
-            return PagedEngine(policy)
-        case "vllm":
-            from marl_ray.policies.engines.vllm_engine import VllmEngine
-
-            return VllmEngine(policy)
+    try:
+        make = ENGINE.load(policy.generation.engine)
+    except MarlRayError as error:
+        raise MarlRayError(f"generation.engine: {error}") from error
+    engine: Engine = make(policy)
+    return engine

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from marl_ray.config import BenchmarkConfig, RunConfig
 from marl_ray.errors import FieldError, MarlRayError, one_line
-from marl_ray.evaluation.benchmarks import BENCHMARKS, Benchmark, ModelAnswer, Problem
+from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_here
 from marl_ray.evaluation.scoring.report import make_report
@@ -67,7 +67,9 @@ def read_benchmarks(
 
 
 def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
-    benchmark, section = BENCHMARKS[settings.name], f"evaluation.benchmarks.{settings.name}"
+    chosen, section = benchmark(settings.name), f"evaluation.benchmarks.{settings.metric}"
+    if "hardened" not in chosen.modes or chosen.filters_references:
+        raise FieldError(f"{section}.name", "expected a benchmark with a hardened mode that does not filter references")
     request = WritingRequest(
         agent=settings.agent,
         num_samples=settings.samples,
@@ -76,17 +78,17 @@ def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> Run
         prompt=settings.prompt,
     )
     try:
-        data = load(benchmark, settings.data, settings.split, settings.sha256)
+        data = load(chosen, settings.data, settings.split, settings.sha256)
         if settings.problems is not None and settings.problems > len(data.problems):
             raise FieldError("problems", f"{data.source} has {len(data.problems)}, not {settings.problems}")
         problems = data.problems[: settings.problems]
-        writer = Writer(request, benchmark, authors)
+        writer = Writer(request, chosen, authors)
         writer.manifest(problems)
     except FieldError as error:
         raise FieldError(f"{section}.{error.field}", error.message) from error
     except MarlRayError as error:
         raise MarlRayError(f"{section}: {error}") from error
-    return RunBenchmark(settings, benchmark, problems, data.sha256, writer)
+    return RunBenchmark(settings, chosen, problems, data.sha256, writer)
 
 
 def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str]) -> None:
@@ -94,8 +96,8 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
 
     Raises MarlRayError for a file that has changed: the curve would be of different problems.
     """
-    for benchmark in benchmarks:
-        name, digest = benchmark.settings.name, benchmark.sha256
+    for one in benchmarks:
+        name, digest = one.settings.metric, one.sha256
         if digests.setdefault(name, digest) != digest:
             raise MarlRayError(
                 f"evaluation.benchmarks.{name}.data: sha256 is {digest}, expected {digests[name]}, as when the run began"
@@ -116,13 +118,13 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
     Before the first iteration, when nothing is lost, it is a MarlRayError.
     """
     metrics: dict[str, float] = {}
-    for benchmark in benchmarks:
+    for one in benchmarks:
         try:
-            metrics |= pass_rates(benchmark)
+            metrics |= pass_rates(one)
         except MarlRayError as error:
             if iteration == 0:
                 raise
-            metrics[f"benchmark/{benchmark.settings.name}/failed"] = 1.0
+            metrics[f"benchmark/{one.settings.metric}/failed"] = 1.0
             if world()[0] == 0:
                 print(f"{run}, iteration {iteration}: {error}; training goes on", file=sys.stderr, flush=True)
     return metrics
@@ -133,7 +135,7 @@ def pass_rates(measured: RunBenchmark) -> dict[str, float]:
 
     Raises MarlRayError on all workers together if one of them could not write or judge its share.
     """
-    name, (rank, workers) = measured.settings.name, world()
+    name, (rank, workers) = measured.settings.metric, world()
     verdicts: list[ResultRow] = []
     failure = ""
     try:

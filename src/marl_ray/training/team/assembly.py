@@ -189,7 +189,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         by_episode=config.whole_episodes,
         micro_batch=config.train.micro_batch,
         served=config.data is not None,
-        other_engine=config.language and config.data is None and generation.engine == "vllm",
+        other_engine=config.language and config.data is None and generation.engine not in ("torch", "transformers"),
     )
 
 

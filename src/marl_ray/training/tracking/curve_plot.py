@@ -96,8 +96,8 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
     logged = {what: values for what, values in logged.items() if values}
     curves = {}
     for benchmark in config.evaluation.benchmarks:
-        parts = [dict(history(f"benchmark/{benchmark.name}/pass_at_1{part}")) for part in ("", "_low", "_high")]
-        curves[benchmark.name] = [(step, value, parts[1][step], parts[2][step]) for step, value in parts[0].items()]
+        parts = [dict(history(f"benchmark/{benchmark.metric}/pass_at_1{part}")) for part in ("", "_low", "_high")]
+        curves[benchmark.metric] = [(step, value, parts[1][step], parts[2][step]) for step, value in parts[0].items()]
     if not logged or not any(curves.values()):
         return None
     figure = _figure(len(logged))

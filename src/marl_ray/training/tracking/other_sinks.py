@@ -1,4 +1,4 @@
-"""The sinks of a run's metrics besides MLflow, with the same methods: TensorBoard and Weights & Biases."""
+"""The sinks of a run's metrics besides MLflow, with the same methods: TensorBoard, Weights & Biases, users' own."""
 
 import contextlib
 import math
@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.extensions import TRACKER
 
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
@@ -33,38 +34,35 @@ class Sink(Protocol):
         """Close the sink; `status` is FINISHED, FAILED or KILLED."""
 
 
+class TrackerType(Protocol):
+    """Makes a sink: a class, or a function. It may have a function `check(config)`, which raises MarlRayError before
+    anything starts if the tracker cannot work."""
+
+    def __call__(self, config: RunConfig, run_id: str) -> Sink:
+        """Open the sink of a run. `run_id` is the id of the MLflow run, so that a resumed run is the same run in every
+        sink."""
+
+
 def check_sinks(config: RunConfig) -> None:
-    """Raise MarlRayError if a sink of `tracking.also` cannot work."""
-    if "tensorboard" in config.tracking.also and "://" in config.storage and not config.storage.startswith("s3://"):
-        raise MarlRayError(f"tracking.also: tensorboard writes to a local folder or s3://, not to {config.storage!r}")
-    if "wandb" in config.tracking.also:
-        if find_spec("wandb") is None:
-            raise MarlRayError("tracking.also: wandb is not installed; pip install 'marl-ray[wandb]'")
-        away = os.environ.get("WANDB_MODE") in ("offline", "disabled")
-        if not (away or os.environ.get("WANDB_API_KEY") or _logged_in()):
-            raise MarlRayError("tracking.also: wandb expects WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline")
-
-
-def _logged_in() -> bool:
-    """True if `wandb login` has left a key for the server."""
-    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    try:
-        return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    """Raise MarlRayError if a tracker of `tracking.also` is none or cannot work."""
+    for name in config.tracking.also:
+        check = getattr(_tracker(name), "check", None)
+        if check is not None:
+            try:
+                check(config)
+            except MarlRayError as error:
+                raise MarlRayError(f"tracking.also: {error}") from error
 
 
 def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
-    """The sinks that the config asks for, by name. `run_id` is the id of the MLflow run, so that a resumed run is the
-    same run in every sink.
+    """The sinks that the config asks for, by name; `run_id` as in `TrackerType`.
 
     Raises MarlRayError if one cannot be opened.
     """
     made: dict[str, Sink] = {}
-    kinds: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
     for name in config.tracking.also:
         try:
-            made[name] = kinds[name](config, run_id)
+            made[name] = _tracker(name)(config, run_id)
         except Exception as error:  # each library has its own error types
             for sink in made.values():
                 with contextlib.suppress(Exception):
@@ -73,8 +71,24 @@ def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
     return made
 
 
+def _tracker(name: str) -> TrackerType:
+    try:
+        make: TrackerType = TRACKER.load(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"tracking.also: {error}") from error
+    if not callable(make):
+        raise MarlRayError(f"tracking.also: {name!r} is not callable, expected what returns a sink")
+    return make
+
+
 class TensorBoard:
     """Event files under the run's folder."""
+
+    @staticmethod
+    def check(config: RunConfig) -> None:
+        """Raise MarlRayError for storage that event files cannot be written to."""
+        if "://" in config.storage and not config.storage.startswith("s3://"):
+            raise MarlRayError(f"tensorboard writes to a local folder or s3://, not to {config.storage!r}")
 
     def __init__(self, config: RunConfig, run_id: str):
         from tensorboardX import SummaryWriter
@@ -98,6 +112,15 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of the project `tracking.experiment`, in the group of that name, with its algorithms and its environment as
     tags; the key comes from the environment or wandb's own files."""
+
+    @staticmethod
+    def check(config: RunConfig) -> None:
+        """Raise MarlRayError without the package, or without a key for its server."""
+        if find_spec("wandb") is None:
+            raise MarlRayError("wandb is not installed; pip install 'marl-ray[wandb]'")
+        away = os.environ.get("WANDB_MODE") in ("offline", "disabled")
+        if not (away or os.environ.get("WANDB_API_KEY") or _logged_in()):
+            raise MarlRayError("wandb expects WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline")
 
     def __init__(self, config: RunConfig, run_id: str):
         import wandb
@@ -133,6 +156,15 @@ class WeightsAndBiases:
 
     def end(self, status: str) -> None:
         self.run.finish(exit_code=0 if status == "FINISHED" else 1)
+
+
+def _logged_in() -> bool:
+    """True if `wandb login` has left a key for the server."""
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    try:
+        return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:

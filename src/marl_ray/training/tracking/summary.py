@@ -39,7 +39,7 @@ def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[i
     """A line for each benchmark, from the logged `history` of a metric: the first pass@1 and the last, and its failures."""
     lines = []
     for benchmark in config.evaluation.benchmarks:
-        key = f"benchmark/{benchmark.name}/"
+        key = f"benchmark/{benchmark.metric}/"
         values, low, high = (history(f"{key}pass_at_1{part}") for part in ("", "_low", "_high"))
         failures = [step for step, _ in history(f"{key}failed")]
         parts = []
@@ -50,7 +50,7 @@ def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[i
             )
         if failures:
             parts.append(f"not measured at step {', '.join(f'{step:,}' for step in failures)}")
-        lines.append(f"{benchmark.name}    {'; '.join(parts)}")
+        lines.append(f"{benchmark.metric}    {'; '.join(parts)}")
     return lines
 
 

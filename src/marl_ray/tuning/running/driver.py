@@ -63,9 +63,11 @@ class SweepResult:
 
 def check_sweep(config: SweepConfig) -> None:
     """Check everything that can be known before a cluster is used; raises MarlRayError."""
+    from marl_ray.tuning.search.schedulers import make_scheduler
     from marl_ray.tuning.search.spaces import SEARCHES
 
     check_space(config)
+    make_scheduler(config, config.example().train.total_steps)
     first = SEARCHES[config.search.kind](config).ask(0)
     assert first is not None
     _claim(config, Folder(config.storage, config.name))

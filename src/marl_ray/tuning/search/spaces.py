@@ -48,7 +48,7 @@ def check_space(config: SweepConfig) -> None:
                     "or give another metric, such as return"
                 )
             kind, _, benchmark = metric.name.partition("/")
-            names = [settings.name for settings in run.evaluation.benchmarks]
+            names = [settings.metric for settings in run.evaluation.benchmarks]
             if kind == "benchmark" and benchmark.partition("/")[0] not in names:
                 raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
     unread = [config.unread(values) for values in samples]

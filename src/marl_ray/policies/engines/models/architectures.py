@@ -6,13 +6,11 @@ see later tokens, the decoders of encoder-decoders count positions from the batc
 keep states instead of keys and values.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]  # not in its __all__
 
 from marl_ray.errors import MarlRayError
-
-EngineName = Literal["torch", "transformers", "vllm"]
 
 _PAGED = """
 afmoe apertus arcee aria_text biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe exaone4
@@ -37,7 +35,7 @@ DECODED = PAGED | frozenset(_DECODED.split())
 """Model types with one key and one value per layer and token, of the same sizes in every layer."""
 SCORED = DECODED | frozenset(_SCORED.split())
 """Model types that `TokenPolicy.evaluate` scores. vLLM may sample from those of them that it knows."""
-SAMPLED: dict[EngineName, frozenset[str]] = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
+SAMPLED = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 """Keys of configs, for example of embedding models made from decoders, and their values with which a forward pass is
@@ -46,9 +44,9 @@ _MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (T
 """The same keys and values for single architectures: Doge's routing mixes the tokens of a batch."""
 
 
-def check_architecture(config: Any, engine: EngineName, context: int, where: str) -> None:
-    """Raise MarlRayError if an engine cannot sample from a model of this config; `where` begins the message. Model
-    types that transformers does not know pass.
+def check_architecture(config: Any, engine: str, context: int, where: str) -> None:
+    """Raise MarlRayError if an engine cannot sample from a model of this config; `where` begins the message. An engine of a
+    user's own may sample from all that is scored. Model types that transformers does not know pass.
     """
     kind = config.model_type
     if kind not in CONFIG_MAPPING_NAMES:  # transformers does not know the type, so the engine's own probe decides
@@ -61,7 +59,7 @@ def check_architecture(config: Any, engine: EngineName, context: int, where: str
                 "causal decoder that keeps keys and values, such as llama"
             )
     layers = set(getattr(text, "layer_types", None) or ())
-    if kind not in SAMPLED[engine] or (engine != "vllm" and layers - _ATTENTION):
+    if kind not in SAMPLED.get(engine, SCORED) or (engine in ("torch", "transformers") and layers - _ATTENTION):
         what = f"with layers of {', '.join(sorted(layers - _ATTENTION))} " if layers - _ATTENTION else ""
         others = [other for other, known in SAMPLED.items() if kind in known and other not in (engine, "transformers")]
         expected = f"generation.engine={others[0]}, or " if others else ""

@@ -10,18 +10,21 @@ is among the best floor(n_k / reduction) of those that have arrived, as in the p
 
 from collections.abc import Mapping
 
-from marl_ray.config.sweep import Asha
+from marl_ray.config.schedulers import Asha
+from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class AshaScheduler:
-    def __init__(self, config: Asha, total_steps: int):
-        self.config = config
+    Settings = Asha
+
+    def __init__(self, settings: Asha, sweep: SweepConfig, total_steps: int):
+        self.config = settings
         self.rungs: list[int] = []
-        rung = config.grace
+        rung = settings.grace
         while rung < total_steps:
             self.rungs.append(rung)
-            rung *= config.reduction
+            rung *= settings.reduction
 
     def next_stop(self, steps: int) -> int | None:
         return next((rung for rung in self.rungs if rung > steps), None)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from marl_ray.config.sweep import SweepConfig
+
 
 @dataclass(frozen=True)
 class TrialStanding:
@@ -49,7 +51,7 @@ class TrialVerdicts:
 
 
 class Scheduler(Protocol):
-    """A scheduler."""
+    """The scheduler of one sweep."""
 
     def next_stop(self, steps: int) -> int | None:
         """The first decision point after `steps` environment steps; None if there is none before the end."""
@@ -59,3 +61,16 @@ class Scheduler(Protocol):
         """Decide about all trials that have not failed; `more` configurations may still be started (None: number
         unknown)."""
         ...
+
+
+class SchedulerType(Protocol):
+    """Makes the scheduler of a sweep: a class, such as `AshaScheduler`."""
+
+    Settings: Any
+    """The class of its keys under `scheduler`: it extends `marl_ray.config.schedulers.SchedulerSettings`."""
+
+    def __call__(self, settings: Any, sweep: SweepConfig, total_steps: int) -> Scheduler:
+        """Make the scheduler of a sweep whose runs have `total_steps` environment steps; `settings` are its `Settings`.
+
+        Raises ValueError with the reason if it cannot schedule this sweep.
+        """

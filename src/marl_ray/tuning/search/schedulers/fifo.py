@@ -2,11 +2,18 @@
 
 from collections.abc import Mapping
 
+from marl_ray.config.schedulers import Fifo
+from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class FifoScheduler:
     """Makes no decisions."""
+
+    Settings = Fifo
+
+    def __init__(self, settings: Fifo, sweep: SweepConfig, total_steps: int):
+        pass
 
     def next_stop(self, steps: int) -> int | None:
         return None

@@ -7,13 +7,16 @@ averages up to the same point.
 from collections.abc import Mapping
 from statistics import fmean, median
 
-from marl_ray.config.sweep import Median
+from marl_ray.config.schedulers import Median
+from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class MedianScheduler:
-    def __init__(self, config: Median, total_steps: int):
-        self.config, self.total_steps = config, total_steps
+    Settings = Median
+
+    def __init__(self, settings: Median, sweep: SweepConfig, total_steps: int):
+        self.config, self.total_steps = settings, total_steps
 
     def next_stop(self, steps: int) -> int | None:
         passed = max(0, (steps - self.config.grace) // self.config.interval + 1) if steps >= self.config.grace else 0

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_ray.config.sweep import DimensionConfig, Pb2, Pbt
+from marl_ray.config.schedulers import Pb2, Pbt
+from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import Exploit, TrialStanding, TrialVerdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
 
@@ -19,9 +20,9 @@ from marl_ray.tuning.search.spaces import clip_value, draw_value
 class PopulationScheduler:
     """The part that PBT and PB2 share: the times of exploits, and the choice of recipients and donors."""
 
-    def __init__(self, config: Pbt | Pb2, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
-        self.interval, self.quantile = config.interval, config.quantile
-        self.space, self.total_steps, self.seed = space, total_steps, seed
+    def __init__(self, settings: Pbt | Pb2, sweep: SweepConfig, total_steps: int):
+        self.interval, self.quantile = settings.interval, settings.quantile
+        self.space, self.total_steps, self.seed = sweep.space, total_steps, sweep.search.seed
 
     def next_stop(self, steps: int) -> int | None:
         stop = (steps // self.interval + 1) * self.interval
@@ -52,9 +53,11 @@ class PopulationScheduler:
 
 
 class PbtScheduler(PopulationScheduler):
-    def __init__(self, config: Pbt, space: Mapping[str, DimensionConfig], total_steps: int, seed: int):
-        super().__init__(config, space, total_steps, seed)
-        self.config = config
+    Settings = Pbt
+
+    def __init__(self, settings: Pbt, sweep: SweepConfig, total_steps: int):
+        super().__init__(settings, sweep, total_steps)
+        self.config = settings
 
     def explore(
         self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator

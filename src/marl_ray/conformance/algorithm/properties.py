@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from marl_ray.config import spec_of
-from marl_ray.conformance import seams
-from marl_ray.conformance.comparing import Difference
-from marl_ray.conformance.constraints import (
+from marl_ray.conformance.algorithm import seams
+from marl_ray.conformance.algorithm.comparing import Difference
+from marl_ray.conformance.algorithm.constraints import (
     budget_units,
     cost_gradient,
     lands_on_budget,
@@ -16,7 +16,7 @@ from marl_ray.conformance.constraints import (
     multipliers,
     old_costs,
 )
-from marl_ray.conformance.learning import (
+from marl_ray.conformance.algorithm.learning import (
     adaptive_kl,
     divergence_penalty,
     empty_batch,
@@ -29,7 +29,7 @@ from marl_ray.conformance.learning import (
     uneven_lengths,
     value_clip,
 )
-from marl_ray.conformance.trial import GridPoint, reads
+from marl_ray.conformance.algorithm.trial import GridPoint, reads
 
 
 class Property(NamedTuple):

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
-from marl_ray.conformance import truth
-from marl_ray.conformance.games import LENGTH, POLICIES, STATES, GameRules
+from marl_ray.conformance.algorithm import truth
+from marl_ray.conformance.algorithm.games import LENGTH, POLICIES, STATES, GameRules
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
@@ -155,11 +155,11 @@ class Trial:
         case = self.case
         if not self.text:
             kwargs = {"policies": case.policies, "agents": case.agents, "ends": case.ends, **self.game}
-            return {"id": "marl_ray.conformance.games:TinyGame", "kwargs": kwargs}
+            return {"id": "marl_ray.conformance.algorithm.games:TinyGame", "kwargs": kwargs}
         kwargs = {"policies": case.policies, "agents": case.agents}
         if spec_of(self.algorithm).costs:
             kwargs["cost"] = ["calls", "seconds"]
-        return {"id": "marl_ray.conformance.games:TinyTalk", "kwargs": kwargs}
+        return {"id": "marl_ray.conformance.algorithm.games:TinyTalk", "kwargs": kwargs}
 
     def _policy(self, name: str) -> dict[str, Any]:
         if not self.text:

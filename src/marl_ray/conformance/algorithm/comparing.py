@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from marl_ray.config import spec_of
-from marl_ray.conformance import truth
-from marl_ray.conformance.games import STATES
-from marl_ray.conformance.trial import STILL, UNLIMITED, GridPoint, Trial, whole_episodes
+from marl_ray.conformance.algorithm import truth
+from marl_ray.conformance.algorithm.games import STATES
+from marl_ray.conformance.algorithm.trial import STILL, UNLIMITED, GridPoint, Trial, whole_episodes
 from marl_ray.trajectories import Trajectories
 
 Difference = str | None

@@ -1,8 +1,8 @@
 """Properties of every algorithm. A property takes an algorithm and a case, and returns what differs, or None."""
 
 from marl_ray.config import spec_of
-from marl_ray.conformance import seams, truth
-from marl_ray.conformance.comparing import (
+from marl_ray.conformance.algorithm import seams, truth
+from marl_ray.conformance.algorithm.comparing import (
     BUDGETS,
     CERTAIN,
     DRIFT,
@@ -13,7 +13,7 @@ from marl_ray.conformance.comparing import (
     most_steps,
     parallel,
 )
-from marl_ray.conformance.trial import UNLIMITED, GridPoint, Trial, defaults, reads, whole_episodes
+from marl_ray.conformance.algorithm.trial import UNLIMITED, GridPoint, Trial, defaults, reads, whole_episodes
 
 
 def reward_gradient(algorithm: str, case: GridPoint) -> Difference:

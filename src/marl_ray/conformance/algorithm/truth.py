@@ -8,7 +8,7 @@ An episode that is not over at the last step of a path goes on by what `after` s
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_ray.conformance.games import LENGTH, SIGNALS, STATES, GameRules, GameStep
+from marl_ray.conformance.algorithm.games import LENGTH, SIGNALS, STATES, GameRules, GameStep
 
 Tables = Sequence[Sequence[Sequence[float]]]
 """Probabilities by agent, state and action."""

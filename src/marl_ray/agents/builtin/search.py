@@ -18,9 +18,9 @@ import httpx
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from marl_ray.agents.builtin.search_cache import SearchCache
 from marl_ray.agents.errors import ToolFailed
 from marl_ray.agents.made_up_country import documents
-from marl_ray.agents.search_cache import SearchCache
 from marl_ray.errors import MarlRayError
 
 log = logging.getLogger(__name__)
@@ -197,34 +197,37 @@ class Corpus:
         return SearchResponse(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in documents])
 
 
-def search_function(
-    corpus: str | None = None,
-    base_url: str = SERPER,
-    key_file: str | None = None,
-    results: int = 3,
-    cache: str | None = None,
-    cache_entries: int = 10_000,
-) -> Callable[[str, float], str]:
-    """The function of the tool `google_search_serper`.
+class GoogleSearchSerper:
+    """Searches the web and returns the answer or the first results."""
 
-    corpus: a JSONL file to search instead of the web, or `towns`, the made-up country of `marl_ray.agents.made_up_country`.
-    key_file: holds the key, which the variable SERPER_API_KEY holds otherwise. cache: a SQLite file that several processes
-    may share, in memory if not given; the oldest of more than `cache_entries` responses are dropped.
-    Raises MarlRayError naming the option, or the key if there is none.
-    """
-    if results < 1 or cache_entries < 1:
-        raise MarlRayError("google_search_serper: expected results and cache_entries of at least 1")
-    backend = _corpus(corpus) if corpus is not None else _serper(base_url, _key(key_file), cache, cache_entries)
+    name = "google_search_serper"
 
-    def google_search_serper(query: str, deadline: float) -> str:
-        """Searches the web and returns the answer or the first results."""
+    def __init__(
+        self,
+        corpus: str | None = None,
+        base_url: str = SERPER,
+        key_file: str | None = None,
+        results: int = 3,
+        cache: str | None = None,
+        cache_entries: int = 10_000,
+    ):
+        """corpus: a JSONL file to search instead of the web, or `towns`, the made-up country of
+        `marl_ray.agents.made_up_country`. key_file: holds the key, which the variable SERPER_API_KEY holds otherwise.
+        cache: a SQLite file that several processes may share, in memory if not given; the oldest of more than
+        `cache_entries` responses are dropped. Raises MarlRayError naming the option, or the key if there is none.
+        """
+        if results < 1 or cache_entries < 1:
+            raise MarlRayError("google_search_serper: expected results and cache_entries of at least 1")
+        self.results = results
+        self._ask = _corpus(corpus) if corpus is not None else _serper(base_url, _key(key_file), cache, cache_entries)
+
+    def __call__(self, query: str, deadline: float) -> str:
+        """The first results as text; raises ToolFailed."""
         if not query.strip():
             raise ToolFailed("The query is empty.")
         # A little earlier than the caller, so that it learns what went wrong.
         soon = deadline - 0.1 * max(0.0, deadline - time.monotonic())
-        return backend(query[:_LONGEST_QUERY], soon).text(results)
-
-    return google_search_serper
+        return self._ask(query[:_LONGEST_QUERY], soon).text(self.results)
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,10 +8,19 @@ from typing import NamedTuple
 import torch
 
 from marl_ray.config import spec_of
-from marl_ray.conformance import seams, truth
-from marl_ray.conformance.comparing import BUDGETS, FIRST, MOVING, Difference, begin, compare, first_update, parallel
-from marl_ray.conformance.games import POLICIES, SIGNALS, STATES, GameRules
-from marl_ray.conformance.trial import UNLIMITED, GridPoint, Trial
+from marl_ray.conformance.algorithm import seams, truth
+from marl_ray.conformance.algorithm.comparing import (
+    BUDGETS,
+    FIRST,
+    MOVING,
+    Difference,
+    begin,
+    compare,
+    first_update,
+    parallel,
+)
+from marl_ray.conformance.algorithm.games import POLICIES, SIGNALS, STATES, GameRules
+from marl_ray.conformance.algorithm.trial import UNLIMITED, GridPoint, Trial
 
 
 def cost_gradient(algorithm: str, case: GridPoint) -> Difference:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
-from marl_ray.conformance.games import POLICIES, STATES, GameRules
-from marl_ray.conformance.trial import Trial, local, own_rows, reads, write_back
+from marl_ray.conformance.algorithm.games import POLICIES, STATES, GameRules
+from marl_ray.conformance.algorithm.trial import Trial, local, own_rows, reads, write_back
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import raw_violations
 from marl_ray.trajectories import Trajectories
@@ -104,7 +104,7 @@ def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) ->
             {
                 "name": "conformance",
                 "algorithm": algorithm,
-                "env": {"id": "marl_ray.conformance.games:TinyGame"},
+                "env": {"id": "marl_ray.conformance.algorithm.games:TinyGame"},
                 "hyper": dict(hyper),
                 "constraints": [{"budget": 1.0}] if spec.costs else [],
                 "train": {

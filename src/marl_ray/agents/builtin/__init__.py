@@ -1,0 +1,1 @@
+"""Tools that come with the product, made as users' own are."""

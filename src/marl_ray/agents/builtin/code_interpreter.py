@@ -1,0 +1,34 @@
+"""The tool `code_interpreter`: programs of agents in the sandbox."""
+
+from marl_ray.agents.tools import cut
+from marl_ray.sandbox import Limits, Status
+from marl_ray.sandbox.client.shared_pool import shared_pool
+
+LEAST_MEMORY = 1 << 26
+
+
+class CodeInterpreter:
+    """Runs a Python program and returns what it prints."""
+
+    name = "code_interpreter"
+    bounded = True
+
+    def __init__(self, timeout_s: float = 3.0, memory_bytes: int = 1 << 28, output_characters: int = 1000):
+        """`timeout_s` is CPU time. ValueError for a limit that is not positive, and for too little memory."""
+        if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY and output_characters > 0):
+            raise ValueError(f"expected positive numbers, and at least {LEAST_MEMORY} memory_bytes")
+        self.timeout_s, self.memory_bytes, self.output_characters = timeout_s, memory_bytes, output_characters
+
+    def prepare(self) -> None:
+        """Start the sandbox, or raise MarlRayError where this machine cannot."""
+        shared_pool()
+
+    def __call__(self, code: str) -> str:
+        """Output and error of the program. Each program runs by itself and keeps nothing."""
+        ran = shared_pool().run(code, limits=Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes))
+        printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), self.output_characters)
+        if ran.status is Status.TIMEOUT:
+            return f"{printed}\nTimed out after {self.timeout_s:g} s.".strip()
+        if ran.status not in (Status.OK, Status.EXIT):
+            return f"{printed}\nEnded by the limits of the sandbox: {ran.status}.".strip()
+        return printed or "(no output)"

@@ -1,0 +1,89 @@
+"""The commands for parts that users bring: `check plugin` checks one, `new` writes one to start from."""
+
+import importlib
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.extensions import POINTS, ExtensionPoint
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+NEXT = "next.txt"
+"""The file of a kind's templates that names the next commands; it is printed."""
+
+KindName = Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(POINTS)}.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    checks = typer.Typer(help="Check a part of your own before you run it.", no_args_is_help=True)
+    checks.command("plugin")(check_plugin)
+    app.add_typer(checks, name="check")
+    app.command()(new)
+
+
+def check_plugin(
+    kind: KindName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that configs know, or package.module:NAME.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the part, as in a config.")
+    ] = None,
+) -> None:
+    """Check that a part keeps its protocol: a line for every property. Exits with 1 if one does not hold."""
+    from marl_ray.config.load import with_overrides
+    from marl_ray.conformance.extensions.base import report
+
+    module = importlib.import_module(f"marl_ray.conformance.extensions.{_point(kind).kind}")
+    if not report(module.check(name, with_overrides({}, settings or ())), print):
+        raise typer.Exit(1)
+
+
+def new(
+    kind: KindName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new part and its file, such as my_env.")],
+) -> None:
+    """Write a part to start from into this folder: NAME.py, its test, and a config where one shows its use."""
+    point = _point(kind)
+    for path, text in _rendered(point, name):
+        if path == NEXT:
+            print(text, end="")
+        else:
+            Path(path).write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+
+
+def _point(kind: str) -> ExtensionPoint:
+    if kind not in POINTS:
+        raise MarlRayError(f"KIND {kind!r} is unknown{did_you_mean(kind, POINTS)}")
+    return POINTS[kind]
+
+
+def _rendered(point: ExtensionPoint, name: str) -> list[tuple[str, str]]:
+    """(file, text) of a kind's templates, the next commands last. Raises MarlRayError if the name or a file is taken."""
+    import jinja2
+
+    if not (name.isidentifier() and name == name.lower() and not name.startswith("_")):
+        raise MarlRayError(
+            f"NAME {name!r}: expected letters in lower case, digits and underscores, such as my_{point.kind}"
+        )
+    words: dict[str, Any] = {"name": name, "title": name.replace("_", " "), "constant": name.upper()}
+    words["class_name"] = "".join(part.capitalize() for part in name.split("_"))
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES / point.kind),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    files = sorted(templates.list_templates(), key=lambda path: (path == f"{NEXT}.j2", path))
+    rendered = [
+        (path.removesuffix(".j2").replace("NAME", name), templates.get_template(path).render(words)) for path in files
+    ]
+    for path, _ in rendered:
+        if path != NEXT and Path(path).exists():
+            raise MarlRayError(f"{path} is already here; choose another NAME or move it")
+    if name in sys.stdlib_module_names or find_spec(name) is not None:
+        raise MarlRayError(f"NAME {name!r}: a module of this name is installed, which {name}.py would hide")
+    return rendered

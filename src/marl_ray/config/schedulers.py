@@ -1,0 +1,103 @@
+"""The settings of schedulers: of those that come with the product, and of users' own."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from marl_ray.config.base import Config
+from marl_ray.errors import MarlRayError
+from marl_ray.extensions import SCHEDULER
+
+
+class SchedulerSettings(Config):
+    """Base of the keys of `scheduler`: a scheduler of a user's own adds its own to them."""
+
+    hands_weights: ClassVar[bool] = False
+    """True if a trial may take over another's weights, so that all trials need one shape."""
+    kind: str
+    """The scheduler: a name or `package.module:NAME`."""
+
+
+class Fifo(SchedulerSettings):
+    """Every configuration runs to its end."""
+
+    kind: Literal["fifo"] = "fifo"
+
+
+class Asha(SchedulerSettings):
+    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): all run to a first rung; the best go on."""
+
+    kind: Literal["asha"]
+    grace: PositiveInt
+    """Environment steps of the first rung."""
+    reduction: int = Field(3, ge=2)
+    """One of this many goes on at each rung, and the next rung has this many times the steps."""
+
+
+class Median(SchedulerSettings):
+    """Median stopping (Golovin et al. 2017): stopped when the best so far is below the median of the others' means."""
+
+    kind: Literal["median"]
+    grace: PositiveInt
+    """Environment steps before the first decision."""
+    interval: PositiveInt
+    """Environment steps between decisions."""
+    least: int = Field(3, ge=1)
+    """Configurations to compare with before any is stopped."""
+
+
+class Pbt(SchedulerSettings):
+    """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous: the worst take the weights and
+    optimiser state of the best, and perturbed hyper-parameters."""
+
+    hands_weights: ClassVar[bool] = True
+    kind: Literal["pbt"]
+    interval: PositiveInt
+    """Environment steps between exploits."""
+    quantile: float = Field(0.25, gt=0, le=0.5)
+    """Share of the population that is replaced, and that is copied from."""
+    resample: float = Field(0.25, ge=0, le=1)
+    """Probability that a hyper-parameter is drawn anew from the space, not perturbed."""
+    factors: tuple[PositiveFloat, PositiveFloat] = (0.8, 1.2)
+    """Two factors; a number is multiplied by one of them."""
+
+
+class Pb2(SchedulerSettings):
+    """Population-based bandits (Parker-Holder et al. 2020, arXiv 2002.02518): exploits as in PBT; the new
+    hyper-parameters maximise a time-varying Gaussian process's upper confidence bound. Numbers only."""
+
+    hands_weights: ClassVar[bool] = True
+    kind: Literal["pb2"]
+    interval: PositiveInt
+    """Environment steps between exploits."""
+    quantile: float = Field(0.25, gt=0, le=0.5)
+    """Share of the population that is replaced, and that is copied from."""
+
+
+def _settings(data: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
+    """Validate the settings of a built-in scheduler as one of the union, others by the class that the scheduler names."""
+    kind = data.kind if isinstance(data, SchedulerSettings) else data.get("kind") if isinstance(data, Mapping) else None
+    if not isinstance(kind, str) or kind in SCHEDULER.builtins:
+        return built_in(data)
+    try:
+        settings = getattr(SCHEDULER.load(kind), "Settings", None)
+    except MarlRayError as error:
+        raise ValueError(str(error)) from error
+    if not (isinstance(settings, type) and issubclass(settings, SchedulerSettings)):
+        raise ValueError(f"{kind!r} has no class `Settings`, expected one that extends SchedulerSettings")
+    return settings.model_validate(data)
+
+
+SchedulerConfig = Annotated[
+    Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kind")],
+    WrapValidator(_settings),
+    PlainSerializer(lambda settings: settings.model_dump(mode="json")),
+]

@@ -1,0 +1,26 @@
+"""Runs the conformance suite on one algorithm."""
+
+from collections.abc import Iterator
+
+import torch
+
+from marl_ray.config import spec_of
+from marl_ray.conformance.algorithm.properties import PROPERTIES
+from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.errors import MarlRayError
+from marl_ray.training.single_process import process_group
+
+
+def check_algorithm(algorithm: str) -> Iterator[CheckedProperty]:
+    """Check every property that applies to the algorithm.
+
+    An error of the algorithm's own functions is a difference, too. Raises MarlRayError for an algorithm that learns
+    from no play.
+    """
+    if spec_of(algorithm).pairs:
+        raise MarlRayError(f"algorithm: {algorithm} learns from preferred pairs, and the suite's games are played")
+    torch.set_num_threads(1)
+    with process_group():
+        for each in PROPERTIES:
+            if each.applies(algorithm):
+                yield checked(each.name, each.text, lambda each=each: each.differs(algorithm))  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""One checker for each kind of extension: `check(name, settings)` yields the properties that such a part must have."""

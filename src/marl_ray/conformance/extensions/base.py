@@ -1,0 +1,54 @@
+"""The report of a checker: one line for every property of a part, `ok` or `failed` with what differs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from marl_ray.errors import MarlRayError, named
+from marl_ray.extensions import ExtensionPoint
+
+
+class CheckedProperty(NamedTuple):
+    """A property of a part, checked."""
+
+    name: str
+    text: str
+    """The property in one sentence."""
+    failure: str | None
+    """The difference; None if the property holds."""
+
+    def __str__(self) -> str:
+        return f"{'ok' if self.failure is None else 'failed':<6}  {self.name}: {self.failure or self.text}"
+
+
+def checked(name: str, text: str, differs: Callable[[], str | None]) -> CheckedProperty:
+    """Check a property: `differs` returns what differs, or None. An error of the part is a difference, too."""
+    try:
+        failure = differs()
+    except Exception as error:  # whatever the user's code raises
+        failure = named(error)
+    return CheckedProperty(name, text, failure)
+
+
+def report(properties: Iterable[CheckedProperty], write: Callable[[str], None]) -> bool:
+    """Write a line for every property as soon as it is checked; returns True if all hold."""
+    all_hold = True
+    for each in properties:
+        write(str(each))
+        all_hold &= each.failure is None
+    return all_hold
+
+
+def loaded(point: ExtensionPoint, name: str) -> Any:
+    """The object that a name stands for. Raises MarlRayError that begins with the kind."""
+    try:
+        return point.load(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"{point.kind}: {error}") from error
+
+
+def refuse(kind: str, settings: Mapping[str, Any], *known: str) -> None:
+    """Raise MarlRayError for a setting that the checker of this kind does not read."""
+    for key in settings:
+        if key not in known:
+            expected = f"expected {' or '.join(known)}" if known else "expected none"
+            raise MarlRayError(f"check plugin {kind}: unknown setting {key!r}; {expected}")

@@ -1,0 +1,154 @@
+"""Environments: what training relies on when it plays one, of vectors, images or texts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_ray.config.run.sections import EnvConfig
+from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.envs.registry import is_text, make_env
+from marl_ray.policies.actor_critic.spaces import space_to_json
+
+SEED = 7
+EPISODES = 3
+MOST_STEPS = 10_000
+"""Steps after which an episode of drawn actions counts as endless."""
+
+
+class SeenStep(NamedTuple):
+    """One step as its agents saw it, by agent; an environment of texts gives one agent's observation."""
+
+    observations: Mapping[str, Any]
+    rewards: Mapping[str, float]
+    infos: Mapping[str, Mapping[str, Any]]
+
+
+def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+    """Play episodes of drawn actions; `settings` are `env.kwargs`."""
+    config = EnvConfig(id=name, kwargs=dict(settings))
+    env = make_env(config)
+    yield checked("agents", "possible_agents lists every agent once", lambda: _agents(env))
+    yield checked("spaces", "an agent's spaces stay the same, and policies support them", lambda: _spaces(env))
+    episodes: list[list[SeenStep]] = []
+
+    def play() -> str | None:
+        for number in range(EPISODES):
+            episodes.append(_episode(env, SEED + number))
+            if len(episodes[-1]) > MOST_STEPS:
+                return f"an episode of drawn actions is not over after {MOST_STEPS} steps"
+        return None
+
+    played = checked("episodes", "a reset begins an episode, steps end it, and another may begin", play)
+    yield played
+    if played.failure is not None:
+        return
+    steps = [step for episode in episodes for step in episode]
+    yield checked("observations", "every observation is in its agent's space", lambda: _observations(env, steps))
+    yield checked("rewards", "every reward and cost is a finite number", lambda: _numbers(steps))
+    yield checked(
+        "seeds", "another copy with the same seed and actions gives the same", lambda: _seeds(config, episodes[0])
+    )
+
+
+def _agents(env: Any) -> str | None:
+    agents = list(env.possible_agents)
+    if not agents:
+        return "possible_agents is empty"
+    if not all(isinstance(agent, str) for agent in agents):
+        return f"expected names as text, got {agents}"
+    return f"expected each once, got {agents}" if len(set(agents)) < len(agents) else None
+
+
+def _spaces(env: Any) -> str | None:
+    for agent in env.possible_agents:
+        for kind in ("observation_space", "action_space"):
+            space = getattr(env, kind)(agent)
+            if space is not getattr(env, kind)(agent):
+                return f"{kind}({agent!r}) makes a new space at every call, whose draws would repeat"
+            if not is_text(env):
+                space_to_json(space)
+    return None
+
+
+def _episode(env: Any, seed: int) -> list[SeenStep]:
+    """Play an episode of drawn actions; returns its steps, the reset first."""
+    for agent in env.possible_agents:
+        env.action_space(agent).seed(seed)
+    return _episode_of_texts(env, seed) if is_text(env) else _parallel_episode(env, seed)
+
+
+def _parallel_episode(env: Any, seed: int) -> list[SeenStep]:
+    observations, infos = env.reset(seed=seed)
+    if set(observations) != set(env.agents):
+        raise ValueError(f"reset returned observations of {sorted(observations)} and has agents {sorted(env.agents)}")
+    steps = [SeenStep(observations, {}, infos)]
+    while env.agents and len(steps) <= MOST_STEPS:
+        agents = list(env.agents)
+        actions = {agent: _action(env, agent, infos) for agent in agents}
+        observations, rewards, terminated, truncated, infos = env.step(actions)
+        for part, values in {"rewards": rewards, "terminations": terminated, "truncations": truncated}.items():
+            if missing := set(agents) - set(values):
+                raise ValueError(f"step returned no {part} of {', '.join(sorted(missing))}")
+        steps.append(SeenStep(observations, rewards, infos))
+        left = {agent for agent in agents if not (terminated[agent] or truncated[agent])}
+        if wrong := left ^ set(env.agents):
+            raise ValueError(f"{', '.join(sorted(wrong))}: `agents` and the ends that step returned differ")
+    return steps
+
+
+def _action(env: Any, agent: str, infos: Mapping[str, Mapping[str, Any]]) -> Any:
+    mask = infos.get(agent, {}).get("action_mask")
+    space = env.action_space(agent)
+    return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
+
+
+def _episode_of_texts(env: Any, seed: int) -> list[SeenStep]:
+    env.reset(seed=seed)
+    steps: list[SeenStep] = []
+    while env.agents and len(steps) <= MOST_STEPS:
+        agent = env.agent_selection
+        observation, _, terminated, truncated, _ = env.last()
+        steps.append(SeenStep({agent: observation}, dict(env.rewards), {a: dict(i) for a, i in env.infos.items()}))
+        env.step(None if terminated or truncated else env.action_space(agent).sample())
+    return steps
+
+
+def _observations(env: Any, steps: Sequence[SeenStep]) -> str | None:
+    for number, step in enumerate(steps):
+        for agent, observation in step.observations.items():
+            space = env.observation_space(agent)
+            fits = isinstance(observation, str) if is_text(env) else space.contains(observation)
+            if not fits:
+                return f"step {number}: the observation {_short(observation)} of {agent} is not in {space}"
+    return None
+
+
+def _numbers(steps: Sequence[SeenStep]) -> str | None:
+    for number, step in enumerate(steps):
+        numbers = {f"the reward of {agent}": reward for agent, reward in step.rewards.items()}
+        numbers |= {f"the cost of {agent}": info["cost"] for agent, info in step.infos.items() if "cost" in info}
+        for name, value in numbers.items():
+            if not np.isfinite(np.asarray(value, float)).all():
+                return f"step {number}: {name} is {value!r}"
+    return None
+
+
+def _seeds(config: EnvConfig, first: Sequence[SeenStep]) -> str | None:
+    again = _episode(make_env(config), SEED)
+    for number, (one, other) in enumerate(zip(first, again, strict=False)):
+        for part in ("observations", "rewards"):
+            if not _same(getattr(one, part), getattr(other, part)):
+                return f"step {number}: {part} differ between two copies that were reset with seed {SEED}"
+    return None if len(first) == len(again) else f"episodes of {len(first)} and {len(again)} steps from one seed"
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(np.asarray(value), np.asarray(other[agent])) for agent, value in one.items()
+    )
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

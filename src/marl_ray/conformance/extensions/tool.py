@@ -1,0 +1,123 @@
+"""Tools: what an agent relies on when it calls one."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from marl_ray.agents.errors import ToolFailed, ToolTimeout, WrongArguments
+from marl_ray.agents.react_format import signature
+from marl_ray.agents.tools import Tool, make_tool
+from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.errors import one_line
+
+DEADLINE_S = 20.0
+"""Seconds that a call may take; the environment's `timeout_s` by default."""
+VARIANTS = 3
+"""Calls with drawn arguments."""
+THREADS = 8
+LONGEST = 200
+"""Most characters of a description, which every prompt repeats."""
+
+
+def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+    """Call a tool with arguments that fit its schema, and with one that does not; `settings` are its options.
+
+    Raises MarlRayError where it cannot be made.
+    """
+    tool = make_tool(name, settings)
+    tool.prepare()
+    calls = [_arguments(tool.parameters, variant) for variant in range(VARIANTS)]
+    results: list[str] = []
+
+    def answers() -> str | None:
+        results.extend(_result(tool, arguments) for arguments in calls)
+        return None
+
+    yield checked("description", f"agents read {signature(tool)}: {tool.description}", lambda: _description(tool))
+    called = checked("calls", "a call that fits returns a text or raises ToolFailed, in time", answers)
+    yield called
+    yield checked("arguments", "a call with an unknown argument is refused", lambda: _unknown(tool, calls[0]))
+    if called.failure is None:
+        yield checked("repeats", "the same call gives the same text again", lambda: _repeats(tool, calls, results))
+        yield checked("threads", "it gives the same text to several threads", lambda: _threads(tool, calls, results))
+
+
+def _result(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """The text that an agent reads. Raises ValueError where the tool does what it should not."""
+    try:
+        return tool.call(arguments, time.monotonic() + DEADLINE_S)
+    except ToolFailed as error:
+        return f"ToolFailed: {error}"
+    except WrongArguments as error:
+        raise ValueError(f"{dict(arguments)} fits the schema and is refused: {error}") from error
+    except ToolTimeout as error:
+        raise ValueError(f"{dict(arguments)}: no result within {DEADLINE_S:g} s") from error
+    except Exception as error:  # whatever the user's tool raises
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"{dict(arguments)} raises {reason}; raise ToolFailed with what agents should read") from error
+
+
+def _description(tool: Tool) -> str | None:
+    length = len(tool.description)
+    return f"it has {length} characters, expected at most {LONGEST}" if length > LONGEST else None
+
+
+def _unknown(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
+    try:
+        tool.call({**arguments, "no_such_argument": 1}, time.monotonic() + DEADLINE_S)
+    except WrongArguments:
+        return None
+    return "it accepts the argument no_such_argument"
+
+
+def _repeats(tool: Tool, calls: Sequence[Mapping[str, Any]], results: Sequence[str]) -> str | None:
+    for arguments, result in zip(calls, results, strict=True):
+        again = _result(tool, arguments)
+        if again != result:
+            return f"{dict(arguments)} gave {result[:40]!r}, then {again[:40]!r}"
+    return None
+
+
+def _threads(tool: Tool, calls: Sequence[Mapping[str, Any]], results: Sequence[str]) -> str | None:
+    with ThreadPoolExecutor(THREADS) as threads:
+        for again in threads.map(lambda _: [_result(tool, arguments) for arguments in calls], range(THREADS)):
+            if again != list(results):
+                return f"{THREADS} threads at once got {str(again)[:80]}, one alone {str(list(results))[:80]}"
+    return None
+
+
+def _arguments(schema: Mapping[str, Any], variant: int) -> dict[str, Any]:
+    """Arguments that fit a tool's schema; the first variant leaves out those that may be."""
+    definitions, required = schema.get("$defs", {}), schema.get("required", ())
+    return {
+        name: _value(part, definitions, variant)
+        for name, part in schema["properties"].items()
+        if variant or name in required
+    }
+
+
+def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], variant: int) -> Any:
+    """A value that fits a JSON schema as pydantic writes them for type hints."""
+    if "$ref" in schema:
+        return _value(definitions[schema["$ref"].rpartition("/")[2]], definitions, variant)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][variant % len(schema["enum"])]
+    if "anyOf" in schema:
+        return _value(schema["anyOf"][variant % len(schema["anyOf"])], definitions, variant)
+    match schema.get("type"):
+        case "string":
+            return ("a", "", "K\u00f6ln 7\n{x}")[variant]
+        case "integer":
+            return max(schema.get("minimum", 0), (1, 0, 7)[variant])
+        case "number":
+            return max(schema.get("minimum", 0.0), (1.0, 0.0, 2.5)[variant])
+        case "boolean":
+            return variant % 2 == 1
+        case "array":
+            return [_value(schema.get("items", {}), definitions, variant)] * variant
+        case "object":
+            return _arguments({"properties": {}, **schema, "$defs": definitions}, variant)
+    return None

@@ -1,0 +1,53 @@
+"""Trackers: what a run relies on when it logs to one."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from marl_ray.config import RunConfig, parse_config
+from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded, refuse
+from marl_ray.extensions import TRACKER
+from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
+
+RUN_ID = "0123456789abcdef0123456789abcdef"
+QUICK_S = 10.0
+"""Seconds that a call may take; a run waits for its rows at its end, and no longer than three times this."""
+ROWS = [{"steps": 64 * number, "iteration": number, "return": number / 10, "loss": math.nan} for number in range(100)]
+
+
+def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+    """Log rows of a made-up run into a folder that is deleted again; a tracker has no settings."""
+    refuse("tracker", settings)
+    loaded(TRACKER, name)
+    with TemporaryDirectory(prefix="marl-ray-") as folder:
+        data = {"name": "check", "env": {"id": "budget_dag"}, "storage": folder, "tracking": {"also": [name]}}
+        config = parse_config(RunConfig, data, source="check plugin tracker")
+        ready = checked("check", "it can work here", lambda: check_sinks(config))
+        yield ready
+        if ready.failure is not None:
+            return
+        yield checked("rows", "it takes rows, values that are not finite among them", lambda: _log(config, name, ROWS))
+        yield checked(
+            "resume", "a run that goes on repeats steps and is the same run", lambda: _log(config, name, ROWS[50:])
+        )
+        yield checked("failure", "a run that fails closes it", lambda: _log(config, name, [], "FAILED"))
+
+
+def _log(config: RunConfig, name: str, rows: list[dict[str, float]], status: str = "FINISHED") -> str | None:
+    """Log rows as a run does, in two parts; the difference is a call that takes too long."""
+    times = {}
+    begun = time.monotonic()
+    sink = open_sinks(config, RUN_ID)[name]
+    times["opening it"] = time.monotonic()
+    sink.log(rows[:1])
+    sink.log(rows[1:])
+    times["log"] = time.monotonic()
+    sink.end(status)
+    times["end"] = time.monotonic()
+    for what, done in times.items():
+        if done - begun > QUICK_S:
+            return f"{what} took {done - begun:.0f} s, expected at most {QUICK_S:.0f} s"
+        begun = done
+    return None

@@ -1,0 +1,74 @@
+"""Rewards by the right answer of a task."""
+
+import re
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from marl_ray.rewards.math import math_reward
+from marl_ray.rewards.math_answers import TOLERANCE, answers_match, number
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_FORMULA = re.compile(r"[\\^=+*/<>{}\[\]|#]|(?<!\w)-|-(?!\w)|^\(|\d[!(]")
+"""Signs that carry meaning in an answer, unlike the punctuation of words."""
+
+
+class Solved:
+    """Pays 1 where the environment says that the task is solved, by its metric `pass`."""
+
+    def __call__(self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]) -> float:
+        return metrics["pass"]
+
+
+class MathAnswer:
+    """Pays 1 where the final answer in a text is the right one, by the rules of `marl_ray.rewards.math`."""
+
+    needs = ("answer",)
+
+    def __init__(self, tolerance: float = TOLERANCE):
+        """`tolerance` is relative, of answers that are no whole numbers; ValueError if it is negative."""
+        if not tolerance >= 0:
+            raise ValueError(f"tolerance={tolerance}, expected 0 or more")
+        self.tolerance = tolerance
+
+    def __call__(self, prompt: str, answer: str, task: Any) -> float:
+        return math_reward(answer, task.answer, self.tolerance)
+
+
+class ShortAnswer:
+    """Pays 1 where a short answer is the right one, by `same_answer`."""
+
+    needs = ("answer",)
+
+    def __call__(self, prompt: str, answer: str, task: Any) -> float:
+        return float(same_answer(answer, task.answer))
+
+
+class ExactMatch:
+    """Pays 1 where the answer is the right one to the letter, but for spaces around it."""
+
+    needs = ("answer",)
+
+    def __init__(self, ignore_case: bool = False):
+        self.ignore_case = ignore_case
+
+    def __call__(self, prompt: str, answer: str, task: Any) -> float:
+        pair = answer.strip(), str(task.answer).strip()
+        return float(pair[0] == pair[1] or (self.ignore_case and pair[0].casefold() == pair[1].casefold()))
+
+
+def same_answer(given: str, wanted: str) -> bool:
+    """True if two answers are equal by `marl_ray.rewards.math`, or as words without punctuation and articles."""
+    given = given.strip().strip("*")
+    if answers_match(given, wanted):
+        return True
+    if number(wanted) is not None or _FORMULA.search(given) or _FORMULA.search(wanted):
+        return False
+    return bool(_bare(wanted)) and _bare(given) == _bare(wanted)
+
+
+def _bare(text: str) -> str:
+    words = _INSIDE_A_NUMBER.sub(" ", text.casefold()).translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", words).split())

@@ -1,0 +1,282 @@
+"""Replies of a judge over HTTP: each request once, within its deadline and the limit on spending.
+
+OpenAI's chat completions: POST URL/chat/completions, https://platform.openai.com/docs/api-reference/chat/create.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+
+from marl_ray.errors import MarlRayError
+from marl_ray.rewards.judge.ledger import JudgeLedger
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_TOKEN = 3
+"""Tokens are counted by this where a server does not report them; most texts have more bytes a token."""
+_MOST_BYTES = 1 << 20
+_SLACK_S = 30.0
+"""Seconds that the cache's file may take in addition to a request's deadline."""
+_RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+_OF_THE_TEXT = {400, 413, 422}
+"""Statuses that refuse one request for what it says or for its length, which agents may cause."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_LOCAL = {"127.0.0.1", "::1", "localhost"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY = re.compile(r"[\x21-\x7e]{1,1000}")
+
+
+class ReplyMessage(BaseModel):
+    """The message of a choice."""
+
+    content: str | None = None
+
+
+class ReplyChoice(BaseModel):
+    """One of the completions of a request."""
+
+    message: ReplyMessage
+
+
+class ReplyUsage(BaseModel):
+    """Tokens that the server counted."""
+
+    prompt_tokens: int = Field(0, ge=0)
+    completion_tokens: int = Field(0, ge=0)
+
+
+class ChatReply(BaseModel):
+    """The part of a response that is read."""
+
+    choices: list[ReplyChoice] = Field(min_length=1)
+    usage: ReplyUsage | None = None
+
+
+@dataclass(frozen=True)
+class JudgeReply:
+    """A judge's reply to one request."""
+
+    text: str
+    cost: float = 0.0
+    """Tokens, or the price, that this request cost."""
+    cached: bool = False
+    problem: str = ""
+    """The reason if there is no reply, else empty."""
+
+
+@dataclass(frozen=True)
+class JudgeTerms:
+    """The address of a judge, and how long, how often and at what cost it may be asked (see `llm_judge.LLMJudge`)."""
+
+    url: str
+    key_variable: str
+    cache: str | None
+    deadline_s: float
+    retries: int
+    concurrency: int
+    limit: float | None
+    input_price: float | None
+    output_price: float | None
+    when_spent: str
+    most_failures: int
+
+    def cost(self, read: float, written: float) -> float:
+        """Price of tokens read and written; without prices their number."""
+        if self.input_price is None or self.output_price is None:
+            return read + written
+        return (read * self.input_price + written * self.output_price) / 1e6
+
+
+class JudgeClient:
+    """A judge, shared by the environments of a process; safe to use from several threads."""
+
+    def __init__(self, terms: JudgeTerms, key: str):
+        """MarlRayError for a URL that is none, or that would send the key over an open network, and for the cache."""
+        self.terms, self._key = terms, key
+        try:
+            url = httpx.URL(terms.url)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise MarlRayError(f"url: {terms.url!r} is no URL") from error
+        if url.scheme not in ("http", "https") or not url.host:
+            raise MarlRayError(f"url: {terms.url!r}, expected such as https://HOST/v1")
+        if key and url.scheme != "https" and url.host not in _LOCAL:
+            raise MarlRayError(f"url: {terms.url!r}; expected https, for the key travels with every request")
+        self._url = f"{terms.url.rstrip('/')}/chat/completions"
+        self._client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {})
+        self._ledger = JudgeLedger(terms.cache)
+        self._slots = threading.BoundedSemaphore(terms.concurrency)
+        self._lock = threading.Lock()
+        self._running: dict[str, Future[JudgeReply]] = {}
+        self._failures = 0
+        """Requests in a row that had no reply."""
+
+    def ask(self, request: Mapping[str, Any], readable: Callable[[str], bool]) -> JudgeReply:
+        """The reply to a request: from the cache, else over HTTP; only replies that are `readable` are kept.
+
+        Of threads that make the same request at once one asks, and the others wait for it. Raises MarlRayError when the
+        limit is spent, if the terms say so, and after `most_failures` requests in a row without a reply.
+        """
+        content = json.dumps([self._url, request], sort_keys=True).encode()
+        key = hashlib.sha256(content).hexdigest()
+        if (stored := self._ledger.get(key)) is not None:
+            return JudgeReply(stored, cached=True)
+        deadline = time.monotonic() + self.terms.deadline_s
+        with self._lock:
+            running = self._running.get(key)
+            if running is None:
+                own = self._running[key] = Future()
+        if running is not None:
+            return _of_another(running, self.terms.deadline_s + _SLACK_S)
+        try:
+            reply = self._reply(request, len(content), deadline)
+            if not reply.problem and readable(reply.text):
+                self._ledger.put(key, reply.text)
+            own.set_result(reply)
+            return reply
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._running[key]
+
+    def _reply(self, request: Mapping[str, Any], size: int, deadline: float) -> JudgeReply:
+        if self.terms.limit is not None and self._ledger.spent() >= self.terms.limit:
+            problem = f"the limit of {self.terms.limit:g} is spent"
+            if self.terms.when_spent == "error":
+                raise MarlRayError(f"llm_judge: {problem}; raise `limit`, or say `when_spent: fallback`")
+            return JudgeReply("", problem=problem)
+        if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return self._failed("no slot became free in time; raise concurrency or deadline_s", 0.0)
+        try:
+            return self._fetched(request, size, deadline)
+        finally:
+            self._slots.release()
+
+    def _fetched(self, request: Mapping[str, Any], size: int, deadline: float) -> JudgeReply:
+        """Make the request, again after what may pass, with growing pauses."""
+        cost = 0.0
+        for attempt in itertools.count():
+            pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+            try:
+                status, body, wait_s = self._post(request, deadline)
+            except httpx.RequestError as error:
+                problem = type(error).__name__  # its text may name hosts and proxies
+                if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                    cost += self._paid(size / BYTES_PER_TOKEN, 0)  # the server may have read it
+            else:
+                if status == 200:
+                    return self._read(body, size, cost)
+                problem = f"HTTP {status}"
+                if status in _OF_THE_TEXT:
+                    return JudgeReply("", cost, problem=problem)
+                if status not in _RETRIED:
+                    return self._failed(problem, cost)
+                pause = max(pause, wait_s)
+            if attempt >= self.terms.retries or time.monotonic() + pause >= deadline:
+                return self._failed(problem, cost)
+            time.sleep(pause)
+        raise AssertionError("itertools.count ends")
+
+    def _post(self, request: Mapping[str, Any], deadline: float) -> tuple[int, bytes, float]:
+        """Status, body, and the pause in seconds that the service asks for."""
+        with self._client.stream("POST", self._url, json=request, timeout=_left(deadline)) as response:
+            body = bytearray()
+            for chunk in response.iter_bytes():
+                body += chunk
+                _left(deadline)
+                if len(body) > _MOST_BYTES:
+                    break
+            wait = response.headers.get("retry-after", "")
+            return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
+
+    def _read(self, body: bytes, size: int, cost: float) -> JudgeReply:
+        """The text and cost of a response with status 200; a response of another schema is a reply without a grade."""
+        with self._lock:
+            self._failures = 0
+        try:
+            reply = ChatReply.model_validate_json(body)
+        except ValidationError:  # its text could quote a key that stands in the body
+            cost += self._paid(size / BYTES_PER_TOKEN, len(body) / BYTES_PER_TOKEN)
+            return JudgeReply("", cost, problem="the response is no chat completion")
+        text = reply.choices[0].message.content or ""
+        usage = reply.usage or ReplyUsage(
+            prompt_tokens=size // BYTES_PER_TOKEN,
+            completion_tokens=len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN,
+        )
+        cost += self._paid(usage.prompt_tokens, usage.completion_tokens)
+        # A service that echoes the key must not put it into the cache.
+        return JudgeReply(text.replace(self._key, "[key]") if self._key else text, cost)
+
+    def _paid(self, read: float, written: float) -> float:
+        cost = self.terms.cost(read, written)
+        self._ledger.spend(cost)
+        return cost
+
+    def _failed(self, problem: str, cost: float) -> JudgeReply:
+        """Count a request without a reply. Raises MarlRayError if it is one too many in a row."""
+        with self._lock:
+            self._failures += 1
+            failures = self._failures
+        if failures == 1:
+            log.warning("llm_judge: no reply from %s (%s)", self._url, problem)
+        if failures >= self.terms.most_failures:
+            raise MarlRayError(
+                f"llm_judge: {self._url} gave no reply {failures} times in a row; the last time: {problem}"
+            )
+        return JudgeReply("", cost, problem=problem)
+
+
+def _of_another(running: Future[JudgeReply], timeout: float) -> JudgeReply:
+    """The reply that another thread is asking for."""
+    try:
+        return replace(running.result(timeout), cost=0.0, cached=True)
+    except TimeoutError:
+        return JudgeReply("", problem="no reply in time", cached=True)
+
+
+@functools.lru_cache(maxsize=32)
+def _client(terms: JudgeTerms, key: str) -> JudgeClient:
+    return JudgeClient(terms, key)
+
+
+def judge_client(terms: JudgeTerms) -> JudgeClient:
+    """The client of a process for these terms. Raises MarlRayError naming the option."""
+    return _client(terms, _key(terms.key_variable))
+
+
+def _key(variable: str) -> str:
+    """The key that an environment variable holds; empty without a variable. Errors show neither the key nor what may be
+    one."""
+    if not variable:
+        return ""
+    if not _VARIABLE.fullmatch(variable):
+        raise MarlRayError("key_variable: expected the name of an environment variable that holds the key")
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise MarlRayError(f"key_variable: the environment variable {variable} is not set")
+    if not _KEY.fullmatch(key):
+        raise MarlRayError(f"key_variable: the environment variable {variable} holds no key, but spaces or line breaks")
+    return key
+
+
+def _left(deadline: float) -> float:
+    """Seconds until the deadline; raises httpx.ReadTimeout if it has passed."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise httpx.ReadTimeout("no response in time")
+    return remaining

@@ -1,0 +1,106 @@
+"""The reward `llm_judge`: a language model grades answers."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.rewards.judge.client import JudgeTerms, judge_client
+from marl_ray.rewards.judge.prompt import FIELDS, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
+
+REQUEST = {"temperature": 0, "max_tokens": 512}
+LONGEST_DEADLINE_S = 300.0
+"""A step of an environment may take ten minutes."""
+
+
+class LLMJudge:
+    """Pays the share of the highest grade that a language model gives an answer; `task.answer` is its reference, if any.
+
+    url, model: an OpenAI-compatible API (`https://HOST/v1`) and its model. key_variable: name of the environment variable
+    that holds the key. rubric: what makes an answer good. template: the prompt, in place of the product's, with some of
+    {rubric}, {mark}, {task}, {reference}, {answer} and {scale}. scale: the highest grade. request: further fields of the
+    request, in place of temperature 0 and 512 max_tokens. offline: grade by common words, without a model.
+    cache: a SQLite file for replies and spending that all workers share. deadline_s: seconds of a judgement, with its wait
+    for one of `concurrency` slots of the process, and with up to `retries` more requests. limit: most tokens, or with
+    input_price and output_price (of a million tokens) most money, of all runs with this cache. when_spent: `error` ends
+    the run, `fallback` goes on. fallback: the reward where there is no grade. most_failures: requests in a row without a
+    reply that end the run.
+
+    Nothing that an answer or a reply says ends a run: a reply without a grade pays `fallback`.
+    Metrics: `judge_calls`, `judge_cached`, `judge_failed` (0 or 1), `judge_cost` (tokens or money).
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        model: str = "",
+        key_variable: str = "",
+        rubric: str = RUBRIC,
+        template: str = TEMPLATE,
+        scale: int = 10,
+        request: Mapping[str, Any] | None = None,
+        offline: bool = False,
+        cache: str | None = None,
+        deadline_s: float = 60.0,
+        retries: int = 6,
+        concurrency: int = 16,
+        limit: float | None = None,
+        input_price: float | None = None,
+        output_price: float | None = None,
+        when_spent: str = "error",
+        fallback: float = 0.0,
+        most_failures: int = 50,
+    ):
+        """ValueError or MarlRayError naming the option."""
+        wrong = {
+            "scale": (scale, isinstance(scale, int) and scale >= 1, "a whole number of at least 1"),
+            "deadline_s": (deadline_s, 0 < deadline_s <= LONGEST_DEADLINE_S, f"more than 0 to {LONGEST_DEADLINE_S:g}"),
+            "retries": (retries, retries >= 0, "0 or more"),
+            "concurrency": (concurrency, concurrency >= 1, "1 or more"),
+            "most_failures": (most_failures, most_failures >= 1, "1 or more"),
+            "limit": (limit, limit is None or limit > 0, "more than 0"),
+            "when_spent": (when_spent, when_spent in ("error", "fallback"), "error or fallback"),
+        }
+        for name, (value, fits, expected) in wrong.items():
+            if not fits:
+                raise ValueError(f"{name}={value!r}, expected {expected}")
+        if (input_price is None) != (output_price is None):
+            raise ValueError("input_price, output_price: expected both or none")
+        if limit is not None and cache is None:
+            raise ValueError("limit: expected with `cache`, a file in which all workers add up what they spend")
+        if not offline and not (url and model):
+            raise ValueError("url, model: expected both, or offline: true")
+        _check_template(template, rubric)
+        self.scale, self.rubric, self.template, self.fallback = scale, rubric, template, float(fallback)
+        self._request = {"model": model, **(REQUEST if request is None else request)}
+        try:
+            json.dumps(self._request, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"request: expected what JSON holds ({one_line(error)})") from error
+        bounds = cache, deadline_s, retries, concurrency, limit, input_price, output_price, when_spent, most_failures
+        self._client = None if offline else judge_client(JudgeTerms(url, key_variable, *bounds))
+
+    def __call__(self, prompt: str, answer: str, task: Any) -> tuple[float, dict[str, float]]:
+        texts = str(task.prompt), str(getattr(task, "answer", "")), answer
+        if self._client is None:
+            grade, cost, cached = grade_of(offline_reply(self.scale, *texts), self.scale), 0.0, False
+        else:
+            content = judge_prompt(self.template, self.rubric, self.scale, *texts)
+            request = {**self._request, "messages": [{"role": "user", "content": content}]}
+            reply = self._client.ask(request, lambda text: grade_of(text, self.scale) is not None)
+            grade, cost, cached = grade_of(reply.text, self.scale), reply.cost, reply.cached
+        called = self._client is not None and not cached
+        counts = {"judge_calls": called, "judge_cached": cached, "judge_failed": grade is None, "judge_cost": cost}
+        return self.fallback if grade is None else grade, {name: float(count) for name, count in counts.items()}
+
+
+def _check_template(template: str, rubric: str) -> None:
+    try:
+        filled = template.format(**{field: f"<{field}>" for field in FIELDS})
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        allowed = ", ".join(f"{{{field}}}" for field in FIELDS)
+        raise ValueError(f"template: cannot be filled ({error!r}); expected only {allowed}") from None
+    if "<answer>" not in filled:
+        raise MarlRayError("llm_judge: template: expected {answer} in it")
+    if rubric != RUBRIC and "<rubric>" not in filled:
+        raise MarlRayError("llm_judge: rubric: the template does not have {rubric}")

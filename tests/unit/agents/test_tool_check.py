@@ -1,0 +1,92 @@
+"""The checker of tools passes what agents can use, and names what they cannot."""
+
+import sys
+import time
+import types
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from marl_ray.agents.errors import ToolFailed
+from marl_ray.conformance.extensions import tool as checker
+from marl_ray.conformance.extensions.tool import check
+from marl_ray.errors import MarlRayError
+
+
+class Place(BaseModel):
+    """A place on a map."""
+
+    row: int
+    name: str | None = None
+
+
+def travel(where: Place, how: Literal["walk", "ride"], stops: list[str], days: int = 1, *, price: float = 1.0) -> str:
+    """Plans a journey."""
+    if not stops:
+        raise ToolFailed("Name some stops.")
+    return f"{how} to {where.row} {where.name} by {stops} in {days} at {price}"
+
+
+def divide(a: int, b: int) -> str:
+    """Divides."""
+    return str(a / b)
+
+
+def sleeps(a: int) -> str:
+    """Sleeps."""
+    time.sleep(0.5)
+    return ""
+
+
+def counts(a: int = 0, *, seen: Any = None) -> str:
+    """Counts its calls."""
+    counted.append(a)
+    return str(len(counted))
+
+
+def talks(a: int) -> str:
+    return str(a)
+
+
+talks.__doc__ = "Talks. " * 50
+counted: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("checked_tools")
+    for function in (travel, divide, sleeps, counts, talks):
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "checked_tools", module)
+
+
+@pytest.mark.parametrize(
+    ("name", "failures"),
+    [
+        ("travel", []),
+        (
+            "divide",
+            ["calls: ValueError: {'a': 0, 'b': 0} raises ZeroDivisionError: division by zero; raise"],
+        ),
+        ("sleeps", ["calls: ValueError: {'a': 1}: no result within 0.1 s"]),
+        ("counts", ["repeats: {} gave '1', then '4'", "threads: 8 threads at once got"]),
+        ("talks", ["description: it has 349 characters, expected at most 200"]),
+    ],
+)
+def test_a_mistake_is_named(name: str, failures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker, "DEADLINE_S", 0.1 if name == "sleeps" else 20.0)
+    lines = [f"{each.name}: {each.failure}" for each in check(f"checked_tools:{name}", {}) if each.failure]
+    assert len(lines) == len(failures)
+    assert all(line.startswith(failure) for line, failure in zip(lines, failures, strict=True))
+
+
+def test_settings_are_options() -> None:
+    assert [each.failure for each in check("checked_tools:travel", {"price": 2.0})] == [None] * 5
+    with pytest.raises(MarlRayError, match="tools: checked_tools:travel has no option 'prce'; did you mean price"):
+        list(check("checked_tools:travel", {"prce": 2.0}))
+
+
+@pytest.mark.parametrize(("name", "settings"), [("answer", {}), ("google_search_serper", {"corpus": "towns"})])
+def test_a_built_in_passes(name: str, settings: dict[str, Any]) -> None:
+    assert [str(each) for each in check(name, settings) if each.failure] == []
