@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from marl_ray.cli import cluster, evaluation, experiments, serving, sweep
+from marl_ray.cli import cluster, evaluation, experiments, serving, sweep, trying
 from marl_ray.cli.options import LOCAL_DASHBOARD, Address, Context, KubeRay, Namespace, SubmissionId
 from marl_ray.errors import MarlRayError
 
@@ -43,6 +43,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Inspect configs.", no_args_is_help=True)
 submit_app = typer.Typer(help="Run a command as a Ray Job on a cluster.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+trying.register(app)
 serving.register(app)
 cluster.register(app)
 experiments.register()
