@@ -17,9 +17,9 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import failures_of, named_workers, poll_often, without_datasets, without_own_interrupts
-from marl_ray.training.run_folder.branching import source_of
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
+from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
     filesystem_of,
     kept,
@@ -43,7 +43,7 @@ from marl_ray.training.worker import REFUSED, STOPPED, worker
 FINISHED = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
 
-BRANCH = "branch"
+ORIGIN = "origin"
 """Key of the run's record for the checkpoint that `resume_from` named when the run began."""
 
 
@@ -94,7 +94,7 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         return before
     use_gpu = check_capacity(config)
     record = record_of(config)
-    source = record.setdefault(BRANCH, source_of(config)) if config.resume_from else None
+    source = record.setdefault(ORIGIN, source_of(config)) if config.resume_from else None
     tracker = Tracker(config, record.get("mlflow_run_id"), {"resume_from": source} if source else {})
     with console or RunLog(config) as log:
         return _train(config, record, tracker, use_gpu, log)
@@ -132,7 +132,7 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
                 "run_id": tracker.run_id,
                 "tracking_uri": tracker.uri,
                 "folder": os.getcwd(),
-                "branch": record.get(BRANCH),
+                "origin": record.get(ORIGIN),
             },
             torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(

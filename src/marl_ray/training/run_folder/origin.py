@@ -143,7 +143,7 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
 
 
 def play_of(config: RunConfig) -> dict[str, Any]:
-    """The facts under which the running episodes, and the means over recent ones, go on in a branch."""
+    """The facts under which the running episodes, and the means over recent ones, go on after another run's checkpoint."""
     data = config.resolved()
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}
