@@ -23,6 +23,7 @@ from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
     filesystem_of,
     kept,
+    latest_checkpoint,
     pin_bundles,
     record_of,
     storage_of,
@@ -44,7 +45,7 @@ FINISHED = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
 
 ORIGIN = "origin"
-"""Key of the run's record for the checkpoint that `resume_from` named when the run began."""
+"""Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RunResult:
     model: str
     """`models:/name/version`, which names the best bundle in MLflow's registry."""
     bundle: str
-    """Where the best bundle is: the link in the run's folder, or the URI on remote storage."""
+    """The link to the best bundle in the run's folder, or the bundle's URI on remote storage."""
     curve: Path | None
     """Learning curve, where the storage is local."""
     tracking_uri: str
@@ -94,8 +95,9 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         return before
     use_gpu = check_capacity(config)
     record = record_of(config)
-    source = record.setdefault(ORIGIN, source_of(config)) if config.resume_from else None
-    tracker = Tracker(config, record.get("mlflow_run_id"), {"resume_from": source} if source else {})
+    if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
+        record[ORIGIN] = source_of(config)
+    tracker = Tracker(config, record.get("mlflow_run_id"))
     with console or RunLog(config) as log:
         return _train(config, record, tracker, use_gpu, log)
 
@@ -115,6 +117,8 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
     try:
         shield.enter_context(answering(lambda: say_kept(config, console)))
         tracker.reopen()
+        if ORIGIN in record:
+            tracker.tag({"resume_from": record[ORIGIN]})
         record |= {"mlflow_run_id": tracker.run_id}
         pinned = pin_bundles(config, record)
         write_record(config, record)

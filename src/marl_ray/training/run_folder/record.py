@@ -155,7 +155,7 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
 
 
 def latest_checkpoint(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
-    """What Ray Train wrote of the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`; None if
+    """Read Ray Train's note of the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`; None if
     there is no checkpoint."""
     try:
         latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
