@@ -67,7 +67,7 @@ def test_two_workers_begin_from_the_checkpoint_of_one_and_one_from_that_of_two(b
     more = ("train.total_steps=224", f"resume_from={base / '4'}")
     alone = train_alone(config(*more))
     both = two_workers(trained, str(tmp_path / "two"), "resources.workers=2", *more)
-    assert [row["return"] for row in both] == [row["return"] for row in alone]
+    assert [row["return"] for row in both[1:]] == [row["return"] for row in alone[1:]]
     assert [row["policy_loss"] for row in both[1:]] == pytest.approx(
         [row["policy_loss"] for row in alone[1:]], abs=1e-5
     )
