@@ -185,8 +185,8 @@ def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
             list(rows(name, data))
 
 
-def test_an_unknown_benchmark_is_refused_with_those_there_are():
-    with refused("benchmark 'humaneval2' is unknown; expected one of humaneval, humaneval_plus, mbpp"):
+def test_an_unknown_benchmark_is_refused_with_those_that_are_close():
+    with refused("benchmark 'humaneval2' is unknown; did you mean humaneval or humaneval_plus"):
         benchmark("humaneval2")
 
 

@@ -23,6 +23,7 @@ from marl_ray.config.run.sections import (
     TrainConfig,
     WarmStartConfig,
 )
+from marl_ray.errors import did_you_mean
 
 DECISIONS = "decisions://"
 """Prefix of the `data` of a run that learns from texts that were served."""
@@ -371,7 +372,8 @@ def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
     if any(key in spec.reads for spec in specs.values()):
         return
     if not any(key in spec.hyper.model_fields for spec in specs.values()):
-        raise ValueError(f"unknown key {where!r}")
+        known = sorted({knob for spec in specs.values() for knob in spec.reads})
+        raise ValueError(f"unknown key {where!r}{did_you_mean(key, known)}")
     names = " and ".join(specs)
     raise ValueError(
         f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; `marl-ray algorithms NAME` says what is read"

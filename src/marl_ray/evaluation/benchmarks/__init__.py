@@ -1,7 +1,7 @@
 """Benchmarks of code and mathematics behind one interface; an explicit dictionary registers them."""
 
 from marl_ray.envs.text.record_files import FileRow
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.evaluation.benchmarks.base import (
     KINDS,
     Benchmark,
@@ -41,7 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 def benchmark(name: str) -> Benchmark:
     """A benchmark by name. Raises MarlRayError listing those there are."""
     if name not in BENCHMARKS:
-        raise MarlRayError(f"benchmark {name!r} is unknown; expected one of {', '.join(BENCHMARKS)}")
+        raise MarlRayError(f"benchmark {name!r} is unknown{did_you_mean(name, BENCHMARKS)}")
     return BENCHMARKS[name]
 
 
