@@ -21,6 +21,7 @@ from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_b
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
 from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
+    config_record,
     filesystem_of,
     kept,
     latest_checkpoint,
@@ -31,6 +32,7 @@ from marl_ray.training.run_folder.record import (
     write_record,
 )
 from marl_ray.training.run_folder.run_log import RunLog
+from marl_ray.training.run_folder.standing import Beating
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
@@ -98,11 +100,18 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
         record[ORIGIN] = source_of(config)
     tracker = Tracker(config, record.get("mlflow_run_id"))
-    with console or RunLog(config) as log:
-        return _train(config, record, tracker, use_gpu, log)
+    with console or RunLog(config) as log, contextlib.ExitStack() as standing:
+        return _train(config, record, tracker, use_gpu, log, standing)
 
 
-def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu: bool, console: RunLog) -> RunResult:
+def _train(
+    config: RunConfig,
+    record: dict[str, Any],
+    tracker: Tracker,
+    use_gpu: bool,
+    console: RunLog,
+    standing: contextlib.ExitStack,
+) -> RunResult:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
@@ -119,9 +128,10 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
         tracker.reopen()
         if ORIGIN in record:
             tracker.tag({"resume_from": record[ORIGIN]})
-        record |= {"mlflow_run_id": tracker.run_id}
+        record |= {"mlflow_run_id": tracker.run_id, **config_record(config)}
         pinned = pin_bundles(config, record)
         write_record(config, record)
+        standing.enter_context(Beating(filesystem, folder))
         console.open()
         workers = config.resources.workers
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
