@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import student
+from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named
 from marl_ray.runs.stored import find_run
 from marl_ray.training.run_folder.metrics_file import MetricsFile
@@ -146,6 +148,17 @@ def test_a_driver_that_was_killed_is_known_at_once(storage: Path):
         driver.send_signal(signal.SIGKILL)
         driver.wait(10)
     assert find_run("other", str(storage)).state() == "died"
+
+
+def test_a_log_is_followed_until_the_driver_ends(storage: Path):
+    run, lines = find_run("other", str(storage)), list[str]()
+    follower = threading.Thread(target=lambda: lines.extend(log_lines(run, follow=True)), daemon=True)
+    with Beating(LOCAL, run.folder):
+        follower.start()
+        with (storage / "other" / "run.log").open("a") as log:
+            log.write("and on\n")
+    follower.join(30)
+    assert not follower.is_alive() and lines[0].endswith("  training") and lines[1:] == ["and on"]
 
 
 @pytest.mark.parametrize(("error", "state"), [(MarlRayError("no"), "failed"), (KeyboardInterrupt(), "interrupted")])

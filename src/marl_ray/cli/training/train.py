@@ -69,8 +69,8 @@ def train_here(run: "RunConfig") -> "RunResult":
         check_cpus(run, cpus_here())
     console = RunLog(run)
     with answering(lambda: say_kept(run, console)):  # checks may take long, and so does a Ray that is half started
-        console.phase("checking the run")
-        check_run(run)
+        with console.held_phase("checking the run"):
+            check_run(run)
         console.phase("connecting to Ray" if "RAY_ADDRESS" in os.environ else "starting Ray")
         with ray_here():
             return train_on_ray(run, console)
