@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
 ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
 ENDPOINT = "gridworld"
+KEYS = "keys.yaml"
+"""Name of the file of API keys."""
 ROLLOUT: dict[str, Any] = {
     "strategy": "gradual",
     "stages": [0.25, 0.5, 1.0],
@@ -50,27 +52,24 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
     absent = [str(path) for path in ARMS.values() if not path.is_file()]
     if absent:
         raise MarlRayError(f"demo: {', '.join(absent)} is missing; run the demo from a checkout of marl-ray")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
-    folder = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
-    folder.mkdir(parents=True)
+    console, folder = plain_console(), new_folder(folder)
     mappo = load_config(RunConfig, ARMS["mappo"])
-    with _step(console, "compiling the gridworld (first time only)"):
+    with step(console, "compiling the gridworld (first time only)"):
         warm_up(mappo.env)
-    with _step(console, "starting a local Ray"):
+    with step(console, "starting a local Ray"):
         stack = contextlib.ExitStack()
         ray = stack.enter_context(local_ray(num_cpus=max(2, os.cpu_count() or 2), object_store_bytes=256 << 20))
     with stack:
         for arm, path in ARMS.items():
-            with _step(console, f"training {arm} as a Ray Job"):
+            with step(console, f"training {arm} as a Ray Job"):
                 _train(path, folder, ray.dashboard_url)
-        key = os.environ["MARL_RAY_API_KEY"] = new_key(folder / "keys.yaml", "demo")
-        with _step(console, "deploying the router: ippo in production, mappo as its candidate"):
-            url = _deploy(folder, ray.dashboard_url)
-        with _step(console, "rolling mappo out, a quarter of the episodes first"):
+        key = os.environ["MARL_RAY_API_KEY"] = new_key(folder / KEYS, "demo")
+        with step(console, "deploying the router: ippo in production, mappo as its candidate"):
+            arms = {arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARMS.items()}
+            url = deploy_endpoint(folder, ray.dashboard_url, {"arms": arms, **ROLLOUT})
+        with step(console, "rolling mappo out, a quarter of the episodes first"):
             good = play(url, ENDPOINT, mappo.env, episodes)
-        with _step(console, "rolling an untrained team out against the winner"):
+        with step(console, "rolling an untrained team out against the winner"):
             bad = play(url, roll_out_untrained(mappo, folder, url), mappo.env, episodes)
         curve = _plot(folder)
         for report, played in (good, bad):
@@ -87,12 +86,26 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
             console.print("serving until Ctrl-C")
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
-        with _step(console, "shutting down"):
+        with step(console, "shutting down"):
             stack.close()
 
 
+def plain_console() -> Console:
+    """A console for stdout that is 120 characters wide where there is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def new_folder(folder: Path) -> Path:
+    """Make and return `folder`/TIME."""
+    made = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    made.mkdir(parents=True)
+    return made
+
+
 @contextlib.contextmanager
-def _step(console: Console, title: str) -> Iterator[None]:
+def step(console: Console, title: str) -> Iterator[None]:
+    """Print what the block does, and its seconds."""
     console.print(f"[bold]{title}[/bold] ...")
     start = time.perf_counter()
     yield
@@ -107,11 +120,12 @@ def _train(config: Path, folder: Path, dashboard_url: str) -> None:
         raise MarlRayError(f"demo: training {config.stem} failed with status {status}")
 
 
-def _deploy(folder: Path, dashboard_url: str) -> str:
+def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, Any]) -> str:
+    """Deploy a gateway with one experiment, whose data lie in `folder` beside the MLflow database and the file of keys;
+    returns its URL."""
     from marl_ray.cluster.local_ray import free_port
     from marl_ray.serving.client.deploy import deploy
 
-    arms = {arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARMS.items()}
     deployed = deploy(
         {
             "http_options": {"host": "127.0.0.1", "port": free_port()},
@@ -121,10 +135,10 @@ def _deploy(folder: Path, dashboard_url: str) -> str:
                     "route_prefix": "/",
                     "import_path": "marl_ray.serving.app:build",
                     "args": {
-                        "experiments": [{"name": ENDPOINT, "arms": arms, **ROLLOUT}],
+                        "experiments": [{"name": ENDPOINT, **experiment}],
                         "database": f"sqlite:///{folder}/experiments.db",
                         "tracking_uri": f"sqlite:///{folder}/mlflow.db",
-                        "api_keys": str(folder / "keys.yaml"),
+                        "api_keys": str(folder / KEYS),
                         "spool": str(folder / "spool"),
                     },
                 }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from processes.command_line import PROGRAM, ROOT, marl_ray
 
+from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
@@ -127,7 +128,7 @@ def test_a_finished_evaluation_is_not_run_again(scored, tmp_path):
     [
         (
             ["--benchmark", "humaneval3", "--samples", SAMPLES],
-            "'humaneval3' is unknown; expected one of humaneval",
+            "'humaneval3' is unknown; did you mean humaneval",
         ),
         ([*HUMANEVAL, "--samples", "missing.jsonl"], "missing.jsonl: cannot be read"),
         ([*HUMANEVAL[:4], "--samples", SAMPLES], "humaneval.jsonl has "),
@@ -162,6 +163,10 @@ def test_the_folder_of_another_benchmark_is_refused_and_kept(scored):
 def test_weighted_means_over_evaluations(scored, tmp_path):
     done = marl_ray("aggregate", f"{scored}=3", str(scored))
     assert done.returncode == 0 and "0.5833  (" in done.stdout
+    done = marl_ray("aggregate", str(scored), "--json")
+    document = json.loads(done.stdout)
+    assert set(document) == keys_of("aggregate") and document["low"] < document["value"] < document["high"]
+    assert {*report(scored), "folder"} == keys_of("evaluate")
     done = marl_ray("aggregate", str(tmp_path))
     assert done.returncode == 2 and "report.json: cannot be read: No such file" in done.stderr
 

@@ -14,6 +14,7 @@ from kube.kubox import URL, kubeconfig, kubox, play, trouble
 from kube.stories import STORIES, kind_of
 from processes.command_line import marl_ray
 
+from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
@@ -80,6 +81,8 @@ def test_a_story_ends_with_a_status_and_a_message(cluster, story):
     stands = marl_ray("cluster", "status", resource_of(story))
     assert stands.returncode == (0 if status == LATE else status)
     assert words.rpartition("s: ")[2] in stands.stdout
+    stands = marl_ray("cluster", "status", resource_of(story), "--json")
+    assert set(json.loads(stands.stdout)) == keys_of("cluster status")
 
 
 @pytest.mark.parametrize("bad_day", ["compact", "fail?status=503&times=4&path=ray", "fail?status=0&times=4&path=ray"])

@@ -1,5 +1,6 @@
 """From a sweep's folder to the eyes of a person, and to an experiment. Screenshots stay in tests/artefacts/."""
 
+import json
 import socket
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from toy_serving.gateways import make_bundle, write_keys
 from toys.sweeps import ToySweep, whole
 
 from marl_ray.cli import main
+from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.asgi import Gateway
@@ -135,6 +137,14 @@ def test_a_winner_meets_what_is_in_production(
         assert report["control"] == "production"
         audit = ask(served.url, "/v1/experiments/grid-2/audit")["audit"]
         assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
+
+        for words in ("status grid-2", "list", "audit grid-2"):
+            assert command("experiment", *words.split(), "--json", "--url", served.url) == 0
+            document = json.loads(capsys.readouterr().out)
+            for part in document if isinstance(document, list) else [document]:
+                assert keys_of(f"experiment {words.split()[0]}") <= set(part)
+        assert command("experiment", "status", "gird-2", "--url", served.url) == 2
+        assert "unknown experiment 'gird-2'; did you mean grid-2" in capsys.readouterr().err
 
         assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url) == 2
         assert "experiment 'grid-2' is running; promote, roll back or stop it first" in capsys.readouterr().err

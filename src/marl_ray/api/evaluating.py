@@ -12,8 +12,7 @@ from marl_ray.config import tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 
 if TYPE_CHECKING:
-    from marl_ray.evaluation.benchmarks import Benchmark
-    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, Progress
+    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, Progress, ScoringTask
     from marl_ray.evaluation.scoring.local_scoring import Scorer
     from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
 
@@ -101,7 +100,7 @@ def evaluate(
             request, problems = WritingRequest(str(policy), tracking_uri(tracking), **writing), task.data.problems
             possible_ks({problem.task_id: request.num_samples for problem in problems}, options.ks, ())
             facts = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
-            with _writers(request, task.benchmark, local) as source:
+            with _writers(request, task, local) as source:
                 folder, description = generate(source, request, problems, facts, options.out, progress)
             planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = score(planned, _scorer(workers, planned, local), progress)
@@ -109,15 +108,15 @@ def evaluate(
 
 
 @contextmanager
-def _writers(request: "WritingRequest", benchmark: "Benchmark", local: bool) -> Iterator["SampleWriter"]:
+def _writers(request: "WritingRequest", task: "ScoringTask", local: bool) -> Iterator["SampleWriter"]:
     if local:
         from marl_ray.evaluation.writing.writer import Writer
 
-        yield Writer(request, benchmark)
+        yield Writer(request, task.benchmark)
         return
     from marl_ray.evaluation.writing.ray_writing import ray_writers
 
-    with ray_writers(request, benchmark.name) as source:
+    with ray_writers(request, task.name) as source:
         yield source
 
 

@@ -44,8 +44,8 @@ def train_here(run: RunConfig) -> "RunResult":
         check_cpus(run, cpus_here())
     console = RunLog(run)
     with answering(lambda: say_kept(run, console)):  # checks may take long, and so does a Ray that is half started
-        console.phase("checking the run")
-        check_run(run)
+        with console.held_phase("checking the run"):
+            check_run(run)
         console.phase("starting Ray" if cluster is None else f"connecting to {cluster}")
         with ray_of_call():
             return train_on_ray(run, console)

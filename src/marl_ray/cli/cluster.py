@@ -1,4 +1,4 @@
-"""The commands of clusters on Kubernetes: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
+"""`marl-ray cluster`: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
 
 import contextlib
 import re
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import Context, Namespace
-from marl_ray.cli.serving import lint
+from marl_ray.cli.serving.gateways import lint
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -23,13 +24,8 @@ if TYPE_CHECKING:
 cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kubernetes.", no_args_is_help=True)
 FAILED, LATE = 1, 124
 """Exit statuses: the resource failed; a deadline passed (as of `timeout`)."""
+cluster_app.command()(lint)
 ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    cluster_app.command()(lint)
-    app.add_typer(cluster_app, name="cluster")
 
 
 @contextlib.contextmanager
@@ -68,13 +64,18 @@ def submit_to_kuberay(
 def render(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The short config of a cluster.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Print the manifests of a cluster, and of the job or service that its config names."""
+    """Print the manifests of a cluster.
+
+    Those of the job or service that its config names are among them.
+    """
     from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
     from marl_ray.config.cluster import ClusterConfig
     from marl_ray.config.load import load_config
 
-    print(to_yaml(render(load_config(ClusterConfig, config, overrides or ()))), end="")
+    manifests = render(load_config(ClusterConfig, config, overrides or ()))
+    show(as_json, manifests, [to_yaml(manifests).rstrip()])
 
 
 @cluster_app.command()
@@ -82,7 +83,10 @@ def local(
     nodes: Annotated[int, typer.Option(help="Ray nodes, the head among them.")] = 3,
     cpus: Annotated[int, typer.Option(help="Logical CPUs of each.")] = 2,
 ) -> None:
-    """Start several Ray nodes on this machine, until Ctrl-C: for trying out what happens between nodes."""
+    """Start several Ray nodes on this machine, until Ctrl-C.
+
+    It is for trying out what happens between nodes.
+    """
     from marl_ray.cluster.local_nodes import local_cluster
 
     with local_cluster(nodes, cpus) as started:
@@ -104,8 +108,12 @@ def apply(
     ] = False,
     context: Context = None,
     namespace: Namespace = None,
+    as_json: Json = False,
 ) -> None:
-    """Apply manifests with strict validation by the server; nothing is applied before all have passed it."""
+    """Apply manifests with strict validation by the server.
+
+    Nothing is applied before all have passed it.
+    """
     from marl_ray.cluster.kuberay.client import resources
     from marl_ray.cluster.kuberay.client.connection import connect
 
@@ -113,22 +121,28 @@ def apply(
     manifests = [manifest for file in files for manifest in _manifests(file)]
     for manifest in manifests:
         resources.apply(connection, manifest, force, dry_run=True)
+    applied = []
     for manifest in manifests:
         if not dry_run:
             resources.apply(connection, manifest, force)
-        done = "would be applied" if dry_run else "applied"
-        print(f"{manifest['kind'].lower()}/{manifest['metadata']['name']} {done}")
+        applied.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
+        with only_result(as_json):
+            print(f"{applied[-1]} {'would be applied' if dry_run else 'applied'}", flush=True)
+    show(as_json, {"dry_run": dry_run, "applied": applied}, ())
 
 
 @cluster_app.command()
-def status(resource: ResourceName, context: Context = None, namespace: Namespace = None) -> None:
-    """Say how a resource stands; exit with 1 if it has failed or is not there."""
+def status(resource: ResourceName, context: Context = None, namespace: Namespace = None, as_json: Json = False) -> None:
+    """Say how a resource stands.
+
+    The exit status is 1 if it has failed or is not there.
+    """
     from marl_ray.cluster.kuberay.client.watching import look
     from marl_ray.cluster.kuberay.state.resource_state import resource_state
 
     connection, kind, name = _connect_to(resource, context, namespace)
     state = resource_state(look(connection, kind, name), time.time())
-    _say(resource, state)
+    show(as_json, {"resource": resource, **state._asdict()}, [f"{resource}: {state}"])
     raise typer.Exit(_exit_status(state))
 
 
@@ -141,8 +155,12 @@ def wait(
     timeout_s: Annotated[float, typer.Option(help="How long at most.")] = 600.0,
     context: Context = None,
     namespace: Namespace = None,
+    as_json: Json = False,
 ) -> None:
-    """Wait until a resource is ready (a RayJob: has succeeded). Exit with 1 if it fails, with 124 at the deadline."""
+    """Wait until a resource is ready.
+
+    A RayJob is ready when it has succeeded. The exit status is 1 if it fails, and 124 at the deadline.
+    """
     from marl_ray.cluster.kuberay.client.waiting import GOALS
     from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
     from marl_ray.cluster.kuberay.state.phases import Phase
@@ -152,8 +170,9 @@ def wait(
     if until and until not in list(Phase):
         raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
     goals = (Phase(until),) if until else GOALS[kind]
-    with _late():
+    with _late(), only_result(as_json):
         state = wait_for(connection, kind, name, goals, timeout_s, lambda state: _say(resource, state))
+    show(as_json, {"resource": resource, **state._asdict()}, ())
     raise typer.Exit(0 if state.phase in goals else _exit_status(state) or FAILED)
 
 
@@ -186,7 +205,10 @@ def delete(
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
-    """Delete a resource and what it owns, wait until all is gone, and delete the policies rendered beside it."""
+    """Delete a resource and what it owns.
+
+    It waits until all is gone, and deletes the policies that were rendered beside it.
+    """
     from marl_ray.cluster.kuberay.deletion import delete_all
 
     connection, kind, name = _connect_to(resource, context, namespace)

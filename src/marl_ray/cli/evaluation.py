@@ -1,33 +1,23 @@
 """The commands of evaluation: benchmarks, with ready samples or with samples that a bundle writes."""
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import named_as_options
 from marl_ray.errors import FieldError, MarlRayError
 
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
-    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, ScoringTask
-    from marl_ray.evaluation.scoring.local_scoring import Scorer
-    from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
 
 PROGRESS_S = 10.0
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (evaluate, aggregate, tasks):
-        app.command()(command)
 
 
 @named_as_options()
@@ -101,15 +91,15 @@ def evaluate(
         Literal["limits", "paths", "namespaces"], typer.Option(help="Weakest sandbox that will do.")
     ] = "paths",
     local: Annotated[bool, typer.Option("--local", help="In this process, without Ray.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """pass@k of a bundle's language models, or of ready samples: with intervals, per problem, as JSON and Markdown."""
-    from marl_ray.config import tracking_uri as default_uri
-    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, possible_ks, task_of
-    from marl_ray.evaluation.scoring.evaluate import evaluate as run
-    from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
-    from marl_ray.sandbox import Level
+    """Measure pass@k of a bundle's language models, or of samples.
 
-    options_given: dict[str, Any] = {
+    It writes the scores with their intervals, and those of every problem, as JSON and Markdown.
+    """
+    from marl_ray.api.evaluating import evaluate as run
+
+    writing: dict[str, Any] = {
         "agent": agent,
         "num_samples": num_samples,
         "greedy": greedy or None,
@@ -119,49 +109,57 @@ def evaluate(
         "answer": answer,
         "prompt": prompt,
     }
-    options_given = {name: value for name, value in options_given.items() if value is not None}
-    if (samples is None) == (policy is None):
-        raise MarlRayError("expected either --samples, ready ones, or --policy, a bundle that writes them")
-    if samples is not None and options_given:
-        raise FieldError(next(iter(options_given)), "expected with --policy, not with ready samples")
-    level = Level[min_level.upper()]
-    options = EvaluationOptions(benchmark, samples or "", data, split, sha256, out, _ks(k), mode, timeout_s, level)
-    task, description, progress = task_of(options), "", _progress()
-    if policy is None:
-        planned = plan(options, task)
-    with nullcontext() if local else _ray():
-        if policy is not None:
-            # Writers may run on other machines, whose environment and folder are not these.
-            request, problems = WritingRequest(policy, default_uri(tracking_uri), **options_given), task.data.problems
-            possible_ks({problem.task_id: request.num_samples for problem in problems}, options.ks, ())
-            data_named = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
-            with _writers(request, task, local) as source:
-                folder, description = generate(source, request, problems, data_named, out, progress)
-            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
-        report = run(planned, _scorer(workers, planned, local), progress)
-    print(report["evaluation"]["variant"])
+    with only_result(as_json):
+        result = run(
+            benchmark,
+            policy,
+            samples,
+            data=data,
+            split=split,
+            sha256=sha256,
+            out=out,
+            k=_ks(k),
+            mode=mode,
+            timeout=timeout_s,
+            min_level=min_level,
+            workers=workers,
+            local=local,
+            tracking=tracking_uri,
+            progress=_progress(),
+            **{name: value for name, value in writing.items() if value is not None},
+        )
+    report = result.report
+    document = report | {"problems": len(report["problems"]), "folder": result.folder}
+    show(as_json, document, _lines(report, result.folder))
+
+
+def _lines(report: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    yield report["evaluation"]["variant"]
     width = max(9, *map(len, report["scores"]))
     for name, scores in report["scores"].items():
         for number, score in scores.items():
-            print(f"  {name:<{width}} {number:<9} {score['value']!r} ({score['low']:.4f} to {score['high']:.4f})")
-    print(f"  {report['samples']} samples of {len(report['problems'])} problems, {len(report['filtered'])} left out")
-    print(f"  {len(report['suspected_hacks'])} suspected hacks; sandbox level {', '.join(report['levels']) or 'none'}")
-    print(f"  report    {planned.folder / 'report.md'}")
+            yield f"  {name:<{width}} {number:<9} {score['value']!r} ({score['low']:.4f} to {score['high']:.4f})"
+    yield f"  {report['samples']} samples of {len(report['problems'])} problems, {len(report['filtered'])} left out"
+    yield f"  {len(report['suspected_hacks'])} suspected hacks; sandbox level {', '.join(report['levels']) or 'none'}"
+    yield f"  report    {folder / 'report.md'}"
 
 
 def aggregate(
     folders: Annotated[list[str], typer.Argument(metavar="DIR[=WEIGHT]...", help="Folders of evaluations.")],
     number: Annotated[str, typer.Option(help="Number of each evaluation to average.")] = "pass@1",
     mode: Annotated[Literal["official", "hardened"], typer.Option(help="Mode whose numbers count.")] = "official",
+    as_json: Json = False,
 ) -> None:
-    """Weighted mean of one number over evaluations, with its interval."""
+    """Average one number over evaluations, with its interval."""
     from marl_ray.evaluation.scoring.report import aggregate as combine
 
     weights = dict(_weighted(text) for text in folders)
     total, parts = combine(weights, number, mode)
-    for variant, (value, weight) in parts.items():
-        print(f"{value:.4f}  weight {weight:g}  {variant}")
-    print(f"{total.value:.4f}  ({total.low:.4f} to {total.high:.4f})  {number}, {mode}, weighted mean")
+    document = {"number": number, "mode": mode, "value": total.value, "low": total.low, "high": total.high}
+    document["parts"] = [{"variant": name, "value": value, "weight": weight} for name, (value, weight) in parts.items()]
+    lines = [f"{value:.4f}  weight {weight:g}  {variant}" for variant, (value, weight) in parts.items()]
+    mean = f"{total.value:.4f}  ({total.low:.4f} to {total.high:.4f})  {number}, {mode}, weighted mean"
+    show(as_json, document, [*lines, mean])
 
 
 def tasks(
@@ -171,7 +169,10 @@ def tasks(
     levels: Annotated[str, typer.Option(help="Difficulties, in equal parts.")] = "1,2",
     seed: Annotated[int, typer.Option(min=0, help="Of the draws; environments have 0.")] = 0,
 ) -> None:
-    """Print made tasks as JSON lines, for --benchmark jsonl:FILE and for the environments code_team and math."""
+    """Print made tasks as JSON lines.
+
+    `--benchmark jsonl:FILE` and the environments code_team and math read them.
+    """
     from marl_ray.envs.text.synthetic import arithmetic, programs
 
     try:
@@ -232,39 +233,3 @@ def _progress() -> Any:
             print(f"marl-ray: {done} of {total} {what}s", file=sys.stderr)
 
     return show
-
-
-@contextmanager
-def _ray() -> Iterator[None]:
-    from marl_ray.cluster.local_ray import ray_here
-
-    with ray_here():
-        yield
-
-
-@contextmanager
-def _writers(request: "WritingRequest", task: "ScoringTask", local: bool) -> Iterator["SampleWriter"]:
-    if local:
-        from marl_ray.evaluation.writing.writer import Writer
-
-        yield Writer(request, task.benchmark)
-        return
-    from marl_ray.evaluation.writing.ray_writing import ray_writers
-
-    with ray_writers(request, task.name) as source:
-        yield source
-
-
-@contextmanager
-def _scorer(workers: int | None, planned: "EvaluationPlan", local: bool) -> Iterator["Scorer"]:
-    if not local:
-        from marl_ray.evaluation.scoring.ray_scoring import ray_scorer
-
-        with ray_scorer(workers, planned.packages, planned.min_level) as scorer:
-            yield scorer
-        return
-    from marl_ray.evaluation.scoring.local_scoring import make_pool, score_here
-
-    count = workers or len(os.sched_getaffinity(0))
-    with make_pool(count, planned.packages, planned.min_level) as pool:
-        yield lambda jobs: score_here(pool, jobs, count)

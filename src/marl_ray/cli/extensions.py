@@ -18,14 +18,10 @@ NEXT = "next.txt"
 KindName = Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(POINTS)}.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    checks = typer.Typer(help="Check a part of your own before you run it.", no_args_is_help=True)
-    checks.command("plugin")(check_plugin)
-    app.add_typer(checks, name="check")
-    app.command()(new)
+check_app = typer.Typer(help="Check a part of your own before you run it.", no_args_is_help=True)
 
 
+@check_app.command("plugin")
 def check_plugin(
     kind: KindName,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that configs know, or package.module:NAME.")],

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,30 @@ from typing import Annotated
 
 import typer
 
+from marl_ray.cli.completion import complete_override
 from marl_ray.errors import FieldError, MarlRayError
 
 LOCAL_DASHBOARD = "http://127.0.0.1:8265"
+LOCAL_GATEWAY = "http://127.0.0.1:8000"
+DATABASE = "sqlite:///runs/experiments.db"
+KEY_NEEDED = "It needs an admin key in MARL_RAY_API_KEY."
+
+RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Dotted overrides, such as hyper.lr=3e-4.",
+        autocompletion=complete_override,
+    ),
+]
+SweepFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the sweep.")]
+SweepOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as budget.trials=20 or run.hyper.lr=3e-4."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")]
+Storage = Annotated[str, typer.Option(help="Folder or URI that has the runs' folders.")]
 Address = Annotated[str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; its current one where not given.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The context's where not given.")]
@@ -18,6 +39,9 @@ KubeRay = Annotated[
     typer.Option("--kuberay", metavar="CLUSTER", help="Config of a cluster: run as a RayJob on one of its own."),
 ]
 SubmissionId = Annotated[str | None, typer.Option(help="Name of the job; submitting it twice joins the first.")]
+GatewayUrl = Annotated[str, typer.Option("--url", envvar="MARL_RAY_GATEWAY", help="The gateway's address.")]
+Database = Annotated[str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")]
+ExperimentName = Annotated[str, typer.Argument(metavar="NAME", help="The experiment.")]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from marl_ray.config.base import Config, words
+from marl_ray.config.mistakes import instead_of, other_kind
 from marl_ray.errors import MarlRayError, one_line
 
 C = TypeVar("C", bound=Config)
@@ -64,10 +65,15 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        first = error.errors()[0]
+        if wrong := other_kind(model.model_fields, data, source):
+            raise MarlRayError(f"{source}: {wrong}") from error
+        errors = error.errors()
+        # A key that is misspelt is missing, too.
+        first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
         key = ".".join(str(part) for part in first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise MarlRayError(f"{source}: {_explain(first, key)}{more}") from error
+        instead = instead_of(model, first["loc"]) if first["type"] == "extra_forbidden" else ""
+        raise MarlRayError(f"{source}: {_explain(first, key)}{instead}{more}") from error
 
 
 def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.collectives import world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.run_folder.branching import FORMAT, PLAY, STATE, WEIGHTS, check_format, play_of
+from marl_ray.training.run_folder.origin import FORMAT, PLAY, STATE, WEIGHTS, check_format, play_of
 
 
 def save(folder: Path, learners: dict[str, Learner], state: dict[str, Any], envs: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ def fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def branch_state(
+def state_after(
     config: RunConfig,
     other: Mapping[str, Any],
     envs: Mapping[str, Any],
@@ -97,8 +97,8 @@ def branch_state(
     run_id: str | None,
     policies: Sequence[str],
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The state with which a branch begins, from that of the other run: its counters go on, and its evaluations begin anew.
-    Running episodes and means over recent ones go on if both runs play alike."""
+    """The state with which a run begins after another one's checkpoint: counters go on, and evaluations begin anew. Running
+    episodes and means over recent ones go on if both runs play alike."""
     state = fresh_state(run_id, policies) | {key: other[key] for key in ("iteration", "steps", "tokens", "seconds")}
     state["origin"] = {"run": other["run"], "steps": other["steps"], "checkpoint": checkpoint_uri}
     if other[PLAY] != play_of(config):

@@ -17,12 +17,14 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import failures_of, named_workers, poll_often, without_datasets, without_own_interrupts
-from marl_ray.training.run_folder.branching import source_of
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
+from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
+    config_record,
     filesystem_of,
     kept,
+    latest_checkpoint,
     pin_bundles,
     record_of,
     storage_of,
@@ -30,6 +32,7 @@ from marl_ray.training.run_folder.record import (
     write_record,
 )
 from marl_ray.training.run_folder.run_log import RunLog
+from marl_ray.training.run_folder.standing import Beating
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
@@ -43,8 +46,8 @@ from marl_ray.training.worker import REFUSED, STOPPED, worker
 FINISHED = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
 
-BRANCH = "branch"
-"""Key of the run's record for the checkpoint that `resume_from` named when the run began."""
+ORIGIN = "origin"
+"""Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class RunResult:
     model: str
     """`models:/name/version`, which names the best bundle in MLflow's registry."""
     bundle: str
-    """The best bundle: the link in the run's folder, or the URI on remote storage."""
+    """The link to the best bundle in the run's folder, or the bundle's URI on remote storage."""
     curve: Path | None
     """Learning curve, where the storage is local."""
     tracking_uri: str
@@ -94,13 +97,21 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         return before
     use_gpu = check_capacity(config)
     record = record_of(config)
-    source = record.setdefault(BRANCH, source_of(config)) if config.resume_from else None
-    tracker = Tracker(config, record.get("mlflow_run_id"), {"resume_from": source} if source else {})
-    with console or RunLog(config) as log:
-        return _train(config, record, tracker, use_gpu, log)
+    if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
+        record[ORIGIN] = source_of(config)
+    tracker = Tracker(config, record.get("mlflow_run_id"))
+    with console or RunLog(config) as log, contextlib.ExitStack() as standing:
+        return _train(config, record, tracker, use_gpu, log, standing)
 
 
-def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu: bool, console: RunLog) -> RunResult:
+def _train(
+    config: RunConfig,
+    record: dict[str, Any],
+    tracker: Tracker,
+    use_gpu: bool,
+    console: RunLog,
+    standing: contextlib.ExitStack,
+) -> RunResult:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
@@ -115,9 +126,12 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
     try:
         shield.enter_context(answering(lambda: say_kept(config, console)))
         tracker.reopen()
-        record |= {"mlflow_run_id": tracker.run_id}
+        if ORIGIN in record:
+            tracker.tag({"resume_from": record[ORIGIN]})
+        record |= {"mlflow_run_id": tracker.run_id, **config_record(config)}
         pinned = pin_bundles(config, record)
         write_record(config, record)
+        standing.enter_context(Beating(filesystem, folder))
         console.open()
         workers = config.resources.workers
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
@@ -132,7 +146,7 @@ def _train(config: RunConfig, record: dict[str, Any], tracker: Tracker, use_gpu:
                 "run_id": tracker.run_id,
                 "tracking_uri": tracker.uri,
                 "folder": os.getcwd(),
-                "branch": record.get(BRANCH),
+                "origin": record.get(ORIGIN),
             },
             torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(

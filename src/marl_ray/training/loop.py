@@ -24,7 +24,7 @@ from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluat
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
-from marl_ray.training.run_folder.branching import HOLDS, PLAY, holds_of, play_of
+from marl_ray.training.run_folder.origin import HOLDS, PLAY, holds_of, play_of
 from marl_ray.training.team.assembly import build_team, export_bundle
 from marl_ray.training.team.joint_update import update_team
 
@@ -83,12 +83,12 @@ class Run:
         own_hyper: bool = False,
         engine_of: "EngineOf | None" = None,
         phase: Callable[[str], None] = lambda text: None,
-        branch: str | None = None,
+        origin: str | None = None,
     ):
         """`emit` gets the metrics of each epoch of a warm start. With `own_hyper` the checkpoint may be of a run with
         other hyper-parameters: the run takes its weights and optimiser state, and keeps the hyper-parameters of this
         config. `engine_of` makes the language models' engines (see `build_team`). `phase` gets the name of each part
-        that begins. `branch` names the checkpoint `resume_from` if another run wrote it (`config.resume_from`)."""
+        that begins. `origin` names the checkpoint `resume_from` if another run wrote it (`config.resume_from`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
@@ -102,10 +102,10 @@ class Run:
         self.state = checkpoint.fresh_state(run_id, list(self.team.models))
         if resume_from is not None:
             phase("reading the checkpoint")
-            self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper or branch is not None)
-            if branch is not None:
-                self.state, envs = checkpoint.branch_state(
-                    config, self.state, envs, branch, run_id, list(self.team.models)
+            self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper or origin is not None)
+            if origin is not None:
+                self.state, envs = checkpoint.state_after(
+                    config, self.state, envs, origin, run_id, list(self.team.models)
                 )
         elif config.warm_start is not None and config.language:
             from marl_ray.training.imitation.fine_tuning import fine_tune
@@ -130,7 +130,7 @@ class Run:
         self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
         """The metrics of the last iteration."""
-        self.fresh = resume_from is None or branch is not None
+        self.fresh = resume_from is None or origin is not None
         """True until the run has played its first step."""
         self.evaluated: float | None = None
         """Score of the current weights, if they were evaluated and are not saved yet."""
@@ -310,17 +310,17 @@ def run_worker(
     show: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, transcripts: None,
     engine_of: "EngineOf | None" = None,
     phase: Callable[[str], None] = lambda text: None,
-    branch: str | None = None,
+    origin: str | None = None,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
     `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. `report` gets a
     checkpoint folder and its metrics, on every worker. The folder is removed when `report` returns; if `report` is
     None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, on rank 0 alone.
-    `phase` gets the name of each part of the run when it begins. `branch` names the checkpoint `resume_from` if another
+    `phase` gets the name of each part of the run when it begins. `origin` names the checkpoint `resume_from` if another
     run wrote it. Returns the metrics of the last iteration.
     """
-    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of, phase=phase, branch=branch)
+    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of, phase=phase, origin=origin)
 
     def save(metrics: Metrics) -> None:
         if report is None:
@@ -335,9 +335,9 @@ def run_worker(
         metrics = run.begin()
         if run.rank == 0 and metrics:
             emit(metrics)
-        # A run that is done here asked for a warm start alone. A branch keeps what it begins with, so that it needs the
-        # other run no more.
-        if run.done or branch is not None or (run.save_due and metrics):
+        # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
+        # begins with, so that it needs the other no more.
+        if run.done or origin is not None or (run.save_due and metrics):
             save({"iteration": run.iteration, "steps": run.steps} | metrics)
     if not run.done:
         phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")

@@ -60,14 +60,14 @@ def _check_environment(config: RunConfig) -> None:
             check_costs(env, len(config.constraints))
         if config.warm_start is not None and not config.language:
             read_decisions(config, env, agents)
-        _check_branch(config, env, agents)
+        _check_origin(config, env, agents)
     finally:
         env.close()
 
 
-def _check_branch(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> None:
+def _check_origin(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> None:
     """Check the checkpoint of `resume_from`, which a run reads until it has a checkpoint of its own."""
-    from marl_ray.training.run_folder.branching import check_source, holds_of, source_of
+    from marl_ray.training.run_folder.origin import check_source, holds_of, source_of
 
     if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
         check_source(config, str(source_of(config)), holds_of(config, env, agents))

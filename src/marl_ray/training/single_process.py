@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from marl_ray.config import RunConfig
 from marl_ray.training.loop import Metrics, run_worker
-from marl_ray.training.run_folder.branching import source_of
+from marl_ray.training.run_folder.origin import source_of
 
 
 @contextmanager
@@ -52,8 +52,8 @@ def train_alone(
         assert keep is not None
         shutil.copytree(folder, keep / str(metrics["iteration"]), dirs_exist_ok=True)
 
-    branch = None if resume is not None else source_of(config)
-    begin = resume if branch is None else Path(branch)
+    origin = None if resume is not None else source_of(config)
+    begin = resume if origin is None else Path(origin)
     with process_group():
-        run_worker(config, torch.device("cpu"), begin, note, report if keep is not None else None, branch=branch)
+        run_worker(config, torch.device("cpu"), begin, note, report if keep is not None else None, origin=origin)
     return rows

@@ -45,15 +45,15 @@ def worker(payload: dict[Any, Any]) -> Any:
             rows.send({PHASE: text})
 
     config = RunConfig.model_validate(payload["config"])
-    latest, branch = ray.train.get_checkpoint(), payload["branch"]
+    latest, origin = ray.train.get_checkpoint(), payload["origin"]
     if latest is not None:
-        branch = None
-    elif branch is not None:
-        latest = ray.train.Checkpoint(branch)
+        origin = None
+    elif origin is not None:
+        latest = ray.train.Checkpoint(origin)
     with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
         try:
             if rank == 0:
-                own = Path(resume_from) if resume_from and branch is None else None
+                own = Path(resume_from) if resume_from and origin is None else None
                 rows.send({STARTS_AFTER: iteration_of(own) if own else None})
             return run_worker(
                 config,
@@ -65,7 +65,7 @@ def worker(payload: dict[Any, Any]) -> Any:
                 show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
                 engine_of=_engine_actors(config) if config.engine_actors else None,
                 phase=phase,
-                branch=branch,
+                origin=origin,
             )
         except Diverged as error:  # all workers raise it together, and would raise it again after every restart
             return {STOPPED: str(error)}

@@ -45,6 +45,14 @@ class Folder:
     def _kind(self, name: str) -> Any:
         return self.filesystem.get_file_info(f"{self.path}/{name}").type
 
+    def folders(self) -> list[str]:
+        """Names of the folders in it, in alphabetical order; empty where it is not there, or cannot be listed."""
+        try:
+            infos = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        except OSError:
+            return []
+        return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
+
     def read_json(self, name: str) -> Any:
         """Contents of a JSON file; None if there is no such file."""
         if not self.exists(name):

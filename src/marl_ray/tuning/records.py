@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marl_ray.config.sweep import MetricConfig, SweepConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.tuning.folder import Folder
 
 RECORDS, REPORT = "sweep.json", "report.html"
@@ -88,7 +88,11 @@ def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, SweepRecords]
         if folder.exists(RECORDS):
             return folder, _load(folder)
     tried = " or ".join(f"{place.uri}/{RECORDS}" for place in places)
-    raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}")
+    names = [
+        folder for folder in Folder(parent or storage).folders() if Folder(parent or storage, folder).exists(RECORDS)
+    ]
+    instead = did_you_mean(name, names) if names else ""
+    raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}{instead}")
 
 
 def _load(folder: Folder) -> SweepRecords:

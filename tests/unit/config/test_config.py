@@ -261,7 +261,7 @@ def _leaves() -> dict[str, dict[str, Any]]:
 def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it, and a run with
     `data` reads that key and three fewer of `train`. A model comes from `path` or from `preset`, and a
-    warm start, which has more keys, is refused beside `kl_coef`."""
+    warm start, which has more keys, is refused beside `kl_coef` and beside `resume_from`."""
     leaves = _leaves()
     assert "team.agents" in leaves and "hyper.lr" in leaves and "team.model.lora.rank" in leaves  # it does go down
     words = ("data", "team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")
@@ -269,6 +269,7 @@ def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     numbers = ("evaluation.episodes", "evaluation.max_steps")
     unread = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", "data", "team.model.preset", *numbers)
     others = unread if language else words
+    others = (*others, "resume_from")
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
     held = {"kl_coef", *(key for key, part in READ_WITH.items() if part == "kl_coef")} if language else set()
     most = max(len(set(spec.reads) - held) for spec in SPECS.values() if spec.token_policies or not language)

@@ -70,6 +70,7 @@ COST = ["constraints=[{budget: 4}]"]
         (["hyper.overlong_penalty=2"], "overlong_penalty of policy 'shared': expected overlong_buffer beside it"),
         (["algorithm=dapoo"], "algorithm: "),
         (["constraints=[{budget: -1}]"], "constraints.0.budget"),
+        (["resume_from=other", "warm_start={data: x.parquet}"], "warm_start: expected no resume_from beside it"),
     ],
 )
 def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: list[str], message: str) -> None:

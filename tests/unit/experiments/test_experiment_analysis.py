@@ -1,5 +1,6 @@
 """`marl-ray experiment plan` and `analyse`: what they compute, from arrays and from a database."""
 
+import json
 import math
 import re
 import time
@@ -13,6 +14,7 @@ import pytest
 from scipy import stats
 
 from marl_ray.cli import main
+from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
@@ -209,6 +211,10 @@ def test_analyse_tells_every_test(stored, capsys):
     assert exact and float(exact[1]) < 0.2 < float(exact[2])
     assert "speed: no judged session has it" in out and "cost/skill: mappo" in out
     assert "warning" not in out and "do not count" not in out
+    status, out, _ = run(capsys, "analyse", "grid", "--database", stored.url, "--json")
+    document = json.loads(out)
+    assert status == 0 and set(document) == keys_of("experiment analyse")
+    assert 0 < document["comparisons"][0]["test"]["difference"]["low"] < 0.2 and document["units"] == "sessions"
 
 
 @pytest.mark.parametrize("randomize", ["session", "cluster"])
@@ -268,7 +274,10 @@ def test_refusals_are_one_line(stored, capsys):
         (("plan", "--effect", "1"), "--sd: expected a number"),
         (("plan", "--effect", "1", "--sd", "1", "--bounds", "1"), "--bounds: expected LOW,HIGH"),
         (("plan", "--effect", "1", "--sd", "-1"), "sd: expected"),
-        (("plan", "nobody", "--database", stored.url), "experiment 'nobody' is not in the database; it has grid"),
+        (
+            ("plan", "nobody", "--database", stored.url),
+            "experiment 'nobody' is not in the database; expected one of grid",
+        ),
         (("analyse", "grid", "--database", stored.url, "--alpha", "2"), "--alpha: expected"),
         (("analyse", "grid", "--database", stored.url, "--covariate", "luck"), "no judged unit has 'luck'"),
         (("analyse", "grid", "--database", "nonsense"), "database: expected"),

@@ -192,6 +192,6 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
         "run_id": "0",
         "tracking_uri": "",
         "folder": folder,
-        "branch": None,
+        "origin": None,
     }
     assert worker(payload) == (theirs if known else rays)

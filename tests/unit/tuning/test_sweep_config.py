@@ -317,3 +317,12 @@ def test_a_benchmark_that_judges_a_sweep_must_be_measured() -> None:
         MarlRayError, match=r"metric: benchmark/math/pass_at_1 needs an entry of run.evaluation.benchmarks"
     ):
         check_space(parse_config(SweepConfig, keys | {"metric": "benchmark/math/pass_at_1"}))
+
+
+def test_trials_begin_anew() -> None:
+    run = {"name": "r", "env": {"id": "budget_dag"}, "resume_from": "other"}
+    keys = {"name": "s", "run": run, "space": {"hyper.lr": {"grid": [1.0e-4]}}, "seeds": 1}
+    with pytest.raises(
+        MarlRayError, match=r"^run.resume_from: every trial of a sweep begins anew; expected a run without"
+    ):
+        check_space(parse_config(SweepConfig, keys))

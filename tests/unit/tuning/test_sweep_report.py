@@ -12,6 +12,8 @@ from rich.console import Console
 from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole
 
 from marl_ray.cli import main
+from marl_ray.cli.documents.forms import keys_of
+from marl_ray.cli.training.sweep import document_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
@@ -27,6 +29,7 @@ from marl_ray.tuning.records import (
 from marl_ray.tuning.reporting import progress
 from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
+from marl_ray.tuning.running.driver import SweepResult
 
 PLAIN = {"algorithm": "ippo", "hyper.lr": 0.001, "hyper.entropy_coef": 0.01}
 VOID = {"meta", "link"}
@@ -197,6 +200,15 @@ def test_why_a_trial_did_not_train_to_its_end():
     assert why(TrialRecord(3, {}, status="finished"), records) == ""
 
 
+def test_the_end_of_a_sweep_is_a_document(tmp_path: Path):
+    sweep = whole(tmp_path, trials=2)
+    sweep.end()
+    result = SweepResult("toy", f"{tmp_path}/toy", sweep.records, "")
+    document = document_of(sweep.config, result)
+    assert set(document) == keys_of("sweep") and document["trials"]["lost"] == 1
+    assert document["winner"]["trial"] == sweep.records.winner and document["report"] is None
+
+
 def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     whole(tmp_path, trials=2).end()
     assert find_sweep(f"{tmp_path}/toy/")[1].name == find_sweep("toy", str(tmp_path))[1].name == "toy"
@@ -204,6 +216,8 @@ def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, 
         main(["report", "toy", "--storage", str(tmp_path)])
     assert done.value.code == 0
     assert capsys.readouterr().out == f"{tmp_path}/toy/report.html\n"
+    with pytest.raises(MarlRayError, match=r"there is no .*; did you mean toy\?$"):
+        find_sweep("tyo", str(tmp_path))
     with pytest.raises(
         MarlRayError, match=r"sweep 'none': expected a sweep's folder or name, but there is no .* or .*"
     ):

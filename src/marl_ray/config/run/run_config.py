@@ -23,11 +23,12 @@ from marl_ray.config.run.sections import (
     TrainConfig,
     WarmStartConfig,
 )
+from marl_ray.errors import did_you_mean
 from marl_ray.extensions import ENGINE
 
 DECISIONS = "decisions://"
 """Prefix of the `data` of a run that learns from texts that were served."""
-BRANCH_TURNS = 3
+ORIGIN_TURNS = 3
 """Turns after the first that are branched unless `train.branch_turns` says otherwise: a group of an episode of T turns then
 plays about T more for each."""
 
@@ -90,7 +91,7 @@ class RunConfig(Config):
         self._check_engines()
         self._check_data()
         if self.resume_from is not None and self.warm_start is not None:
-            raise ValueError("warm_start: expected no resume_from beside it; a branch begins with trained weights")
+            raise ValueError("warm_start: expected no resume_from beside it; such a run begins with trained weights")
         if self.resources.hourly_price is not None and not self.evaluation.benchmarks:
             raise ValueError("resources.hourly_price: expected evaluation.benchmarks, without which nothing reads it")
         if train.group_size > 1 and self.env_copies_per_worker % train.group_size:
@@ -265,7 +266,7 @@ class RunConfig(Config):
     @property
     def branch_turns(self) -> int:
         """Number of turns after the first at which the members of a group answer one prompt."""
-        asked_turns, possible = self.train.branch_turns, min(BRANCH_TURNS, self.train.horizon - 1)
+        asked_turns, possible = self.train.branch_turns, min(ORIGIN_TURNS, self.train.horizon - 1)
         if self.data is not None:
             return 0
         return asked_turns if asked_turns is not None else possible if self.language and self._compares_groups else 0
@@ -378,7 +379,8 @@ def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
     if any(key in spec.reads for spec in specs.values()):
         return
     if not any(key in spec.hyper.model_fields for spec in specs.values()):
-        raise ValueError(f"unknown key {where!r}")
+        known = sorted({knob for spec in specs.values() for knob in spec.reads})
+        raise ValueError(f"unknown key {where!r}{did_you_mean(key, known)}")
     names = " and ".join(specs)
     raise ValueError(
         f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; `marl-ray algorithms NAME` says what is read"

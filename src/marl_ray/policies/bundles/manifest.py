@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from marl_ray.config import NetworkConfig, tracking_uri
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, did_you_mean, one_line
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -176,7 +177,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     uri = tracking_uri(uri)
     name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
     with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
-        with _of_registry(reference):
+        with _of_registry(reference, uri):
             client = mlflow.MlflowClient(uri, registry_uri=uri)
             # The client of this registry resolves the version: `download_artifacts` would ask the registry of the whole
             # process.
@@ -196,17 +197,31 @@ def pinned(reference: str, uri: str | None) -> str:
     import mlflow
 
     uri = tracking_uri(uri)
-    with _of_registry(reference):
+    with _of_registry(reference, uri):
         version = mlflow.MlflowClient(uri, registry_uri=uri).get_model_version_by_alias(name, alias).version
     return f"{REGISTRY}{name}/{version}"
 
 
 @contextmanager
-def _of_registry(reference: str) -> Iterator[None]:
+def _of_registry(reference: str, uri: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # MLflow raises errors of many types; each means that this registry has no such version
-        raise MarlRayError(f"bundle {reference!r} is not in the model registry: {one_line(error)}") from error
+        reason = f"{one_line(error)}{_instead_of(reference, uri)}"
+        raise MarlRayError(f"bundle {reference!r} is not in the model registry: {reason}") from error
+
+
+def _instead_of(reference: str, uri: str) -> str:
+    """The end of an error about a model that the registry does not have; empty if it has the model, or none at all."""
+    import mlflow
+
+    name = re.split("[/@]", reference.removeprefix(REGISTRY))[0]
+    try:
+        models = mlflow.MlflowClient(uri, registry_uri=uri).search_registered_models()
+    except Exception:  # the registry does not answer, which the error says already
+        return ""
+    names = [model.name for model in models]
+    return did_you_mean(name, names) if names and name not in names else ""
 
 
 def read_manifest(folder: Path) -> Manifest | TokenManifest:

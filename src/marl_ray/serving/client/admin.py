@@ -107,11 +107,11 @@ def lines(report: dict[str, Any]) -> list[str]:
     return rows + [f"  warning: {warning}" for warning in report.get("warnings", ())]
 
 
-def watch(url: str, name: str) -> Iterator[list[str]]:
-    """Yield the experiment again and again, until it is over."""
+def watch(url: str, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the experiment's report again and again, until it is over."""
     while True:
         report = ask(url, f"/v1/experiments/{name}")
-        yield lines(report)
+        yield report
         if report["status"] in ("promoted", "rolled_back", "stopped"):
             return
         time.sleep(WATCH_S)

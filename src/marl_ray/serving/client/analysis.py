@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.errors import FieldError, MarlRayError, did_you_mean
 from marl_ray.experiments.designs.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
@@ -42,8 +42,9 @@ def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, Experim
     try:
         record = store.experiment(name)
         if record is None:
-            known = ", ".join(store.names()) or "none"
-            raise MarlRayError(f"experiment {name!r} is not in the database; it has {known}")
+            known = store.names()
+            instead = did_you_mean(name, known) if known else ", which has none"
+            raise MarlRayError(f"experiment {name!r} is not in the database{instead}")
         yield store, record, config_of(record)
     finally:
         store.close()
@@ -78,8 +79,35 @@ def known_of(database: str, name: str) -> Known:
         )
 
 
-def analysis(database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None) -> list[str]:
-    """The analysis of a stored experiment as lines of text."""
+@dataclass(frozen=True)
+class ExperimentAnalysis:
+    """The comparisons of an experiment's treatments with its control."""
+
+    experiment: str
+    status: str
+    epoch: int
+    level: float
+    """Level of the two-sided tests."""
+    units: str
+    """The kind of the units that are compared: sessions, clusters or blocks."""
+    control: str
+    covariate: str | None
+    notes: list[str]
+    """Sentences about what does not count, and about covariates that differ between arms."""
+    comparisons: list[Comparison]
+
+    def lines(self) -> list[str]:
+        """The analysis for people."""
+        where = f"{self.experiment}: {self.status}, epoch {self.epoch}"
+        head = f"{where}, two-sided at level {self.level:g}, of {self.units} whose windows are over"
+        rows = [line for row in self.comparisons for line in _lines_of(row, self.control, self.level, self.covariate)]
+        return [head, *(f"  {note}" for note in self.notes), *rows]
+
+
+def analysis(
+    database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None
+) -> ExperimentAnalysis:
+    """Analyse a stored experiment; raises MarlRayError for one that has nothing to compare."""
     with _opened(database, name) as (store, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:
@@ -88,7 +116,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
         plan = record.plan
         if not plan.treatments:
             raise MarlRayError(f"experiment {name!r}: has one arm alone, and nothing to compare it with")
-        lines = list[str]()
+        notes = list[str]()
         if config.randomize != "session":
             if covariate is not None or any("/" in metric for metric in more):
                 _check_sessions(config, "covariate and ratios")
@@ -96,7 +124,7 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
             rows = _of_observations(look, record, metrics, level)
             judged = sum(units.judged for units in look.units.values())
             for metric in excluding(config):
-                lines += _silent(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
+                notes += _silent(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
             what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
         else:
             parts = [part for metric in metrics for part in metric.split("/")]
@@ -107,24 +135,23 @@ def analysis(database: str, name: str, covariate: str | None, more: Sequence[str
                 units, values={m: np.clip(v, *given[m]) if m in given else v for m, v in units.values.items()}
             )
             reported = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
-            lines += [f"  {metric}: no judged session has it" for metric in metrics if metric not in reported]
+            notes += [f"{metric}: no judged session has it" for metric in metrics if metric not in reported]
             for metric in reported:
                 values = units.values.get(
                     metric, np.empty(0)
                 )  # a ratio's parts have lines of their own if they are asked for
-                lines += _silent(metric, int(np.isnan(values).sum()), len(values), config)
+                notes += _silent(metric, int(np.isnan(values).sum()), len(values), config)
             rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)
             if covariate is not None:
                 for arm, p in imbalance(units, covariate, plan.treatments, plan.control).items():
                     if p < IMBALANCE:
-                        lines.append(
-                            f"  warning: {arm} differs from the control in {covariate} (p {p:.2g}): it is not from before"
+                        notes.append(
+                            f"warning: {arm} differs from the control in {covariate} (p {p:.2g}): it is not from before"
                         )
             what = "sessions"
-        where = f"{name}: {record.state.status}, epoch {record.epoch}"
-        head = f"{where}, two-sided at level {level:g}, of {what} whose windows are over"
-        return [head, *lines, *(line for row in rows for line in _lines_of(row, plan.control, level, covariate))]
+        at = record.state
+        return ExperimentAnalysis(name, at.status, record.epoch, level, what, plan.control, covariate, notes, rows)
 
 
 def _check_sessions(config: ExperimentConfig, what: str) -> None:
@@ -185,7 +212,7 @@ def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) ->
         if exact
         else "Welch's interval does not allow for them"
     )
-    return [f"  {metric}: {lacking:,} of {judged:,} sessions report none and do not count; {sentence}"]
+    return [f"{metric}: {lacking:,} of {judged:,} sessions report none and do not count; {sentence}"]
 
 
 def _lines_of(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from marl_ray.config import GatewayConfig, read_yaml
 from marl_ray.config.base import words
+from marl_ray.config.mistakes import other_kind
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError, one_line
 
@@ -55,6 +56,8 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     """
     if not isinstance(data, Mapping):
         findings: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
+    elif wrong := other_kind(("applications",), data, source):
+        findings = [("", wrong)]
     else:
         try:
             plain = json.loads(json.dumps(data))

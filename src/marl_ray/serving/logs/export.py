@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Outcome
 from marl_ray.serving.logs import text_rows
 from marl_ray.serving.logs.act_log import (
@@ -91,7 +91,9 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
     """
     record = store.experiment(experiment)
     if record is None:
-        raise MarlRayError(f"experiment: unknown experiment {experiment!r}")
+        known = store.names()
+        instead = did_you_mean(experiment, known) if known else ""
+        raise MarlRayError(f"experiment: unknown experiment {experiment!r}{instead}")
     digests = {arm: part["digest"] for arm, part in record.config["arms"].items()}
     filesystem, root = open_folder(out, "out")
     remote, name = "://" in out, f"{experiment}.parquet"

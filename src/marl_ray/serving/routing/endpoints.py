@@ -3,8 +3,9 @@ and older ones keep theirs."""
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from marl_ray.errors import did_you_mean
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.http.protocol import RequestError
@@ -66,7 +67,7 @@ class Endpoints:
             return self._served[name]
         if name in self.routers:
             return (self.routers[name],)
-        raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {self._known()}")
+        raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self._served)}")
 
     def acting(self, name: object) -> Sequence[Router]:
         """Like `served`, but only experiments that hold arms, so that acts skip ended ones; all of them if none holds
@@ -77,8 +78,7 @@ class Endpoints:
     def experiment(self, name: str) -> Router:
         """The experiment with exactly this name, or RequestError 404."""
         if name not in self.routers:
-            known = ", ".join(self.routers) or "none yet"
-            raise RequestError(404, "experiment", f"unknown experiment {name!r}, expected one of {known}")
+            raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self.routers)}")
         return self.routers[name]
 
     def _known(self) -> str:
@@ -108,3 +108,7 @@ def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
     now = time.time()
     newest = entered.created
     return [r for r in routers if r is not entered and r.created < newest and now - newest < DRAIN_S]
+
+
+def _instead(name: str, known: Collection[str]) -> str:
+    return did_you_mean(name, known) if known else "; there is none yet"

@@ -1,6 +1,7 @@
 """The record of a run and what else lies in its folder, on any storage.
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
+NAME/state.json      whether its driver is alive, and how the last attempt ended (standing.py)
 NAME/metrics.jsonl   a row of metrics for each iteration (metrics_file.py)
 NAME/run.log         what the driver prints and workers' errors, with times (run_log.py)
 NAME/bundle          the best bundle so far: a link, or on remote storage a file with its URI (bundle_link.py)
@@ -28,6 +29,8 @@ MOST_NAMED = 4
 """Most keys that an error lists of those that differ."""
 PINNED = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
+NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
+"""Keys of a config that may change when a run goes on; the storage may be named by another path, or have moved."""
 CHECKPOINTS = "checkpoint_manager_snapshot.json"
 """The file in which Ray Train lists the complete checkpoints."""
 
@@ -75,8 +78,8 @@ def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
         stream.write(json.dumps(data, indent=1).encode())
 
 
-def _read_json(filesystem: fs.FileSystem, path: str) -> Any:
-    """None where there is no such file."""
+def read_json(filesystem: fs.FileSystem, path: str) -> Any:
+    """Plain data of a file; None where there is no such file. Raises OSError or ValueError."""
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
         return None
     with filesystem.open_input_stream(path) as stream:
@@ -90,19 +93,19 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     Ray Train would continue any run that lies under the name, so this function must catch a name that is used again by
     accident.
     """
-    identity = {
-        key: value for key, value in config.resolved().items() if key not in ("resources", "checkpoint", "tracking")
-    }
+    identity = {key: value for key, value in config.resolved().items() if key not in NOT_IDENTITY}
     # A finished run may be made longer, and the size of micro-batches changes no result.
     identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
     filesystem, folder = filesystem_of(config)
     try:
-        record: dict[str, Any] | None = _read_json(filesystem, f"{folder}/run.json")
+        record: dict[str, Any] | None = read_json(filesystem, f"{folder}/run.json")
         recorded_identity = None if record is None else flatten(record["identity"])
+        if recorded_identity is not None:
+            recorded_identity.pop("storage", None)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"storage: {folder}/run.json is not the record of a run: {one_line(error)}") from error
     if record is None or recorded_identity is None:
-        return {"identity": identity, "config": config.resolved(), "config_hash": config_hash(config)}
+        return {"identity": identity, **config_record(config)}
     own_identity = flatten(json.loads(json.dumps(identity)))
     differing = sorted(
         key for key in {*own_identity, *recorded_identity} if own_identity.get(key) != recorded_identity.get(key)
@@ -115,6 +118,11 @@ def record_of(config: RunConfig) -> dict[str, Any]:
             "choose another name, or the same config to resume it"
         )
     return record
+
+
+def config_record(config: RunConfig) -> dict[str, Any]:
+    """The part of a run's record that changes when its config does: resolved, as it was given, and its hash."""
+    return {"config": config.resolved(), "given": config.given(), "config_hash": config_hash(config)}
 
 
 def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
@@ -155,10 +163,10 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
 
 
 def latest_checkpoint(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
-    """The facts that Ray Train wrote about the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`;
-    None if there is no checkpoint."""
+    """Read Ray Train's note of the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`; None if
+    there is no checkpoint."""
     try:
-        latest = (_read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
+        latest = (read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
         if latest and {"iteration", "steps"} <= latest["metrics"].keys() and latest["checkpoint_dir_name"]:
             return dict(latest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -4,6 +4,7 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
 
@@ -14,6 +15,8 @@ from marl_ray.training.run_folder.record import filesystem_of
 
 LOG = "run.log"
 """Name of the file in a run's folder."""
+HELD_S = 3.0
+"""Seconds after which a part of a run that may refuse it is shown."""
 
 
 class RunLog:
@@ -53,10 +56,26 @@ class RunLog:
 
     def phase(self, text: str) -> None:
         """Show that a part of the run begins, with the seconds since the command began."""
-        line = f"{time.monotonic() - self.began:.1f} s  {text}"
-        if self.config.tracking.progress:
-            self._print(line)
-        self.write(line)
+        self._show(self._timed(text))
+
+    @contextlib.contextmanager
+    def held_phase(self, text: str) -> Iterator[None]:
+        """Show a part of the run when it has taken HELD_S seconds or has ended well, so that a mistake which is refused
+        at once is one line."""
+        line, shown = self._timed(text), threading.Lock()
+
+        def show() -> None:
+            if shown.acquire(blocking=False):
+                self._show(line)
+
+        timer = threading.Timer(HELD_S, show)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        show()
 
     def say(self, text: str) -> None:
         """Print a line on stderr after the run's name, and write it to the log."""
@@ -72,6 +91,14 @@ class RunLog:
                 with contextlib.suppress(OSError):  # the lines wait for the next time
                     self.file.append(self.waiting)
                     self.waiting = []
+
+    def _timed(self, text: str) -> str:
+        return f"{time.monotonic() - self.began:.1f} s  {text}"
+
+    def _show(self, line: str) -> None:
+        if self.config.tracking.progress:
+            self._print(line)
+        self.write(line)
 
     def _print(self, text: str) -> None:
         print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)

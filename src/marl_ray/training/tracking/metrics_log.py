@@ -1,12 +1,13 @@
 """Show the rows that workers send, store their metrics, and log them to MLflow and the other sinks."""
 
+import contextlib
 import json
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from marl_ray.config import RunConfig
@@ -67,6 +68,11 @@ class MetricsLog:
         for thread, sinks in zip(self.threads, (self.first, self.sinks), strict=True):
             if not thread.is_alive() and any(self.unlogged[name] for name in sinks):
                 self._log(sinks)
+        with contextlib.suppress(Empty):
+            while True:  # rows that wait while the trackers' thread is busy with earlier ones
+                waiting = [row for row in self.waiting.get_nowait() or () if TRANSCRIPTS not in row]
+                for name in self.sinks:
+                    self.unlogged[name] += waiting
         for name, rows in self.unlogged.items():
             if rows:
                 what = f"metrics of {len(rows)} iterations are not in {name}"
@@ -75,7 +81,7 @@ class MetricsLog:
 
     def _drain(self) -> None:
         from ray.exceptions import RayError
-        from ray.util.queue import Empty
+        from ray.util.queue import Empty as NoRows
 
         try:
             with ProgressBar(self.config, self.console.write) as progress:
@@ -83,7 +89,7 @@ class MetricsLog:
                     try:
                         rows = [self.queue.get(timeout=QUEUE_GET_S)]
                         rows += self.queue.get_nowait_batch(self.queue.qsize())
-                    except Empty:
+                    except NoRows:
                         if self.done.is_set():
                             return
                         continue
@@ -124,6 +130,8 @@ class MetricsLog:
     def _log(self, sinks: Mapping[str, Sink], rows: Sequence[dict[str, Any]] = ()) -> None:
         for name, sink in sinks.items():
             self.unlogged[name] += rows
+            if not self.unlogged[name]:
+                continue
             try:
                 sink.log(self.unlogged[name])
                 self.unlogged[name].clear()

@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_ray.config import AlgorithmConfig
 from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combinations, corners, order
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, did_you_mean
 
 Values = dict[str, Any]
 """Dotted key -> value: one configuration."""
@@ -55,7 +55,9 @@ def check_space(config: SweepConfig) -> None:
     for key in unread[0]:
         if all(key in keys for keys in unread):
             is_hyper = key.rpartition(".")[2] in AlgorithmConfig.model_fields
-            problem = f"{key}: no algorithm of this sweep reads it" if is_hyper else f"unknown key {key!r}"
+            known = [f"{key.rpartition('.')[0]}.{name}" for name in AlgorithmConfig.model_fields]
+            problem = f"unknown key {key!r}{did_you_mean(key, known)}"
+            problem = f"{key}: no algorithm of this sweep reads it" if is_hyper else problem
             raise MarlRayError(f"sweep {config.name!r}: {problem}")
 
 

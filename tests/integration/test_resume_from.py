@@ -17,8 +17,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder.branching import source_of
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
+from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import Tracker
 
@@ -26,7 +26,7 @@ TEAM = "team={first: {agents: [a]}, second: {agents: [b]}}"
 
 
 def trained_rows(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Rows without evaluations, which a branch begins anew."""
+    """Rows without evaluations, which begin anew."""
     return [
         {key: value for key, value in row.items() if not key.startswith(("eval/", "best/"))} for row in timeless(rows)
     ]
@@ -41,33 +41,33 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "mappo_lagrangian", "grpo", "cpo"])
-def test_a_branch_that_changes_nothing_goes_on_as_its_source_does(tmp_path: Path, algorithm: str):
+def test_a_run_that_changes_nothing_goes_on_as_its_origin_does(tmp_path: Path, algorithm: str):
     rows = train_alone(short(algorithm), tmp_path / "base")
-    branch = short(algorithm, "name=branch", f"resume_from={tmp_path / 'base' / '2'}")
-    again = train_alone(branch, tmp_path / "branch")
+    following = short(algorithm, "name=next", f"resume_from={tmp_path / 'base' / '2'}")
+    again = train_alone(following, tmp_path / "next")
     assert again[0]["iteration"] == 2 and again[0]["steps"] == rows[2]["steps"] and "eval/return" in again[0]
     assert trained_rows(again[1:]) == trained_rows(rows[3:])
-    assert (tmp_path / "branch" / "2" / "state.json").exists()  # from now on it needs its source no more
-    last = json.loads((tmp_path / "branch" / str(again[-1]["iteration"]) / "state.json").read_text())
+    assert (tmp_path / "next" / "2" / "state.json").exists()  # from now on it needs its origin no more
+    last = json.loads((tmp_path / "next" / str(again[-1]["iteration"]) / "state.json").read_text())
     assert last["origin"]["run"] == "toy" and last["origin"]["steps"] == rows[2]["steps"]
 
 
-def test_a_branch_has_its_own_hyper_parameters_and_its_own_play(base: Path, tmp_path: Path):
-    keys = ("name=branch", "train.total_steps=256", f"resume_from={base / '6'}")
+def test_a_run_after_another_has_its_own_hyper_parameters_and_its_own_play(base: Path, tmp_path: Path):
+    keys = ("name=next", "train.total_steps=256", f"resume_from={base / '6'}")
     rows = train_alone(config(*keys, "hyper.lr=1e-12", "train.env_copies=8"), tmp_path)
     assert [row["steps"] for row in rows] == [192, 256]  # 8 copies play 64 steps in a batch
-    assert "return" not in rows[0]  # episodes of the source were played in other copies
+    assert "return" not in rows[0]  # episodes of its origin were played in other copies
     # Nothing moves at such a rate, so both evaluations are of the same weights.
     assert rows[0]["eval/return"] == rows[1]["eval/return"] == rows[0]["best/return"]
     moving = train_alone(config(*keys, "hyper.lr=0.1"))
     assert moving[0]["eval/return"] == rows[0]["eval/return"] and moving[-1]["kl"] > rows[-1]["kl"]
 
 
-def test_two_workers_branch_from_the_checkpoint_of_one_and_one_from_that_of_two(base: Path, tmp_path: Path):
+def test_two_workers_begin_from_the_checkpoint_of_one_and_one_from_that_of_two(base: Path, tmp_path: Path):
     more = ("train.total_steps=224", f"resume_from={base / '4'}")
     alone = train_alone(config(*more))
     both = two_workers(trained, str(tmp_path / "two"), "resources.workers=2", *more)
-    assert [row["return"] for row in both] == [row["return"] for row in alone]
+    assert [row["return"] for row in both[1:]] == [row["return"] for row in alone[1:]]
     assert [row["policy_loss"] for row in both[1:]] == pytest.approx(
         [row["policy_loss"] for row in alone[1:]], abs=1e-5
     )
@@ -75,27 +75,27 @@ def test_two_workers_branch_from_the_checkpoint_of_one_and_one_from_that_of_two(
     assert [row["steps"] for row in rows] == [224, 256]
 
 
-def test_a_branch_of_language_models_goes_on_with_their_tasks(tmp_path: Path):
+def test_language_models_go_on_with_their_tasks(tmp_path: Path):
     rows = train_alone(toy_texts.config(), tmp_path / "base")
-    branch = train_alone(toy_texts.config(f"resume_from={tmp_path / 'base' / '1'}"))
-    assert trained_rows(branch) == trained_rows(rows[1:])
+    after = train_alone(toy_texts.config(f"resume_from={tmp_path / 'base' / '1'}"))
+    assert trained_rows(after) == trained_rows(rows[1:])
 
 
-def test_on_ray_a_branch_is_named_by_its_source_and_outlives_it(ray_cluster: LocalRay, tmp_path: Path):
+def test_on_ray_a_run_names_its_origin_and_outlives_it(ray_cluster: LocalRay, tmp_path: Path):
     keys = (f"storage={tmp_path}", "tracking.progress=false", "train.total_steps=64")
     train(config(*keys))
-    whole = config(*keys, "name=branch", "resume_from=toy", "train.total_steps=128", "hyper.lr=0.02")
+    whole = config(*keys, "name=next", "resume_from=toy", "train.total_steps=128", "hyper.lr=0.02")
     check_run(whole)
     outcome = train(whole)
-    source = load_bundle(outcome.bundle).manifest.lineage.origin
-    assert source is not None and (source.run, source.steps) == ("toy", 64)
+    origin = load_bundle(outcome.bundle).manifest.lineage.origin
+    assert origin is not None and (origin.run, origin.steps) == ("toy", 64)
     tags = Tracker(whole, outcome.run_id).client.get_run(outcome.run_id).data.tags
-    assert tags["resume_from"] == source.checkpoint == source_of(whole)
-    rows = read_metrics(fs.LocalFileSystem(), str(tmp_path / "branch"))
+    assert tags["resume_from"] == origin.checkpoint == source_of(whole)
+    rows = read_metrics(fs.LocalFileSystem(), str(tmp_path / "next"))
     assert [iteration_of(row) for row in rows] == [2, 3, 4]
     assert history_of(rows, "return") == Tracker(whole, outcome.run_id).history("return")
     shutil.rmtree(tmp_path / "toy")
-    longer = config(*keys, "name=branch", "resume_from=toy", "train.total_steps=160", "hyper.lr=0.02")
+    longer = config(*keys, "name=next", "resume_from=toy", "train.total_steps=160", "hyper.lr=0.02")
     check_run(longer)
     assert train(longer).metrics["steps"] == 160
 
@@ -126,7 +126,7 @@ def refusal(whole: RunConfig) -> str:
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(base: Path, tmp_path: Path, overrides: list[str], message: str):
-    keys = (f"storage={tmp_path}", "name=branch", f"resume_from={base / '6'}", "train.total_steps=256")
+    keys = (f"storage={tmp_path}", "name=next", f"resume_from={base / '6'}", "train.total_steps=256")
     assert message in refusal(config(*keys, *overrides))
 
 

@@ -1,21 +1,12 @@
-"""The commands `marl-ray experiment plan` and `analyse`: the size that an experiment needs, and its analysis."""
+"""`marl-ray experiment plan` and `analyse`: the size that an experiment needs, and its analysis."""
 
 from typing import Annotated
 
 import typer
 
-from marl_ray.cli.options import named_as_options
-from marl_ray.cli.serving import ExperimentName, experiment_app
+from marl_ray.cli.documents.output import Json, show
+from marl_ray.cli.options import DATABASE, Database, ExperimentName, named_as_options
 from marl_ray.errors import FieldError
-
-Database = Annotated[str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")]
-DATABASE = "sqlite:///runs/experiments.db"
-
-
-def register() -> None:
-    """Add the commands to those of `marl-ray experiment`."""
-    experiment_app.command("plan")(plan)
-    experiment_app.command("analyse")(analyse)
 
 
 @named_as_options()
@@ -41,8 +32,12 @@ def plan(
         str | None, typer.Option(metavar="LOW,HIGH", help="Of the outcome, for the exact test; NAME's.")
     ] = None,
     database: Database = DATABASE,
+    as_json: Json = False,
 ) -> None:
-    """Units needed by one look at the end and by the test that decides at every look; with NAME also days."""
+    """Say how many units an experiment needs.
+
+    One look at the end and the test that decides at every look need different numbers; with NAME it also says days.
+    """
     from marl_ray.experiments.designs import planning
     from marl_ray.serving.client.analysis import Known, known_of
 
@@ -62,15 +57,16 @@ def plan(
         min_outcomes=defaults.min_outcomes,
         bounds=range_,
     )
-    print(f"effect {inputs['effect']:g}, sd {inputs['sd']:g}: units of treatment and control together")
     every = "exact test" if range_ is not None else "sequential test"
     rows = (
         ("one look at the end (Welch), fixed beforehand", planned.fixed),
         (f"{every} at every look, in half of the experiments", planned.median),
         (f"{every} at every look, in {power:.0%} of them", planned.sure),
     )
-    for text, units in rows:
-        print(f"  {text:<58} {_units(units):>14}{_days(units, defaults.per_day)}")
+    head = f"effect {inputs['effect']:g}, sd {inputs['sd']:g}: units of treatment and control together"
+    lines = [f"  {text:<58} {_units(units):>14}{_days(units, defaults.per_day)}" for text, units in rows]
+    document = {**inputs, "test": every.removesuffix(" test"), "power": power, "per_day": defaults.per_day}
+    show(as_json, document | {"units": planned._asdict()}, [head, *lines])
 
 
 def _bounds(text: str) -> tuple[float, float]:
@@ -104,11 +100,14 @@ def analyse(
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Level of the tests; the experiment's own.")] = None,
     database: Database = DATABASE,
+    as_json: Json = False,
 ) -> None:
-    """Judge an experiment once, at its end: Welch's tests with Holm's correction, CUPED, and exact bounds.
+    """Judge an experiment once, at its end.
 
-    The outcome and the guardrails are compared, of sessions whose windows are over.
+    It makes Welch's tests with Holm's correction, CUPED, and exact bounds, of the outcome and of the guardrails, over
+    the sessions whose windows are over.
     """
     from marl_ray.serving.client.analysis import analysis
 
-    print("\n".join(analysis(database, name, covariate, tuple(metric or ()), alpha)))
+    done = analysis(database, name, covariate, tuple(metric or ()), alpha)
+    show(as_json, done, done.lines())

@@ -1,4 +1,4 @@
-"""The beginning of a run with `resume_from`: its checkpoint is looked up, proved complete, and proved to fit the run.
+"""The checkpoint from which a run with `resume_from` begins: it is looked up, and proved complete and fit for the run.
 
 A checkpoint fits if it holds the same trained policies, and for each the same weights, optimiser state and multipliers.
 Hyper-parameters, the amount of experience, evaluations and frozen policies may differ.
@@ -143,7 +143,7 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
 
 
 def play_of(config: RunConfig) -> dict[str, Any]:
-    """The facts under which the running episodes, and the means over recent ones, go on in a branch."""
+    """The facts under which the running episodes, and the means over recent ones, go on after another run's checkpoint."""
     data = config.resolved()
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}

@@ -1,0 +1,33 @@
+"""Completes names on the command line: cheap ones alone, and nothing where they cannot be read."""
+
+from marl_ray.errors import MarlRayError
+from marl_ray.extensions import ALGORITHM
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of folders under `runs`."""
+    from marl_ray.runs.stored import names
+
+    try:
+        return _beginning(names("runs"), incomplete)
+    except MarlRayError:
+        return []
+
+
+def complete_algorithm(incomplete: str) -> list[str]:
+    """Names of algorithms."""
+    return _beginning(ALGORITHM.names(), incomplete)
+
+
+def complete_override(incomplete: str) -> list[str]:
+    """Dotted keys of a run's config, and the algorithms after `algorithm=`."""
+    from marl_ray.config.reference import key_rows
+
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        return [f"{key}={name}" for name in complete_algorithm(value)] if key.endswith("algorithm") else []
+    return _beginning([f"{row.key}=" for row in key_rows("run") if not {"NAME", "[]"} & set(row.key.split("."))], key)
+
+
+def _beginning(names: list[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

@@ -1,0 +1,1 @@
+"""The documents for programs that commands print with --json, and the page that describes every command."""

@@ -1,0 +1,150 @@
+"""The forms of the documents that commands print with --json."""
+
+EXPERIMENT = {
+    "name, status, strategy, stage, epoch": "The experiment, and where its rollout is.",
+    "arms": "Arm -> traffic, counts of units, mean, verdict, and difference to the control with its interval.",
+    "control": "The arm that the others are compared with.",
+    "decision": "The next step, its arm and the reason.",
+    "warnings": "Sentences, if there are any.",
+    "...": "All that `GET /v1/experiments/NAME` answers.",
+}
+RESULT = {
+    "name": "The run.",
+    "model": "`models:/name/version` of the best bundle.",
+    "bundle": "Folder or URI of the best bundle.",
+    "curve": "Path of the picture; null on remote storage.",
+    "tracking_uri, run_id": "The MLflow run.",
+    "best_return": "Mean return of the best bundle, on other episodes than those that chose it; null if nothing was played.",
+    "metrics": "Metric -> value after the last iteration.",
+    "summary": "Lines for people.",
+    "trained": "False if the run had played all its steps already.",
+}
+STATE = {
+    "resource": "KIND/NAME.",
+    "phase": "waiting, running, ready, suspended, succeeded, failed or gone.",
+    "reason, message": "The operator's word and line.",
+    "status": "Exit status of a RayJob's entrypoint, or null.",
+}
+FORMS: dict[str, dict[str, str]] = {
+    "train": RESULT | {"...": "With --dry-run the resolved config instead."},
+    "runs ls": {
+        "[].name, [].kind": "The run or sweep; `run` or `sweep`.",
+        "[].state": "finished, running, failed, interrupted, died or unfinished.",
+        "[].algorithm, [].env, [].seed": "From its config.",
+        "[].steps, [].total_steps": "Environment steps played, and those of the config.",
+        "[].score": "`value`, `low` and `high` (its 95 % interval), `episodes` (which were scored); null if there is none.",
+        "[].at": "Time of its last sign, in seconds since 1970.",
+        "[].storage": "Folder or URI.",
+    },
+    "runs show": {
+        "summary": "As of `runs ls`.",
+        "error": "Why the last attempt failed, or null.",
+        "config": "With every default written out.",
+        "bundle, model": "The best bundle, and its version in the registry; null if there is none.",
+        "checkpoints": "`path`, `iteration` and `steps` of each.",
+        "mlflow": "`run_id` and `uri`.",
+        "curve, log, errors": "Files.",
+    },
+    "runs resume": RESULT,
+    "runs rm": {
+        "name, folder": "What was deleted.",
+        "files, bytes, checkpoints": "What it held.",
+        "mlflow_run_id": "The MLflow run, which stays.",
+    },
+    "runs compare": {
+        "metric": "The metric of the curves.",
+        "picture": "Path of the PNG.",
+        "groups": "Runs that differ in their seed alone: `label`, `score` (as of `runs ls`), and of each of `runs` name, "
+        "algorithm, seed, metric, `points` (steps, value), `intervals` (steps, low, high) and score.",
+    },
+    "sweep": {
+        "name, status, error": "The sweep, and how it ended.",
+        "trials": "Status -> number of trials.",
+        "steps, seconds": "Played by all trials and seeds; wall time.",
+        "winner": "`trial`, `values`, `scores`, `seed` and `model`; null if no trial has a result.",
+        "report, records": "Files.",
+        "...": "With --dry-run `trials` (the values of each), `seeds`, `scheduler` and `search` instead.",
+    },
+    "report": {"report": "The file."},
+    "evaluate": {
+        "evaluation": "What was measured: benchmark, data, mode, settings.",
+        "scores": "Mode -> number, such as pass@1 -> `value`, `low`, `high`.",
+        "samples, problems, filtered": "Counts, and the problems that were left out.",
+        "suspected_hacks, flagged, verdicts, levels, not_judged, without_reference": "What the judges saw.",
+        "folder": "Folder of `report.json` and `report.md`, which also have every problem.",
+        "marl_ray, python": "Versions.",
+    },
+    "aggregate": {
+        "number, mode": "What was averaged.",
+        "value, low, high": "The weighted mean, and its interval.",
+        "parts": "`variant`, `value` and `weight` of each evaluation.",
+    },
+    "serve": {"urls": "Application -> URL."},
+    "deploy": EXPERIMENT,
+    "experiment create": EXPERIMENT,
+    "experiment list": {
+        "[].name, [].status, [].epoch": "The experiment.",
+        "[].arms": "Arm -> share of the traffic.",
+        "...": "All that `GET /v1/experiments` answers.",
+    },
+    "experiment status": EXPERIMENT,
+    "experiment watch": EXPERIMENT,
+    "experiment audit": {
+        "[].at, [].epoch": "When.",
+        "[].action, [].arm, [].actor, [].reason": "What, who and why.",
+        "...": "All that `GET /v1/experiments/NAME/audit` answers.",
+    },
+    "experiment plan": {
+        "effect, sd, power": "The gain to be proven, the deviation of the outcomes, and the chance to find it.",
+        "test": "The test that decides at every look: exact or sequential.",
+        "units": "`fixed` (one look), `median` and `sure` (every look): units of both arms, or null if over a billion.",
+        "per_day": "Units of the last day, or null.",
+    },
+    "experiment analyse": {
+        "experiment, status, epoch": "The experiment.",
+        "level, units, control, covariate": "Level of the tests, kind of the units, and what was compared by.",
+        "notes": "Sentences about what does not count.",
+        "comparisons": "Of each metric and treatment: `metric`, `arm`, `treatment`, `control`, `test` (Welch's), `holm`, "
+        "`adjusted` (CUPED's, or null) and `always` (exact bounds, or null).",
+    },
+    "experiment off-policy": {
+        "value, doubly_robust": "`estimate`, `low` and `effective` units.",
+        "logged, units, greedy_units": "Mean outcome of the units used, their number, and those left out.",
+        "gate": "`passed` and the `reason`.",
+    },
+    **{
+        f"experiment {change}": EXPERIMENT
+        for change in ("start", "next-stage", "pause", "resume", "promote", "rollback", "stop")
+    },
+    "export": {
+        "path": "The file.",
+        "units, sequences, decisions": "Counts of what it has.",
+        "censored, mixed": "Units that were left out: without an outcome, and with acts of another bundle.",
+    },
+    "lint": {
+        "files": "Number of files.",
+        "passed": "False if the exit status is 2.",
+        "findings": "`text` of each, and `advice`: false if it makes the exit status 2.",
+    },
+    "cluster lint": {"files, passed, findings": "As of `lint`."},
+    "cluster render": {"[].apiVersion, [].kind, [].metadata": "The manifests.", "...": "The rest of each."},
+    "cluster apply": {"dry_run": "True if nothing was kept.", "applied": "KIND/NAME of each manifest."},
+    "cluster status": STATE,
+    "cluster wait": STATE,
+    "algorithms": {
+        "[].name, [].title, [].paper": "The algorithm.",
+        "[].needs": "Demands on a run, in words.",
+        "[].updates": "simultaneous or sequential.",
+        "[].language_models": "True if it also trains these.",
+        "...": "With NAME one of these, with `knobs`: `key`, `default`, `of_language_models`, `own`, `description`.",
+    },
+    "config reference": {
+        "run, sweep, experiment, gateway, cluster": "`key`, `type`, `default` and `description` of each key."
+    },
+}
+"""Command -> key of its document -> meaning. `[]` stands for each entry of a list; `...` for what else there may be."""
+
+
+def keys_of(command: str) -> set[str]:
+    """The keys at the top of a command's document, or of each entry of its list."""
+    return {part.strip().removeprefix("[].") for keys in FORMS[command] for part in keys.split(",")} - {"..."}

@@ -1,0 +1,56 @@
+"""The results of commands: lines for people, or with --json one document for programs."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to stderr.")]
+
+
+def show(as_json: bool, document: Any, lines: Iterable[str]) -> None:
+    """Print a command's result on stdout: the document as JSON, or the lines."""
+    if as_json:
+        print(json.dumps(plain(document), indent=1, ensure_ascii=False))
+        return
+    for line in lines:
+        print(line)
+
+
+@contextlib.contextmanager
+def only_result(as_json: bool) -> Iterator[None]:
+    """Send to stderr, where a document is wanted, all that is printed on stdout before it."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield
+
+
+def plain(value: Any) -> Any:
+    """The value as plain data for JSON; numbers that are not finite become null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Iterable):
+        return [plain(part) for part in value]
+    return value
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows of text in columns that are as wide as their widest cell."""
+    cells = [heads, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -1,0 +1,155 @@
+"""`marl-ray algorithms` and `marl-ray config`: what can be named and set."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marl_ray.cli.completion import complete_algorithm
+from marl_ray.cli.documents.output import Json, show
+from marl_ray.cli.extensions import check_plugin
+from marl_ray.errors import MarlRayError, did_you_mean
+
+if TYPE_CHECKING:
+    from marl_ray.config import Spec
+
+config_app = typer.Typer(help="Print schemas and keys of configs.", no_args_is_help=True)
+
+
+def algorithms(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="One algorithm, with its knobs and defaults; or `check`.", autocompletion=complete_algorithm
+        ),
+    ] = None,
+    checked: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The algorithm to check: a built-in or package.module:NAME.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the algorithms; show or check one.
+
+    The list has papers and needs, NAME alone shows its knobs, and `check NAME` checks it against its formulas.
+    """
+    from marl_ray.config import SPECS, spec_of
+
+    if name == "check":
+        _check_algorithm(checked)
+        return
+    if checked is not None:
+        raise MarlRayError(f"algorithms: expected one NAME, or check NAME, got {name} {checked}")
+    if name is None:
+        listed = [{"name": key, **_description(spec)} for key, spec in SPECS.items()]
+        show(as_json, listed, _list_lines(listed))
+        return
+    try:
+        spec = spec_of(name)
+    except MarlRayError as error:
+        raise MarlRayError(f"algorithm: {error}") from error
+    document = {"name": name, **_description(spec), "knobs": _knobs(spec)}
+    show(as_json, document, _lines(document))
+
+
+def _description(spec: "Spec") -> dict[str, Any]:
+    return {
+        "title": spec.title,
+        "paper": spec.paper,
+        "needs": spec.needs,
+        "updates": spec.order,
+        "language_models": spec.token_policies and spec.critic != "central",
+    }
+
+
+def _knobs(spec: "Spec") -> list[dict[str, Any]]:
+    """The knobs of an algorithm, its own ones first."""
+    defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
+    by_model = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
+    return [
+        {
+            "key": f"hyper.{knob}",
+            "default": defaults[knob],
+            "of_language_models": by_model.get(knob),
+            "own": knob in spec.knobs,
+            "description": " ".join((spec.hyper.model_fields[knob].description or "").split()),
+        }
+        for knob in dict.fromkeys([*spec.knobs, *spec.common])
+    ]
+
+
+def _list_lines(listed: list[dict[str, Any]]) -> Iterator[str]:
+    width = max(len(spec["name"]) for spec in listed)
+    for spec in listed:
+        needs = f"; needs {', '.join(spec['needs'])}" if spec["needs"] else ""
+        trains = "" if spec["language_models"] else "; actor-critics alone"
+        yield f"{spec['name']:<{width}}  {spec['title']} ({spec['paper']}){needs}{trains}"
+    yield "\nmarl-ray algorithms NAME shows the knobs of one; set one with algorithm=NAME and hyper.KNOB=VALUE."
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    trains = "any policy" if document["language_models"] else "actor-critics alone"
+    yield f"{document['name']}: {document['title']}, {document['paper']}"
+    yield f"  needs   {', '.join(document['needs']) or 'nothing'}"
+    yield f"  updates {document['updates']}; trains {trains}"
+    for title, own in (("its own knobs", True), ("common knobs", False)):
+        yield f"  {title}"
+        for knob in document["knobs"]:
+            if knob["own"] == own:
+                of_models = f" ({knob['of_language_models']})" if knob["of_language_models"] else ""
+                default = f"{knob['key']} = {json.dumps(knob['default'])}{of_models}"
+                yield f"    {default}  {knob['description']}".rstrip()
+
+
+def _language_defaults(spec: "Spec") -> dict[str, str]:
+    """Defaults of an algorithm's keys for language models, in words, where they differ from those of actor-critics."""
+    from marl_ray.config import LoraConfig, ModelConfig
+    from marl_ray.config.run.family_defaults import family_defaults
+
+    kinds = {"path": {"path": "-"}, "path with lora": {"path": "-", "lora": LoraConfig()}}
+    kinds |= {"preset": {"preset": "tiny-1m"}, "preset with lora": {"preset": "tiny-1m", "lora": LoraConfig()}}
+    by_source = {
+        kind: {**family_defaults(ModelConfig.model_validate(model)), **spec.defaults} for kind, model in kinds.items()
+    }
+    plain = spec.hyper.model_validate(spec.defaults).model_dump()
+    words = {}
+    for knob in next(iter(by_source.values())):
+        values = {kind: json.dumps(values_of_source[knob]) for kind, values_of_source in by_source.items()}
+        if len(set(values.values())) > 1:
+            words[knob] = "language models: " + ", ".join(f"{kind} {value}" for kind, value in values.items())
+        elif by_source["path"][knob] != plain[knob]:
+            words[knob] = f"language models: {values['path']}"
+    return words
+
+
+def _check_algorithm(name: str | None) -> None:
+    """Print a line for every property of an algorithm; exit with 1 if one does not hold."""
+    if name is None:
+        raise MarlRayError("algorithms check: expected the NAME of an algorithm")
+    check_plugin("algorithm", name)
+
+
+@config_app.command("schema")
+def config_schema(
+    kind: Annotated[str, typer.Argument(help="run, sweep, experiment, gateway or cluster.")] = "run",
+) -> None:
+    """Print the JSON schema of a config."""
+    from marl_ray.config.reference import CONFIGS
+
+    if kind not in CONFIGS:
+        raise MarlRayError(f"kind {kind!r} is unknown{did_you_mean(kind, CONFIGS)}")
+    print(json.dumps(CONFIGS[kind].model_json_schema(), indent=2))
+
+
+@config_app.command("reference")
+def config_reference(as_json: Json = False) -> None:
+    """Print the keys of all configs, in Markdown.
+
+    This is the page docs/config.md.
+    """
+    from marl_ray.config.reference import CONFIGS, key_rows, reference_page
+
+    if as_json:
+        show(as_json, {kind: [row._asdict() for row in key_rows(kind)] for kind in CONFIGS}, ())
+        return
+    print(reference_page(), end="")

@@ -1,0 +1,95 @@
+"""The program: its table of commands, and the exit statuses of errors."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from marl_ray.cli.cluster import cluster_app
+from marl_ray.cli.evaluation import aggregate, evaluate, tasks
+from marl_ray.cli.extensions import check_app, new
+from marl_ray.cli.inspection import algorithms, config_app
+from marl_ray.cli.serving.experiments import experiment_app
+from marl_ray.cli.serving.gateways import deploy, export, lint, serve
+from marl_ray.cli.training.runs import runs_app
+from marl_ray.cli.training.submit import submit_app
+from marl_ray.cli.training.sweep import report, sweep
+from marl_ray.cli.training.train import demo, train
+from marl_ray.cli.training.trying import try_it
+from marl_ray.errors import MarlRayError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells report it."""
+COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
+    "Train": {"train": train, "try": try_it, "runs": runs_app, "sweep": sweep, "report": report, "demo": demo},
+    "Measure": {"evaluate": evaluate, "aggregate": aggregate, "tasks": tasks},
+    "Serve": {"serve": serve, "deploy": deploy, "experiment": experiment_app, "export": export},
+    "Cluster": {"submit": submit_app, "cluster": cluster_app, "lint": lint},
+    "Extend": {"new": new, "check": check_app},
+    "Inspect": {"algorithms": algorithms, "config": config_app},
+}
+"""Group of the help -> name -> command, in the order of the help."""
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands in the order of the table. Typer's own answer to Ctrl-C is status 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for group in COMMANDS.values() for name in group]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("marl-ray: interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        from marl_ray import __version__
+
+        print(f"marl-ray {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Train teams of policies on Ray, measure them, serve the winners."""
+
+
+for _group, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_group)
+        else:
+            app.command(_name, rich_help_panel=_group)(_command)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; always raises SystemExit.
+
+    A MarlRayError is one line on stderr and status 2; Ctrl-C is status 130.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python` does, so that an `env.id` may name a module that lies here
+    # pygame's own, at every import of a gridworld or of mpe2
+    warnings.filterwarnings("ignore", "pkg_resources is deprecated", UserWarning)
+    try:
+        app(args=list(argv) if argv is not None else None, prog_name="marl-ray")
+    except MarlRayError as error:
+        print(f"marl-ray: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None

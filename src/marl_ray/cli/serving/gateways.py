@@ -1,0 +1,165 @@
+"""The commands of gateways: checking and deploying them, deploying bundles, exporting what was served."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from marl_ray.cli.documents.output import Json, only_result, show
+from marl_ray.cli.options import DATABASE, LOCAL_DASHBOARD, LOCAL_GATEWAY, Address, Database, ExperimentName, GatewayUrl
+from marl_ray.errors import MarlRayError
+
+
+def serve(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
+    address: Address = LOCAL_DASHBOARD,
+    timeout_s: Annotated[float, typer.Option(help="How long the deployment may take.")] = 120.0,
+    local: Annotated[
+        bool, typer.Option("--local", help="On a Ray of its own on this machine, until Ctrl-C, with a new admin key.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Deploy a gateway.
+
+    It checks the Serve config strictly, deploys it, and waits until it answers.
+    """
+    if local:
+        if as_json:
+            raise MarlRayError("serve: expected --local or --json, not both; --local serves until Ctrl-C")
+        from marl_ray.cli.serving.local_gateway import serve_locally
+
+        serve_locally(config, timeout_s)
+        return
+    from marl_ray.serving.client.deploy import deploy
+
+    with only_result(as_json):
+        urls = deploy(config, address, timeout_s).urls
+    show(as_json, {"urls": urls}, [f"{name} runs at {url}" for name, url in urls.items()])
+
+
+def lint(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Serve configs or KubeRay manifests.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 for advice, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check Serve configs and KubeRay manifests.
+
+    It prints a line for each finding, and exits with status 2 unless all of them are advice.
+    """
+    from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
+    from marl_ray.cluster.lint.linter import ADVICE, lint_manifest, replica_pods
+    from marl_ray.serving.client.lint import lint_serve_config
+
+    findings: list[str] = []
+    for path in files:
+        for document in read_documents(path):
+            if not is_manifest(document):
+                findings += lint_serve_config(document, str(path))
+                continue
+            problems = lint_manifest(document, str(path))
+            inner = serve_config(document)
+            findings += problems
+            if inner is not None:
+                pods = 1 if problems else replica_pods(document)
+                findings += lint_serve_config(inner, str(path), where="spec.serveConfigV2.", pods=pods)
+    advice = [f": {ADVICE}" in finding for finding in findings]
+    passed = all(advice) and not (strict and findings)
+    rows = [{"text": text, "advice": is_advice} for text, is_advice in zip(findings, advice, strict=True)]
+    count = f"{len(files)} files, {f'{len(findings)} pieces of advice' if findings else 'no findings'}"
+    document = {"files": len(files), "passed": passed, "findings": rows}
+    show(as_json, document, [*findings, *([count] if passed else [])])
+    if not passed:
+        raise typer.Exit(2)
+
+
+def deploy(
+    bundle: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="BUNDLE", help="models:/name/version, models:/name@alias, or a folder that the gateway sees."
+        ),
+    ] = None,
+    from_sweep: Annotated[
+        str | None,
+        typer.Option(metavar="SWEEP", help="Instead of BUNDLE, a sweep's winner: its folder, or its name in runs."),
+    ] = None,
+    strategy: Annotated[
+        Literal["gradual", "ab", "shadow", "replace"], typer.Option(help="How it meets the traffic.")
+    ] = "gradual",
+    endpoint: Annotated[
+        str | None, typer.Option(help="The name that clients act on; may be left out where there is one.")
+    ] = None,
+    margin: Annotated[
+        str, typer.Option(help="Loss of outcome that is accepted: a number, or a part of the control's mean as 2%.")
+    ] = "0.02",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the experiment, such as min_outcomes=100."),
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for the audit log.")] = None,
+    url: GatewayUrl = LOCAL_GATEWAY,
+    as_json: Json = False,
+) -> None:
+    """Roll a bundle out against the one in production.
+
+    It needs an admin key in MARL_RAY_API_KEY.
+    """
+    from marl_ray.serving.client.admin import ask, deploy_bundle, lines
+
+    if (bundle is None) == (from_sweep is None):
+        raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
+    if from_sweep is not None:
+        from marl_ray.tuning.records import winner_of
+
+        bundle, description = winner_of(from_sweep)
+        reason = reason or description
+        endpoints = ask(url, "/v1/endpoints")["endpoints"]
+        if endpoint not in endpoints and (endpoint or not endpoints):
+            where = f"endpoint {endpoint!r}" if endpoint else f"gateway {url}"
+            raise MarlRayError(
+                f"deploy --from-sweep: {where} has no model in production to compare with; deploy one first: "
+                f"marl-ray deploy {bundle} --endpoint {endpoint or 'NAME'}"
+            )
+    assert bundle is not None
+    reason = reason or "deployed by marl-ray deploy"
+    options = _settings([f"margin={margin}", *(settings or ())])
+    report = deploy_bundle(url, bundle, strategy, endpoint, options, reason)
+    show(as_json, report, lines(report))
+
+
+def export(
+    name: ExperimentName,
+    out: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, for NAME.parquet.")],
+    decisions: Annotated[str, typer.Option(help="The gateway's decision_log.")],
+    database: Database = DATABASE,
+    as_json: Json = False,
+) -> None:
+    """Write what was served, with its outcomes, as trajectories.
+
+    `marl-ray train warm_start.data=...` reads acts, and `data=decisions://...` texts.
+    """
+    from marl_ray.experiments.store.experiment_store import ExperimentStore
+    from marl_ray.serving.logs.export import export as write
+
+    store = ExperimentStore(database)
+    try:
+        done = write(store, name, decisions, out)
+    finally:
+        store.close()
+    lines = [
+        f"{done.path}: {done.units} units, {done.sequences} sequences, {done.decisions} decisions",
+        f"  left out: {done.censored} units without an outcome, {done.mixed} with acts of another bundle",
+    ]
+    show(as_json, done, lines)
+
+
+def _settings(given: Any) -> dict[str, Any]:
+    import yaml
+
+    values: dict[str, Any] = {}
+    for setting in given:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise MarlRayError(f"--set {setting!r}: expected KEY=VALUE")
+        values[key] = yaml.safe_load(value)
+    return values

@@ -1,0 +1,1 @@
+"""The commands that train: runs, sweeps, jobs, and the demo."""

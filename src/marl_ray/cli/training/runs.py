@@ -1,0 +1,205 @@
+"""`marl-ray runs`: look at the runs of a storage, compare them, go on with one, delete one."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marl_ray.cli.completion import complete_run
+from marl_ray.cli.documents.output import Json, only_result, show, table
+from marl_ray.cli.options import Overrides, Storage
+from marl_ray.errors import MarlRayError
+
+if TYPE_CHECKING:
+    from marl_ray.runs.comparison import SeedGroup
+    from marl_ray.runs.summary import RunDetails, RunSummary, Score
+
+runs_app = typer.Typer(help="List, show, compare, resume and delete runs.", no_args_is_help=True)
+RunName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a run, or its folder.", autocompletion=complete_run)
+]
+
+
+@runs_app.command("ls")
+def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
+    """List the runs and sweeps of a storage."""
+    from marl_ray.runs.stored import stored
+    from marl_ray.runs.summary import summary_of
+
+    summaries = [summary_of(entry) for entry in stored(storage)]
+    heads = ("NAME", "STATE", "ALGORITHM", "ENVIRONMENT", "STEPS", "SCORE", "WHEN", "STORAGE")
+    lines = table(heads, map(_row, summaries)) if summaries else [f"no runs under {storage!r}"]
+    show(as_json, summaries, lines)
+
+
+@runs_app.command("show")
+def show_run(name: RunName, storage: Storage = "runs", as_json: Json = False) -> None:
+    """Show one run: scores, bundle, checkpoints, files, config."""
+    from marl_ray.runs.stored import find_run
+    from marl_ray.runs.summary import details_of
+
+    details = details_of(find_run(name, storage))
+    show(as_json, details, _lines(details))
+
+
+@runs_app.command("logs")
+def show_log(
+    name: RunName,
+    storage: Storage = "runs",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+) -> None:
+    """Print the log of a run."""
+    from marl_ray.runs.following import log_lines
+    from marl_ray.runs.stored import find_run
+
+    for line in log_lines(find_run(name, storage), follow):
+        print(line, flush=True)
+
+
+@runs_app.command("resume")
+def resume(name: RunName, overrides: Overrides = None, storage: Storage = "runs", as_json: Json = False) -> None:
+    """Go on with a run where it was.
+
+    Its config is that of the run's folder. Of a finished run raise `train.total_steps`.
+    """
+    from marl_ray.api.training import train_here
+    from marl_ray.cli.training.train import result_lines
+    from marl_ray.config import RunConfig, parse_config
+    from marl_ray.runs.stored import find_run
+
+    run = find_run(name, storage)
+    if run.state() == "running":
+        raise MarlRayError(f"run {run.name!r} is alive; `marl-ray runs logs {run.name} --follow` shows how it goes on")
+    if "given" not in run.record:
+        raise MarlRayError(f"run {run.name!r}: its folder does not have its config; train with its file again")
+    config = parse_config(RunConfig, {**run.record["given"], "storage": run.storage}, overrides or (), source=run.uri)
+    if config.name != run.name:
+        raise MarlRayError(f"name={config.name}: a run is resumed under its name, {run.name}")
+    with only_result(as_json):
+        outcome = train_here(config)
+    show(as_json, outcome, result_lines(outcome))
+
+
+@runs_app.command("rm")
+def remove_run(
+    name: RunName,
+    storage: Storage = "runs",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete the folder of a run that is not alive.
+
+    It says what it deletes, and asks. The MLflow run and the registered models stay.
+    """
+    from marl_ray.runs.removal import contents_of, remove
+    from marl_ray.runs.stored import find_run
+
+    run = find_run(name, storage)
+    contents = contents_of(run)
+    what = (
+        f"{contents.folder}: {contents.files} files, {contents.bytes / 1e6:,.1f} MB, {contents.checkpoints} checkpoints"
+    )
+    typer.echo(f"{what}; the MLflow run and registered models stay", err=True)
+    if not yes and not typer.confirm(f"Delete run {run.name}?", err=True):
+        raise typer.Exit(1)
+    remove(run)
+    show(as_json, contents, [f"{run.name} is deleted"])
+
+
+@runs_app.command("compare")
+def compare_runs(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of runs.", autocompletion=complete_run)],
+    storage: Storage = "runs",
+    metric: Annotated[
+        str | None, typer.Option(help="Metric of metrics.jsonl; eval/return, or else return, by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The picture, a PNG.")] = Path("comparison.png"),
+    as_json: Json = False,
+) -> None:
+    """Compare runs in one picture and a table.
+
+    Runs that differ in their seed alone are one row, with the interval over seeds.
+    """
+    from marl_ray.runs.comparison import compare
+    from marl_ray.runs.picture import plot_comparison
+    from marl_ray.runs.stored import find_run
+
+    runs = [find_run(name, storage) for name in names]
+    groups = compare(runs, metric)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        plot_comparison(groups, out, runs[0].config["env"]["id"])
+    except OSError as error:
+        raise MarlRayError(f"--out {str(out)!r} cannot be written: {error}") from error
+    used = groups[0].runs[0].metric
+    heads = ("RUN", "ALGORITHM", "SEED", "STEPS", "SCORE", "95 % INTERVAL", "OF")
+    rows = [row for group in groups for row in _compared(group)]
+    lines = [*table(heads, rows), f"{used} over environment steps: {out}"]
+    show(as_json, {"metric": used, "picture": out, "groups": groups}, lines)
+
+
+def _row(run: "RunSummary") -> list[str]:
+    total = "" if run.total_steps is None else f" of {run.total_steps:,}"
+    when = "" if not run.at else datetime.fromtimestamp(run.at).astimezone().isoformat(" ", "minutes")[:16]
+    return [
+        run.name,
+        run.state if run.kind == "run" else f"sweep, {run.state}",
+        run.algorithm,
+        run.env,
+        f"{run.steps:,}{total}",
+        _number(run.score),
+        when,
+        run.storage,
+    ]
+
+
+def _number(score: "Score | None") -> str:
+    if score is None:
+        return "-"
+    return f"{score.value:.3f}{_interval(score)}"
+
+
+def _interval(score: "Score") -> str:
+    return "" if score.low is None or score.high is None else f" [{score.low:.3f}, {score.high:.3f}]"
+
+
+def _compared(group: "SeedGroup") -> Iterator[list[str]]:
+    """A row for each run, and one for their mean where there are several."""
+    for curve in group.runs:
+        yield [curve.name, curve.algorithm, str(curve.seed), f"{curve.points[-1][0]:,}", *_scored(curve.score)]
+    if len(group.runs) > 1:
+        seeds = " ".join(str(curve.seed) for curve in group.runs)
+        yield ["  these together", group.runs[0].algorithm, seeds, "", *_scored(group.score)]
+
+
+def _scored(score: "Score | None") -> list[str]:
+    return ["-", "-", "-"] if score is None else [f"{score.value:.3f}", _interval(score).strip() or "-", score.episodes]
+
+
+def _lines(details: "RunDetails") -> Iterator[str]:
+    import yaml
+
+    run = details.summary
+    total = f"{run.steps:,} of {run.total_steps:,} steps"
+    yield f"{run.name}: {run.state}, {run.algorithm} on {run.env}, seed {run.seed}, {total}"
+    if details.error and run.state == "failed":
+        yield f"  error       {details.error}"
+    if run.score is not None:
+        yield f"  score       {_number(run.score)} ({run.score.episodes})"
+    for what, value in (("bundle", details.bundle), ("model", details.model), ("curve", details.curve)):
+        if value:
+            yield f"  {what:<11} {value}"
+    for checkpoint in details.checkpoints:
+        yield f"  checkpoint  step {checkpoint['steps']:,}: {checkpoint['path']}"
+    if details.mlflow["run_id"]:
+        where = f" in {details.mlflow['uri']}" if details.mlflow["uri"] else ""
+        yield f"  MLflow      run {details.mlflow['run_id']}{where}"
+    if details.log:
+        yield f"  log         {details.log}"
+    for path in details.errors:
+        yield f"  traceback   {path}"
+    yield "  config"
+    for line in yaml.safe_dump(dict(details.config), sort_keys=False).splitlines():
+        yield f"    {line}"

@@ -1,0 +1,80 @@
+"""`marl-ray submit`: runs and sweeps as Ray Jobs."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from marl_ray.cli.cluster import submit_to_kuberay
+from marl_ray.cli.options import (
+    LOCAL_DASHBOARD,
+    Address,
+    Context,
+    KubeRay,
+    Namespace,
+    Overrides,
+    RunFile,
+    SubmissionId,
+    SweepFile,
+    SweepOverrides,
+)
+
+submit_app = typer.Typer(help="Train or sweep as a job of a cluster.", no_args_is_help=True)
+
+
+@submit_app.command("train")
+def submit_train(
+    config: RunFile,
+    overrides: Overrides = None,
+    address: Address = LOCAL_DASHBOARD,
+    submission_id: SubmissionId = None,
+    kuberay: KubeRay = None,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Train as a Ray Job, or with --kuberay as a RayJob.
+
+    It submits, follows the job's log, and exits with its status.
+    """
+    from marl_ray.runs.naming import load_named
+
+    run, given = load_named(config, overrides or ())
+    if len(given) > len(overrides or ()):  # every attempt of the job has the name that is made here
+        print(f"{run.name}: the config has no name, and gets this one", file=sys.stderr)
+    _submit("train", config, given, address, submission_id, kuberay, context, namespace)
+
+
+@submit_app.command("sweep")
+def submit_sweep(
+    config: SweepFile,
+    overrides: SweepOverrides = None,
+    address: Address = LOCAL_DASHBOARD,
+    submission_id: SubmissionId = None,
+    kuberay: KubeRay = None,
+    context: Context = None,
+    namespace: Namespace = None,
+) -> None:
+    """Sweep as a Ray Job, or with --kuberay as a RayJob.
+
+    It submits, follows the job's log, and exits with its status.
+    """
+    _submit("sweep", config, overrides or (), address, submission_id, kuberay, context, namespace)
+
+
+def _submit(
+    kind: Literal["train", "sweep"],
+    config: Path,
+    overrides: Sequence[str],
+    address: str,
+    submission_id: str | None,
+    kuberay: Path | None,
+    context: str | None,
+    namespace: str | None,
+) -> None:
+    if kuberay is not None:
+        raise typer.Exit(submit_to_kuberay(kind, config, overrides, kuberay, submission_id, context, namespace))
+    from marl_ray.cluster.jobs import submit
+
+    raise typer.Exit(submit(kind, config, overrides, address=address, submission_id=submission_id))

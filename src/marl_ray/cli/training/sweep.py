@@ -1,0 +1,142 @@
+"""`marl-ray sweep` and `marl-ray report`."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marl_ray.cli.documents.output import Json, only_result, show
+from marl_ray.cli.options import SweepFile, SweepOverrides
+from marl_ray.errors import MarlRayError, one_line
+
+if TYPE_CHECKING:
+    from marl_ray.config.sweep import SweepConfig
+    from marl_ray.tuning.running.driver import SweepResult
+
+Retry = Annotated[bool, typer.Option("--retry", help="Take up trials again that failed, where they were.")]
+
+
+def sweep(
+    config: SweepFile,
+    overrides: SweepOverrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the trials, and stop.")] = False,
+    retry: Retry = False,
+    as_json: Json = False,
+) -> None:
+    """Train many configurations and find the best.
+
+    The same command continues a sweep that was killed.
+    """
+    from marl_ray.config.sweep import load_sweep
+    from marl_ray.tuning.records import shown
+
+    loaded = load_sweep(config, overrides or ())
+    if dry_run:
+        trials = _trials(loaded)
+        plan = {"trials": trials, "seeds": loaded.seeds}
+        plan |= {"scheduler": loaded.scheduler.kind, "search": loaded.search.kind}
+        lines = [f"{number:04d}  {shown(values)}" for number, values in enumerate(trials)]
+        seeds = ", ".join(map(str, loaded.seeds))
+        show(as_json, plan, [*lines, f"seeds {seeds}; scheduler {plan['scheduler']}; search {plan['search']}"])
+        return
+    with only_result(as_json):
+        result = _sweep_here(loaded, retry)
+    show(as_json, document_of(loaded, result), _lines(loaded, result))
+    if result.records.winner is None:
+        raise typer.Exit(1)
+
+
+def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
+    """The end of a sweep as a document for programs."""
+    records = result.records
+    winner = None
+    if records.winner is not None:
+        trial = records.trials[records.winner]
+        winner = {
+            "trial": trial.number,
+            "values": trial.values,
+            "scores": _scores(loaded, trial.objectives),
+            "seed": records.winner_seed,
+            "model": records.winner_model or None,
+        }
+    return {
+        "name": result.name,
+        "status": records.status,
+        "error": records.error or None,
+        "trials": _counts(result),
+        "steps": records.played,
+        "seconds": records.seconds,
+        "winner": winner,
+        "report": result.report or None,
+        "records": f"{result.folder}/sweep.json",
+    }
+
+
+def _lines(loaded: "SweepConfig", result: "SweepResult") -> Iterator[str]:
+    from marl_ray.tuning.records import shown
+
+    records = result.records
+    kinds = ", ".join(f"{count} {status}" for status, count in _counts(result).items())
+    yield f"{result.name}: {len(records.trials)} trials ({kinds}), {records.played:,} steps, {records.seconds:.0f} s"
+    if records.error:
+        yield f"  {records.error}"
+    if result.report:
+        yield f"  report  {result.report}"
+    if records.winner is None:
+        yield "  no winner: no trial has a result"
+        return
+    winner = records.trials[records.winner]
+    scores = ", ".join(f"{name} {value:.4g}" for name, value in _scores(loaded, winner.objectives).items())
+    yield f"  winner  trial {winner.number:04d} ({shown(winner.values)}): {scores}"
+    if records.winner_model:
+        yield f"  bundle  {records.winner_model}"
+    yield f"  records {result.folder}/sweep.json"
+
+
+def _scores(loaded: "SweepConfig", objectives: list[float] | None) -> dict[str, float]:
+    return dict(zip((metric.name for metric in loaded.metric), objectives or [], strict=False))
+
+
+def _counts(result: "SweepResult") -> dict[str, int]:
+    """Status -> number of trials."""
+    return dict(Counter(record.status or record.state for record in result.records.trials))
+
+
+def report(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's folder, or its name under the storage.")],
+    storage: Annotated[str, typer.Option(help="Folder or URI that has the sweep's folder.")] = "runs",
+    as_json: Json = False,
+) -> None:
+    """Write the report of a sweep, one HTML file.
+
+    It lies in the sweep's folder. The sweep may still run, or have been killed.
+    """
+    from marl_ray.tuning.records import find_sweep
+    from marl_ray.tuning.reporting.report import write_report
+
+    try:
+        written = write_report(*find_sweep(sweep, storage))
+    except OSError as error:
+        raise MarlRayError(f"the report of sweep {sweep!r} cannot be written: {one_line(error)}") from error
+    show(as_json, {"report": written}, [str(written)])
+
+
+def _trials(loaded: "SweepConfig") -> list[dict[str, Any]]:
+    """The configurations that would run; of an endless search the first ones."""
+    from marl_ray.tuning.running.driver import check_sweep
+    from marl_ray.tuning.search.spaces import SEARCHES
+
+    check_sweep(loaded)
+    search = SEARCHES[loaded.search.kind](loaded)
+    most = loaded.budget.trials or (10**6 if loaded.search.kind == "grid" else 10)
+    return list(itertools.takewhile(lambda values: values is not None, map(search.ask, range(most))))  # type: ignore[arg-type]
+
+
+def _sweep_here(loaded: "SweepConfig", retry: bool) -> "SweepResult":
+    from marl_ray.cluster.local_ray import ray_here
+    from marl_ray.tuning.running.driver import check_sweep, run_sweep
+
+    check_sweep(loaded)
+    return run_sweep(loaded, retry, ray_here)

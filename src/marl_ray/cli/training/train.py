@@ -1,0 +1,64 @@
+"""`marl-ray train` and `marl-ray demo`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marl_ray.cli.documents.output import Json, only_result, show
+from marl_ray.cli.options import DryRun, Overrides, RunFile
+
+if TYPE_CHECKING:
+    from marl_ray.training.driver import RunResult
+
+
+def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Train a team; the same command continues it.
+
+    It trains on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run. For a finished run it prints
+    the results and exits with status 0.
+    """
+    from marl_ray.api.training import train_here
+    from marl_ray.runs.naming import load_named
+
+    run, given = load_named(config, overrides or ())
+    if len(given) > len(overrides or ()):
+        print(f"{run.name}: the config has no name; `marl-ray runs resume {run.name}` goes on with it", file=sys.stderr)
+    if dry_run:
+        import yaml
+
+        from marl_ray.training.run_checks import check_run
+
+        check_run(run)
+        show(as_json, run.resolved(), [yaml.safe_dump(run.resolved(), sort_keys=False).rstrip()])
+        return
+    with only_result(as_json):
+        outcome = train_here(run)
+    show(as_json, outcome, result_lines(outcome))
+
+
+def result_lines(outcome: "RunResult") -> Iterator[str]:
+    """The result of a run in lines for people."""
+    if not outcome.trained:
+        again = "raise train.total_steps to go on with it, or choose another name"
+        yield f"{outcome.name}: is finished, and nothing was trained; {again}"
+    reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
+    yield f"{outcome.name}: {reached}{outcome.model}"
+    yield from (f"  {line}" for line in outcome.summary)
+    yield f"  bundle  {outcome.bundle}"
+    if outcome.curve:
+        yield f"  curve   {outcome.curve}"
+    yield f"  MLflow  run {outcome.run_id} in {outcome.tracking_uri}"
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the gateway serving until Ctrl-C.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where runs, plots and databases are written.")] = Path("runs/demo"),
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes played through HTTP.")] = 400,
+) -> None:
+    """Train two teams, serve both, A/B them over HTTP."""
+    from marl_ray.demo import run_demo
+
+    run_demo(folder, episodes, keep)

@@ -1,0 +1,1 @@
+"""Runs and sweeps as they lie under a storage: found, summarised, compared, named and deleted. Nothing is unpickled."""

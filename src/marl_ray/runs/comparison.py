@@ -1,0 +1,125 @@
+"""Compares runs: their curves, and the scores of those that differ in their seed alone as one."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.runs.stored import StoredRun
+from marl_ray.runs.summary import Score, algorithms_of, score_of
+from marl_ray.training.run_folder.metrics_file import iteration_of
+
+METRICS = ("eval/return", "return")
+"""Metrics by which runs are compared unless the user names one: the first that all have."""
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """One run's curve."""
+
+    name: str
+    algorithm: str
+    seed: int
+    metric: str
+    points: list[tuple[int, float]]
+    """(environment steps, value)."""
+    intervals: list[tuple[int, float, float]]
+    """(environment steps, low, high) of the points whose 95 % interval is known."""
+    score: Score | None
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    """Name of the run, or of the first one and the algorithm."""
+    runs: list[RunCurve]
+    score: Score | None
+    """That of a single run; of several the mean over seeds, with Student's 95 % interval."""
+
+
+def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGroup]:
+    """The curves of runs by a metric, in groups of those that differ in their seed alone, best score first.
+
+    Raises MarlRayError for runs of different environments, and for runs that do not have the metric.
+    """
+    named = dict.fromkeys(run.name for run in runs)
+    if len(named) < len(runs):
+        raise MarlRayError("runs compare: expected runs of different names")
+    environments = {run.config["env"]["id"]: run.name for run in runs}
+    if len(environments) > 1:
+        (first, a), (other, b) = list(environments.items())[:2]
+        raise MarlRayError(
+            f"runs compare: {a} plays {first} and {b} plays {other}, whose returns are different metrics"
+        )
+    rows = {run.name: [row for row in run.rows() if iteration_of(row) >= 0] for run in runs}
+    metric = _shared(rows, metric)
+    groups: dict[str, list[RunCurve]] = {}
+    for run in runs:
+        config = {key: value for key, value in run.record["identity"].items() if key not in ("name", "seed", "storage")}
+        groups.setdefault(json.dumps(config, sort_keys=True), []).append(_curve(run, rows[run.name], metric))
+    compared = [_group(curves) for curves in groups.values()]
+    return sorted(compared, key=lambda group: -math.inf if group.score is None else group.score.value, reverse=True)
+
+
+def student(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of two or more independent values."""
+    from scipy.stats import t
+
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    half = float(t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
+    """The metric, which all runs have; the error names the run that lacks it."""
+    known = {name: set().union(*each) - {"iteration", "steps", "timestamp"} for name, each in rows.items()}
+    for name, metrics in known.items():
+        if not metrics:
+            raise MarlRayError(f"runs compare: {name} has no metrics yet")
+    shared = set.intersection(*known.values())
+    if metric is not None:
+        for name, metrics in known.items():
+            if metric not in metrics:
+                raise MarlRayError(
+                    f"runs compare: {name} has no metric {metric!r}{did_you_mean(metric, sorted(shared))}"
+                )
+        return metric
+    for candidate in METRICS:
+        lacking = [name for name, metrics in known.items() if candidate not in metrics]
+        if not lacking:
+            return candidate
+        if len(lacking) < len(known) and candidate == METRICS[0]:
+            having = next(name for name in known if name not in lacking)
+            raise MarlRayError(
+                f"runs compare: {having} is measured by {candidate} and {lacking[0]} is not; "
+                f"name a metric of both with --metric, such as {METRICS[1]}"
+            )
+    raise MarlRayError(
+        f"runs compare: expected --metric; all have {', '.join(sorted(shared)[:20]) or 'none in common'}"
+    )
+
+
+def _curve(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> RunCurve:
+    points = [(int(row["steps"]), row[metric]) for row in rows if metric in row]
+    ends = f"{metric}_low", f"{metric}_high"
+    intervals = [(int(row["steps"]), row[ends[0]], row[ends[1]]) for row in rows if all(end in row for end in ends)]
+    score: Any = score_of(rows) if metric in METRICS else None
+    if score is None:
+        low, high = intervals[-1][1:] if intervals and intervals[-1][0] == points[-1][0] else (None, None)
+        score = Score(points[-1][1], low, high, f"last {metric}")
+    return RunCurve(run.name, algorithms_of(run.config), run.config["seed"], metric, points, intervals, score)
+
+
+def _group(curves: list[RunCurve]) -> SeedGroup:
+    if len(curves) == 1:
+        return SeedGroup(curves[0].name, curves, curves[0].score)
+    values = [curve.score.value for curve in curves if curve.score is not None]
+    score = None
+    if len(values) == len(curves):
+        score = Score(sum(values) / len(values), *student(values), f"mean over {len(values)} seeds")
+    return SeedGroup(f"{curves[0].name} and {len(curves) - 1} more", curves, score)

@@ -1,0 +1,34 @@
+"""Reads the log of a run while it grows."""
+
+import time
+from collections.abc import Iterator
+
+from marl_ray.errors import MarlRayError
+from marl_ray.runs.stored import StoredRun
+from marl_ray.training.run_folder.run_log import LOG
+
+POLL_S = 0.5
+
+
+def log_lines(run: StoredRun, follow: bool = False) -> Iterator[str]:
+    """The lines of a run's log; with `follow` also those that come, until the run's driver has ended.
+
+    Raises MarlRayError if there is no log.
+    """
+    if not run.has(LOG):
+        raise MarlRayError(f"run {run.name!r} has no log under {run.uri!r}")
+    shown = 0
+    while True:
+        alive = _is_alive(run)  # before reading, so that the last lines are not missed
+        with run.filesystem.open_input_stream(f"{run.folder}/{LOG}") as stream:
+            lines = stream.read().decode(errors="replace").split("\n")[:-1]
+        yield from lines[shown:]
+        shown = len(lines)
+        if not (follow and alive):
+            return
+        time.sleep(POLL_S)
+
+
+def _is_alive(run: StoredRun) -> bool:
+    standing = run.standing()
+    return standing is not None and standing.is_alive(time.time())

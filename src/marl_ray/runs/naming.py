@@ -1,0 +1,53 @@
+"""Names for runs whose configs have none."""
+
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from marl_ray.config import RunConfig, parse_config, read_yaml
+from marl_ray.errors import MarlRayError
+
+LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+"""Letters and digits that are not mistaken for each other."""
+LONGEST = 40
+"""Most characters of a made name before its random end."""
+
+
+def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, list[str]]:
+    """The run's config, with a name that is made if none is given, and the overrides that make the same config again.
+
+    Raises MarlRayError as `load_config` does.
+    """
+    data = read_yaml(path)
+    given = (isinstance(data, dict) and "name" in data) or any(override.startswith("name=") for override in overrides)
+    if not given:
+        draft = parse_config(RunConfig, data, [*overrides, "name=run"], source=str(path))
+        overrides = [*overrides, f"name={made_name(draft)}"]
+    return parse_config(RunConfig, data, overrides, source=str(path)), list(overrides)
+
+
+def made_name(config: RunConfig) -> str:
+    """A name of the algorithm, the environment and four random characters, such as `mappo-empty-8x8-k3f9`.
+
+    No folder under the config's storage has this name.
+    """
+    learner = next(name for name, policy in config.team.items() if not policy.frozen)
+    parts = (config.algorithm_of(learner), config.env.id)
+    words = "-".join(
+        re.sub(r"^MultiGrid-|^mpe2\.|^gymnasium\.|[-_]v\d+$", "", part.rpartition(":")[2]) for part in parts
+    )
+    stem = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:LONGEST].strip("-")
+    taken = _taken(config.storage)
+    while (name := f"{stem}-{''.join(secrets.choice(LETTERS) for _ in range(4))}") in taken:
+        pass
+    return name
+
+
+def _taken(storage: str) -> frozenset[str]:
+    from marl_ray.runs.stored import names
+
+    try:
+        return frozenset(names(storage))
+    except MarlRayError:  # a storage that this machine does not reach; the random end is enough
+        return frozenset()

@@ -1,0 +1,148 @@
+"""Finds the runs and sweeps of a storage by their folders."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.training.run_folder.metrics_file import read_metrics
+from marl_ray.training.run_folder.record import read_json
+from marl_ray.training.run_folder.standing import Standing, read_standing
+
+RUN, SWEEP = "run.json", "sweep.json"
+"""The files by which a folder is a run's or a sweep's."""
+FINISHED = "finished"
+"""Key of a run's record for its result, and the state of a run that has played all its steps."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One run's folder, and its record."""
+
+    storage: str
+    """Folder or URI, as the user named it."""
+    name: str
+    filesystem: fs.FileSystem
+    folder: str
+    """Path of the folder in the file system."""
+    record: Mapping[str, Any]
+    """Content of `run.json`."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The run's config as plain data with every default written out."""
+        config: Mapping[str, Any] = self.record["config"]
+        return config
+
+    @property
+    def uri(self) -> str:
+        """The folder as users name it."""
+        return f"{self.storage.rstrip('/')}/{self.name}"
+
+    def standing(self) -> Standing | None:
+        """The last attempt at the run; None where nothing says so."""
+        return read_standing(self.filesystem, self.folder)
+
+    def state(self) -> str:
+        """`finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a word) or `unfinished`."""
+        standing = self.standing()
+        if standing is not None and standing.is_alive(time.time()):
+            return standing.state
+        ended = self.record.get(FINISHED)
+        if ended is not None and ended["total_steps"] >= self.config["train"]["total_steps"]:
+            return FINISHED
+        if standing is None:
+            return "unfinished"
+        return standing.state if standing.state in ("failed", "interrupted") else "died"
+
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics of its iterations; raises MarlRayError for a file of other lines."""
+        return read_metrics(self.filesystem, self.folder)
+
+    def has(self, name: str) -> bool:
+        """True if the folder has a file or a folder of this name."""
+        return bool(self.filesystem.get_file_info(f"{self.folder}/{name}").type != fs.FileType.NotFound)
+
+
+@dataclass(frozen=True)
+class StoredSweep:
+    """One sweep's folder, and its records as plain data."""
+
+    storage: str
+    name: str
+    records: Mapping[str, Any]
+    """Content of `sweep.json`."""
+    changed: float
+    """Time of the last change of `sweep.json`, in seconds since 1970."""
+
+
+def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
+    """The runs and sweeps of a storage, by name. Raises MarlRayError if it cannot be read; a storage that is not there
+    yet has none."""
+    filesystem, root = opened(storage)
+    for name in _folders(filesystem, root, storage):
+        try:
+            entry = _read(filesystem, root, storage, name)
+        except MarlRayError:
+            continue  # a folder of something else
+        if entry is not None:
+            yield entry
+
+
+def find_run(name: str, storage: str) -> StoredRun:
+    """A run by its name under the storage, or by its folder. Raises MarlRayError with the names that are close."""
+    place, _, last = name.rstrip("/").rpartition("/")
+    storage, name = (place, last) if place else (storage, name)
+    filesystem, root = opened(storage)
+    entry = _read(filesystem, root, storage, name)
+    if isinstance(entry, StoredSweep):
+        raise MarlRayError(f"{name!r} is a sweep, expected a run; `marl-ray report {name}` shows it")
+    if entry is None:
+        known = [each.name for each in stored(storage) if isinstance(each, StoredRun)]
+        instead = did_you_mean(name, known) if known else "; there is no run"
+        raise MarlRayError(f"run {name!r} is not under {storage!r}{instead}")
+    return entry
+
+
+def names(storage: str) -> list[str]:
+    """The names of the folders of a storage, whatever lies in them. Raises MarlRayError if it cannot be read."""
+    return _folders(*opened(storage), storage)
+
+
+def opened(storage: str) -> tuple[fs.FileSystem, str]:
+    """File system and path of a storage; raises MarlRayError."""
+    try:
+        filesystem, root = fs.FileSystem.from_uri(storage if "://" in storage else str(Path(storage).resolve()))
+    except (OSError, ValueError) as error:
+        raise MarlRayError(f"storage: {storage!r} cannot be read: {one_line(error)}") from error
+    return filesystem, root.rstrip("/")
+
+
+def _folders(filesystem: fs.FileSystem, root: str, storage: str) -> list[str]:
+    try:
+        infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    except (OSError, ValueError) as error:
+        raise MarlRayError(f"storage: {storage!r} cannot be read: {one_line(error)}") from error
+    return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
+
+
+def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> StoredRun | StoredSweep | None:
+    """The run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something else."""
+    folder = f"{root}/{name}"
+    try:
+        record = read_json(filesystem, f"{folder}/{RUN}")
+        if record is not None:
+            record["config"]["train"]["total_steps"], record["identity"]
+            return StoredRun(storage, name, filesystem, folder, record)
+        records = read_json(filesystem, f"{folder}/{SWEEP}")
+        if records is not None:
+            records["trials"], records["config"]
+            changed = filesystem.get_file_info(f"{folder}/{SWEEP}").mtime
+            return StoredSweep(storage, name, records, changed.timestamp() if changed else 0.0)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MarlRayError(f"{folder} has no record of a run: {one_line(error)}") from error
+    return None

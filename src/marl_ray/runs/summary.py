@@ -1,0 +1,176 @@
+"""Summaries of runs and sweeps, from the files of their folders."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_ray.runs.stored import FINISHED, StoredRun, StoredSweep
+from marl_ray.training.run_folder.bundle_link import linked_bundle
+from marl_ray.training.run_folder.record import CHECKPOINTS, read_json
+from marl_ray.training.run_folder.run_log import LOG
+
+CURVE = "return.png"
+SOURCES = {"best/": "best bundle", "eval/": "last evaluation", "": "training episodes"}
+"""Prefix of a metric -> whose episodes it is of. The best bundle's are other episodes than those that chose it."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean return."""
+
+    value: float
+    low: float | None
+    """Lower end of its 95 % interval over episodes; None where it is not known."""
+    high: float | None
+    episodes: str
+    """The episodes that were scored: one of the values of SOURCES, or words of the same kind."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One row of a list of runs and sweeps."""
+
+    name: str
+    kind: str
+    """`run` or `sweep`."""
+    state: str
+    algorithm: str
+    """Algorithms of the policies that learn, with commas; of a sweep its scheduler and search."""
+    env: str
+    """Id of the environment."""
+    seed: int | None
+    steps: int
+    """Environment steps played; of a sweep by all trials and seeds."""
+    total_steps: int | None
+    score: Score | None
+    at: float | None
+    """Time of the last sign of it, in seconds since 1970."""
+    storage: str
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """All that a run's folder says."""
+
+    summary: RunSummary
+    error: str | None
+    """One line that says why the last attempt failed."""
+    config: Mapping[str, Any]
+    bundle: str | None
+    """Folder or URI of the best bundle."""
+    model: str | None
+    """`models:/name/version` of a finished run."""
+    checkpoints: Sequence[Mapping[str, Any]]
+    """`path`, `iteration` and `steps` of each complete checkpoint."""
+    mlflow: Mapping[str, Any]
+    """`run_id` and `uri` of the MLflow run; the URI of a finished run alone is known."""
+    curve: str | None
+    log: str | None
+    errors: Sequence[str]
+    """Files with the tracebacks of workers and of the driver."""
+
+
+def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
+    """The summary of a run or a sweep; raises MarlRayError for a file of metrics that is none."""
+    if isinstance(run, StoredSweep):
+        return _of_sweep(run)
+    rows, standing = run.rows(), run.standing()
+    steps = max((int(row["steps"]) for row in rows if "steps" in row), default=0)
+    at = standing.at if standing is not None else max((row.get("timestamp", 0.0) for row in rows), default=None)
+    return RunSummary(
+        run.name,
+        "run",
+        run.state(),
+        algorithms_of(run.config),
+        run.config["env"]["id"],
+        run.config["seed"],
+        steps,
+        run.config["train"]["total_steps"],
+        score_of(rows) or _finished_score(run),
+        at,
+        run.storage,
+    )
+
+
+def details_of(run: StoredRun) -> RunDetails:
+    """All about a run; raises MarlRayError as `summary_of` does."""
+    outcome = run.record.get(FINISHED, {}).get("outcome", {})
+    standing = run.standing()
+    selected = f"{run.folder}/errors"
+    return RunDetails(
+        summary_of(run),
+        None if standing is None else standing.error,
+        run.config,
+        linked_bundle(run.filesystem, run.folder) or outcome.get("bundle"),
+        outcome.get("model"),
+        checkpoints_of(run),
+        {"run_id": run.record.get("mlflow_run_id"), "uri": outcome.get("tracking_uri")},
+        f"{run.uri}/{CURVE}" if run.has(CURVE) else None,
+        f"{run.uri}/{LOG}" if run.has(LOG) else None,
+        [info.path for info in _files(run, selected)],
+    )
+
+
+def algorithms_of(config: Mapping[str, Any]) -> str:
+    """The algorithms of the policies that learn."""
+    learners = [policy for policy in config["team"].values() if not policy["frozen"]]
+    return ",".join(dict.fromkeys(policy["algorithm"] for policy in learners))
+
+
+def score_of(rows: Sequence[Mapping[str, float]]) -> Score | None:
+    """The newest score of the best bundle, else that of the last evaluation, else of training episodes."""
+    for prefix, episodes in SOURCES.items():
+        row = next((row for row in reversed(rows) if f"{prefix}return" in row), None)
+        if row is not None:
+            low, high = (row.get(f"{prefix}return_{end}") for end in ("low", "high"))
+            return Score(row[f"{prefix}return"], low, high, episodes)
+    return None
+
+
+def checkpoints_of(run: StoredRun) -> list[dict[str, Any]]:
+    """`path`, `iteration` and `steps` of the complete checkpoints that Ray Train lists; empty where it lists none."""
+    try:
+        listed = (read_json(run.filesystem, f"{run.folder}/{CHECKPOINTS}") or {}).get("checkpoint_results", [])
+        return [
+            {
+                "path": f"{run.uri}/{checkpoint['checkpoint_dir_name']}",
+                "iteration": checkpoint["metrics"]["iteration"],
+                "steps": checkpoint["metrics"]["steps"],
+            }
+            for checkpoint in listed
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _finished_score(run: StoredRun) -> Score | None:
+    value = run.record.get(FINISHED, {}).get("outcome", {}).get("best_return")
+    return None if value is None else Score(value, None, None, SOURCES["best/"])
+
+
+def _files(run: StoredRun, folder: str) -> list[Any]:
+    from pyarrow import fs
+
+    infos = run.filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return [info for info in infos if info.type == fs.FileType.File]
+
+
+def _of_sweep(sweep: StoredSweep) -> RunSummary:
+    config, trials = sweep.records["config"], sweep.records["trials"]
+    env = config["run"].get("env", {})
+    number = sweep.records.get("winner")
+    objectives = None if number is None else trials[number].get("objectives")
+    metric = config["metric"][0]["name"]
+    return RunSummary(
+        sweep.name,
+        "sweep",
+        sweep.records["status"],
+        f"{config['scheduler']['kind']}/{config['search']['kind']}",
+        str(env.get("id", "")) if isinstance(env, Mapping) else "",
+        None,
+        sum(trial["played"] for trial in trials),
+        config["budget"]["steps"],
+        Score(objectives[0], None, None, f"winner's {metric}") if objectives else None,
+        sweep.changed,
+        sweep.storage,
+    )

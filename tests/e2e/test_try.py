@@ -1,0 +1,59 @@
+"""`marl-ray try`: a team is trained, scored, served and played, and Ctrl-C ends everything."""
+
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from processes.command_line import PROGRAM, marl_ray, without_ray
+
+from marl_ray.trying import has_display
+
+READY_S = 240.0
+"""Seconds on a busy machine; on two cores that do nothing else it is ready within a minute."""
+
+
+def test_a_page_is_opened_only_where_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert not has_display()
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert has_display()
+
+
+def test_its_help_names_the_way_to_end_after_the_check() -> None:
+    done = marl_ray("try", "--help")
+    assert done.returncode == 0 and "--exit" in done.stdout and "--no-open" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_team_is_trained_scored_served_and_gone_after_ctrl_c(tmp_path: Path) -> None:
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    with output.open("w") as out, errors.open("w") as err:
+        process = subprocess.Popen(
+            [PROGRAM, "try", "--no-open", "--folder", str(tmp_path / "try")], env=without_ray(), stdout=out, stderr=err
+        )
+    try:
+        deadline = time.monotonic() + READY_S
+        while "serving until Ctrl-C" not in (said := output.read_text()):
+            assert time.monotonic() < deadline and process.poll() is None, (said, errors.read_text())
+            time.sleep(0.1)
+        shown = dict(line.split(maxsplit=1) for line in said.splitlines() if line[:6] in ("key   ", "page  ", "bundle"))
+        url = shown["page"].split("/ui")[0]
+        page = httpx.get(f"{url}/ui", auth=("any", shown["key"]), timeout=30)
+        assert page.status_code == 200 and "gridworld" in page.text
+        before, after = (float(re.search(rf"return {when} +([-.\d]+)", said)[1]) for when in ("before", "after"))
+        assert after > before + 0.3
+        assert Path(shown["bundle"], "bundle.json").exists()
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert not psutil.wait_procs(children, timeout=30)[1]
+    finally:
+        process.kill()
+        process.wait(30)

@@ -1,0 +1,182 @@
+"""The table of commands: its help, its page, the documents of --json, and what it answers to wrong names."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from processes.command_line import ROOT, marl_ray
+
+from marl_ray import __version__
+from marl_ray.cli import app
+from marl_ray.cli.documents.forms import FORMS, keys_of
+from marl_ray.cli.documents.output import plain
+from marl_ray.cli.documents.reference import command_page
+from marl_ray.cli.main import COMMANDS
+from marl_ray.config import SPECS
+
+RUN, SWEEP = "jobs/configs/multigrid_mappo.yaml", "jobs/configs/sweep_gridworld.yaml"
+CLUSTER, SERVE = "cluster/configs/training.yaml", "serve/configs/gridworld.yaml"
+LINE = 63
+"""Most characters of a command's line in the help, in a terminal of 80 columns."""
+
+
+def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its words."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+def test_the_stored_page_is_what_the_commands_say():
+    page = (ROOT / "docs" / "command_line.md").read_text()
+    assert page == command_page(), "run: .venv/bin/python -m marl_ray.cli.documents.reference > docs/command_line.md"
+
+
+def test_every_command_has_a_short_line_and_every_option_a_meaning():
+    for path, command in commands():
+        assert 0 < len(command.help.strip().split("\n\n")[0].replace("\n", " ")) <= LINE, path
+        assert [one.name for one in command.params if not getattr(one, "help", None) and one.name != "help"] == [], path
+
+
+def test_every_document_has_a_form():
+    assert {path for path, command in commands() if any(one.name == "as_json" for one in command.params)} == set(FORMS)
+
+
+def test_the_help_begins_with_train_and_has_groups():
+    shown = marl_ray("--help").stdout
+    assert [group for group in COMMANDS if f"─ {group} ─" in shown] == list(COMMANDS)
+    listed = re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)
+    assert listed == [name for group in COMMANDS.values() for name in group] and listed[0] == "train"
+
+
+def test_the_program_is_a_module_too_and_its_help_loads_nothing_large():
+    large = ("marl_ray.config", "mlflow", "numpy", "pyarrow", "pydantic", "ray", "torch", "yaml")
+    code = f"import sys, marl_ray.cli; print([name for name in {large} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert loaded.stdout == "[]\n", loaded.stderr
+    module = [sys.executable, "-m", "marl_ray", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, timeout=60).stdout == f"marl-ray {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("marl-ray tra", ["train"]),
+        ("marl-ray algorithms mapp", ["mappo", "mappo_lagrangian"]),
+        (f"marl-ray train {RUN} train.total", ["train.total_steps="]),
+        (f"marl-ray train {RUN} algorithm=dr", ["algorithm=dr_grpo"]),
+    ],
+)
+def test_a_shell_completes_names(words: str, expected: list[str]):
+    number = str(len(words.split()) - 1)
+    asked = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    program = [sys.executable, "-m", "marl_ray"]
+    done = subprocess.run(program, env=os.environ | asked, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("trian",), "Did you mean 'train'"),
+        (("runs", "resme"), "Did you mean 'resume'"),
+        (("experiment", "lst"), "Did you mean 'list'"),
+        (("train", RUN, "hyper.lrr=1"), "unknown key 'hyper.lrr'; did you mean lr or lr_warmup?"),
+        (("train", RUN, "total_steps=9"), "unknown key 'total_steps'; did you mean train.total_steps?"),
+        (
+            ("train", RUN, "team.shared.model.lora.rnk=3"),
+            "unknown key 'team.shared.model.lora.rnk'; did you mean rank?",
+        ),
+        (("train", RUN, "evaluation.benchmarks=[{nmae: math}]"), "benchmarks.0.nmae'; did you mean name?"),
+        (("train", RUN, "algorithm=mapo"), "'mapo' is unknown; did you mean mappo"),
+        (("sweep", SWEEP, "scheduler={kind: asha, reductoin: 3}"), "reductoin'; did you mean reduction?"),
+        (("sweep", SWEEP, "sedes=3"), "unknown key 'sedes'; did you mean seeds or"),
+        (("algorithms", "mapo"), "'mapo' is unknown; did you mean mappo"),
+        (("config", "schema", "swep"), "kind 'swep' is unknown; did you mean sweep?"),
+        (("evaluate", "--benchmark", "humanval", "--samples", "x"), "'humanval' is unknown; did you mean humaneval"),
+        (("train", SWEEP), "is a sweep's config; expected a run's config: marl-ray sweep jobs/"),
+        (("train", SERVE), "is a gateway's Serve config; expected a run's config: marl-ray serve serve/"),
+        (("train", CLUSTER), "is a cluster's config; expected a run's config: marl-ray cluster render cluster/"),
+        (("sweep", RUN), "is a run's config; expected a sweep's config: marl-ray train jobs/"),
+        (("cluster", "render", RUN), "is a run's config; expected a cluster's config: marl-ray train jobs/"),
+        (("experiment", "create", RUN), "is a run's config; expected an experiment's config: marl-ray train jobs/"),
+        (("serve", RUN), "is a run's config; expected a gateway's Serve config: marl-ray train jobs/"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...], expected: str):
+    done = marl_ray(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert expected in " ".join(done.stderr.split())
+    if not expected.startswith("Did"):
+        assert done.stderr.startswith("marl-ray: ") and done.stderr.count("\n") == 1
+
+
+def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
+    listed = {one["name"]: one["language_models"] for one in document("algorithms")}
+    for name, spec in SPECS.items():
+        run: dict[str, Any] = {"name": "x", "env": {"id": "math"}, "algorithm": name, "hyper": {"minibatches": 1}}
+        run["team"] = {"solver": {"model": {"preset": "tiny-1m"}}}
+        run["train"] = {"group_size": 4} if spec.groups else {}
+        run |= {"data": "pairs.jsonl"} if spec.pairs else {}
+        run |= {"constraints": [{"budget": 4}]} if spec.costs else {}
+        run["hyper"] |= {"return_high": 1} if "return_high" in spec.reads else {}
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        done = marl_ray("train", tmp_path / "run.json", "--dry-run")
+        assert done.returncode == (0 if listed[name] else 2), done.stderr
+        assert listed[name] or f"{name} trains actor-critics, not language models" in done.stderr
+        of_vectors = run | {"env": {"id": "toys.envs:countdown"}, "team": {"all": {}}}
+        (tmp_path / "run.json").write_text(json.dumps(of_vectors))
+        done = marl_ray("train", tmp_path / "run.json", "--dry-run")
+        assert done.returncode == (2 if spec.pairs else 0), done.stderr
+
+
+def document(*arguments: str | Path, status: int = 0) -> Any:
+    """The one document that a command prints on stdout."""
+    done = marl_ray(*arguments, "--json")
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_documents_have_their_forms(tmp_path: Path):
+    listed = document("algorithms")
+    assert [one["name"] for one in listed] == list(SPECS) and all(set(one) == keys_of("algorithms") for one in listed)
+    knobs = {knob["key"]: knob["default"] for knob in document("algorithms", "dapo")["knobs"]}
+    assert knobs["hyper.clip_high"] == 0.28
+    keys = document("config", "reference")
+    assert set(keys) == keys_of("config reference") and {"key", "type", "default", "description"} == set(keys["run"][0])
+    assert document("train", RUN, "--dry-run")["team"]["shared"]["algorithm"] == "mappo"
+    assert document("sweep", SWEEP, "--dry-run")["seeds"]
+    checked = document("lint", SERVE)
+    assert set(checked) == keys_of("lint") == keys_of("cluster lint") and checked["passed"]
+    refused = document("lint", RUN, status=2)
+    assert [one["advice"] for one in refused["findings"]] == [False] and not refused["passed"]
+    manifests = document("cluster", "render", CLUSTER)
+    assert all(keys_of("cluster render") <= set(manifest) for manifest in manifests)
+    planned = document("experiment", "plan", "--effect", "0.05", "--sd", "0.5")
+    assert set(planned) == keys_of("experiment plan") and set(planned["units"]) == {"fixed", "median", "sure"}
+
+
+def test_forms_of_results_are_those_of_their_types():
+    from marl_ray.evaluation.off_policy.acts import OffPolicyEstimate
+    from marl_ray.serving.handlers.openapi.answers import ExperimentReport
+    from marl_ray.serving.logs.export import ExportSummary
+    from marl_ray.training.driver import RunResult
+
+    results = {"train": RunResult, "export": ExportSummary, "experiment off-policy": OffPolicyEstimate}
+    for command, result in results.items():
+        assert {field.name for field in fields(result)} == keys_of(command)
+    assert keys_of("deploy") <= set(ExperimentReport.__annotations__)
+
+
+def test_numbers_that_are_not_finite_are_null():
+    assert plain({"a": (float("nan"), 1.5), 2: Path("x")}) == {"a": [None, 1.5], "2": "x"}

@@ -1,0 +1,215 @@
+"""`marl-ray runs` on folders that the parts of a run have written, without training."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.command_line import marl_ray
+from pyarrow import fs
+from toys.runs import config
+
+from marl_ray.cli.documents.forms import keys_of
+from marl_ray.config import RunConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.runs.comparison import student
+from marl_ray.runs.following import log_lines
+from marl_ray.runs.naming import load_named
+from marl_ray.runs.stored import find_run
+from marl_ray.training.run_folder.metrics_file import MetricsFile
+from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
+from marl_ray.training.run_folder.run_log import RunLog
+from marl_ray.training.run_folder.standing import Beating, read_standing
+
+LOCAL = fs.LocalFileSystem()
+
+
+def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
+    """A run as its driver leaves it, of three evaluations that end with a score."""
+    whole = config(f"name={name}", f"storage={storage}", *overrides)
+    outcome = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
+    outcome |= {
+        "tracking_uri": "sqlite:///mlflow.db",
+        "run_id": "0123",
+        "best_return": score,
+        "metrics": {},
+        "summary": [],
+    }
+    done = {"finished": {"total_steps": 192, "outcome": outcome}} if finished else {}
+    write_record(whole, record_of(whole) | {"mlflow_run_id": "0123"} | done)
+    filesystem, folder = filesystem_of(whole)
+    rows = [
+        {"iteration": n, "steps": 96 * n, "eval/return": score * n / 2, "eval/return_low": score * n / 2 - 0.5}
+        | {"eval/return_high": score * n / 2 + 0.5}
+        for n in range(3)
+    ]
+    MetricsFile(filesystem, folder).log(rows)
+    with RunLog(whole) as log:
+        log.open()
+        log.write("training")
+    return whole
+
+
+def document(*arguments: str | Path) -> Any:
+    done = marl_ray(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    stored(tmp_path, "first", "seed=1", score=1.0)
+    stored(tmp_path, "second", "seed=2", score=2.0)
+    stored(tmp_path, "other", "algorithm=ippo", score=3.0, finished=False)
+    (tmp_path / "mlartifacts").mkdir()
+    return tmp_path
+
+
+def test_runs_are_listed_with_state_and_score(storage: Path):
+    rows = document("runs", "ls", "--storage", storage)
+    assert [(row["name"], row["state"], row["algorithm"], row["steps"]) for row in rows] == [
+        ("first", "finished", "mappo", 192),
+        ("other", "unfinished", "ippo", 192),
+        ("second", "finished", "mappo", 192),
+    ]
+    assert set(rows[0]) == keys_of("runs ls")
+    assert rows[0]["score"] == {"value": 1.0, "low": 0.5, "high": 1.5, "episodes": "last evaluation"}
+    assert rows == [row | {"storage": str(storage)} for row in document("runs", "ls", "--storage", storage.as_uri())]
+    shown = marl_ray("runs", "ls", "--storage", storage).stdout.splitlines()
+    assert re.match(r"first +finished +mappo +toys.envs:countdown +192 of 192 +1.000 \[0.500, 1.500\]", shown[1])
+    assert marl_ray("runs", "ls", "--storage", storage / "none").stdout.startswith("no runs under")
+
+
+def test_a_sweep_is_listed_as_one(storage: Path):
+    (storage / "many").mkdir()
+    plan = {"run": {"env": {"id": "math"}}, "metric": [{"name": "eval/return"}], "budget": {"steps": None}}
+    plan |= {"scheduler": {"kind": "asha"}, "search": {"kind": "random"}}
+    records = {"status": "finished", "winner": 0, "trials": [{"played": 64, "objectives": [0.5]}], "config": plan}
+    (storage / "many" / "sweep.json").write_text(json.dumps(records))
+    row = {row["name"]: row for row in document("runs", "ls", "--storage", storage)}["many"]
+    assert (row["kind"], row["algorithm"], row["env"], row["score"]["value"]) == ("sweep", "asha/random", "math", 0.5)
+    assert "is a sweep, expected a run" in marl_ray("runs", "show", "many", "--storage", storage).stderr
+
+
+def test_a_run_is_shown_with_its_files(storage: Path):
+    details = document("runs", "show", "second", "--storage", storage)
+    assert set(details) == keys_of("runs show")
+    assert details["model"] == "models:/second/1" and details["log"] == f"{storage}/second/run.log"
+    assert details["config"]["seed"] == 2 and details["mlflow"]["run_id"] == "0123"
+    shown = marl_ray("runs", "show", storage / "second").stdout
+    assert "second: finished, mappo on toys.envs:countdown, seed 2" in shown and "score       2.000" in shown
+    assert marl_ray("runs", "logs", "second", "--storage", storage).stdout.endswith("  training\n")
+    assert "did you mean second?" in marl_ray("runs", "show", "secnd", "--storage", storage).stderr
+
+
+def test_a_finished_run_is_resumed_with_its_config(storage: Path):
+    record = json.loads((storage / "second" / "run.json").read_text())
+    assert parse_config(RunConfig, record["given"]).resolved() == record["config"]
+    result = document("runs", "resume", "second", "--storage", storage)
+    assert set(result) == keys_of("runs resume") and result["trained"] is False
+    refused = marl_ray("runs", "resume", "second", "hyper.lr=0.5", "--storage", storage)
+    assert refused.returncode == 2 and "with another team.shared.hyper.lr" in refused.stderr
+
+
+def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):
+    with Beating(LOCAL, str(storage / "first")):
+        states = [row["state"] for row in document("runs", "ls", "--storage", storage)]
+        assert states == ["running", "unfinished", "finished"]
+        refused = marl_ray("runs", "rm", "first", "--storage", storage, "--yes")
+        assert refused.returncode == 2 and f"is alive in process {os.getpid()}" in refused.stderr
+        assert "is alive" in marl_ray("runs", "resume", "first", "--storage", storage).stderr
+    deleted = document("runs", "rm", "first", "--storage", storage, "--yes")
+    assert set(deleted) == keys_of("runs rm") and deleted["files"] == 4
+    assert not (storage / "first").exists() and (storage / "second").exists()
+    for answer, status in (("n", 1), ("y", 0)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{answer}\n"))
+        asked = marl_ray("runs", "rm", "second", "--storage", storage)
+        assert asked.returncode == status and (storage / "second").exists() == (answer == "n")
+        assert "3 files" in asked.stderr
+
+
+def test_a_driver_that_was_killed_is_known_at_once(storage: Path):
+    code = (
+        "import sys, time; from pyarrow import fs; from marl_ray.training.run_folder.standing import Beating\n"
+        "with Beating(fs.LocalFileSystem(), sys.argv[1]): print('alive', flush=True); time.sleep(60)"
+    )
+    folder = str(storage / "other")
+    with subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == "alive\n"
+        assert find_run("other", str(storage)).state() == "running"
+        driver.send_signal(signal.SIGKILL)
+        driver.wait(10)
+    assert find_run("other", str(storage)).state() == "died"
+
+
+def test_a_log_is_followed_until_the_driver_ends(storage: Path):
+    run, lines = find_run("other", str(storage)), list[str]()
+    follower = threading.Thread(target=lambda: lines.extend(log_lines(run, follow=True)), daemon=True)
+    with Beating(LOCAL, run.folder):
+        follower.start()
+        with (storage / "other" / "run.log").open("a") as log:
+            log.write("and on\n")
+    follower.join(30)
+    assert not follower.is_alive() and lines[0].endswith("  training") and lines[1:] == ["and on"]
+
+
+@pytest.mark.parametrize(("error", "state"), [(MarlRayError("no"), "failed"), (KeyboardInterrupt(), "interrupted")])
+def test_an_attempt_leaves_how_it_ended(storage: Path, error: BaseException, state: str):
+    with pytest.raises(type(error)), Beating(LOCAL, str(storage / "other")):
+        raise error
+    standing = read_standing(LOCAL, str(storage / "other"))
+    assert standing is not None and standing.state == find_run("other", str(storage)).state() == state
+    assert not standing.is_alive(time.time())
+
+
+def test_runs_are_compared_by_seeds(storage: Path):
+    picture = storage / "pictures" / "all.png"
+    arguments = ("runs", "compare", "first", "second", "other", "--storage", storage, "--out", picture)
+    compared = document(*arguments)
+    assert set(compared) == keys_of("runs compare") and compared["metric"] == "eval/return"
+    assert [[one["seed"] for one in group["runs"]] for group in compared["groups"]] == [[0], [1, 2]]
+    both = compared["groups"][1]["score"]
+    assert both["value"] == 1.5 and [both["low"], both["high"]] == pytest.approx([1.5 - 6.353, 1.5 + 6.353], abs=1e-3)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    lines = marl_ray(*arguments).stdout.splitlines()
+    assert len(lines) == 6 and lines[-1] == f"eval/return over environment steps: {picture}"
+
+
+def test_runs_of_different_metrics_are_not_compared(storage: Path):
+    stored(storage, "elsewhere", "env={id: 'toys.envs:fragile', kwargs: {marker: x, at: 5}}")
+    (storage / "other" / "metrics.jsonl").write_text('{"iteration": 1, "steps": 32, "return": 1.0}\n')
+    for names, expected in (
+        (("first", "elsewhere"), "elsewhere plays toys.envs:fragile, whose returns are different metrics"),
+        (("first", "other"), "first is measured by eval/return and other is not"),
+        (("first", "second", "--metric", "eval/retrun"), "first has no metric 'eval/retrun'; did you mean eval/return"),
+        (("first", "first"), "expected runs of different names"),
+    ):
+        done = marl_ray("runs", "compare", *names, "--storage", storage, "--out", storage / "no.png")
+        assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (storage / "no.png").exists()
+
+
+def test_students_interval_is_that_of_the_tables():
+    assert student([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
+
+
+def test_a_run_without_a_name_gets_one_that_its_storage_does_not_have(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    given = config(f"storage={tmp_path}").given()
+    file.write_text(json.dumps({key: value for key, value in given.items() if key != "name"}))
+    names = set()
+    for _ in range(3):
+        run, overrides = load_named(file, ["seed=3"])
+        assert re.fullmatch(r"mappo-countdown-[a-z2-9]{4}", run.name) and run.seed == 3
+        assert parse_config(RunConfig, json.loads(file.read_text()), overrides).name == run.name
+        names.add(run.name)
+    assert len(names) == 3
+    assert load_named(file, ["name=mine"])[0].name == "mine"
