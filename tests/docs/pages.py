@@ -23,8 +23,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md"]
 )
+WALKED = [
+    page for page in PAGES if (page.name == "README.md" and page.parent == ROOT) or page.is_relative_to(ROOT / "docs")
+]
+"""Pages whose commands a test follows; the others are for those who change the code."""
 LANGUAGES = {"bash", "json", "mermaid", "python", "text", "toml", "yaml"}
-REASONS = {"needs a cluster", "needs a GPU", "needs a download", "needs root", "takes minutes"}
+REASONS = {"needs a cluster", "needs a GPU", "needs a download", "needs root"}
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>.*)$")
 COMMENT = re.compile(r"^\s*<!-- run: (.*) -->$")
 

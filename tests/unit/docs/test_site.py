@@ -1,0 +1,21 @@
+"""What the site is made of: every page is in the list of pages, and every name of the API is there."""
+
+import importlib
+import re
+
+import pytest
+from docs.pages import ROOT
+
+NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", (ROOT / "docs/api.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
+def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name).__doc__
+
+
+def test_every_page_is_listed() -> None:
+    listed = (ROOT / "docs/README.md").read_text()
+    pages = [path for path in ROOT.glob("docs/**/*.md") if path.parent.name != "decisions" and path.name != "README.md"]
+    assert len(NAMES) > 10 and len(pages) > 10
+    assert [path for path in pages if f"]({path.relative_to(ROOT / 'docs')})" not in listed] == []
