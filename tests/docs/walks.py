@@ -95,6 +95,7 @@ class Walk:
             shell = subprocess.Popen(
                 ["bash", script], env=self.environment(), stdin=subprocess.DEVNULL, stdout=file,
                 stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
             )  # fmt: skip
         self.servers.append(shell)
         status = wait_for(shell, log, block)
@@ -143,9 +144,9 @@ def end(shell: subprocess.Popen[bytes]) -> None:
 def expect(block: Block, shown: str, printed: str) -> None:
     """Raise AssertionError if a page shows other output than was printed."""
     if block.language == "json":
-        same = re.fullmatch(pattern("".join(shown.split())), "".join(printed.split()))
+        same = re.fullmatch(pattern("".join(shown.split())), "".join(printed.split()) + "\n")
     else:
-        same = re.fullmatch(pattern(tidy(shown)), tidy(printed))
+        same = re.fullmatch(pattern(tidy(shown)), tidy(printed) + "\n")
     assert same, f"{block}: shows\n{shown}\nbut the commands print\n{printed}"
 
 
@@ -159,7 +160,7 @@ def pattern(shown: str) -> str:
         r"(?:.*\n)*?" if line.strip() == "..." else ".*?".join(map(re.escape, line.split("..."))) + r"\n"
         for line in shown.splitlines()
     ]
-    return "".join(lines).removesuffix(r"\n")
+    return "".join(lines)
 
 
 @contextmanager
