@@ -1,6 +1,6 @@
 """The site: the pages of this repository as they are on GitHub, a sidebar made of docs/README.md, and an API reference.
 
-`make docs` builds it into build/docs. Every warning is an error: a link that leads nowhere, a page in no part of the sidebar.
+`make docs` builds it into build/docs. Every warning is an error: a link that leads nowhere, a page that no part has.
 """
 
 import re
@@ -15,8 +15,10 @@ project = "marl-ray"
 copyright = "the marl-ray developers"
 root_doc = "README"
 include_patterns = [
-    "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/*.md", "docs/decisions/*.md", "docs/extending/*.md", "benchmarks/README.md", "benchmarks/results/*.md", "tests/tools/kubox/*.md",
-]  # fmt: skip
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
+    *("docs/*.md", "docs/decisions/*.md", "docs/extending/*.md"),
+    *("benchmarks/README.md", "benchmarks/results/*.md", "tests/tools/kubox/*.md"),
+]
 extensions = ["myst_parser", "autoapi.extension"]
 html_theme = "furo"
 html_title = "marl-ray"

@@ -27,9 +27,12 @@ STEPS = sorted(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("walk", "page"),
-    [([*pages_before(page), page][0], page) for page in STEPS],
+    [
+        pytest.param(first, page, id=str(page.relative_to(ROOT)), marks=pytest.mark.xdist_group(str(first)))
+        for page in STEPS
+        for first in [*pages_before(page), page][:1]
+    ],
     indirect=["walk"],
-    ids=[str(page.relative_to(ROOT)) for page in STEPS],
 )
 def test_a_page_can_be_followed(walk: Walk, page: Path) -> None:
     for step in [*pages_before(page), page]:

@@ -26,6 +26,7 @@ END_S = 60.0
 LEFT_OUT = {".git", ".venv", "runs", "serve", "build", "dist"}
 """Parts of the checkout that a walk does not share: results, and what has a port in it."""
 PROGRAM = """#!/bin/sh
+set -f
 case "$1" in
     train | sweep | submit) set -- "$@" $WALK_OVERRIDES ;;
 esac
