@@ -33,7 +33,8 @@ autoapi_dirs = [str(ROOT / "src" / "marl_ray")]
 autoapi_generate_api_docs = False
 autoapi_add_toctree_entry = False
 autoapi_keep_files = False
-suppress_warnings = ["autoapi.python_import_resolution"]  # constants and lazy names, which docs/api.md does not list
+# Constants and lazy names, which docs/api.md does not list; and outputs of JSON in which `...` stands for what differs.
+suppress_warnings = ["autoapi.python_import_resolution", "misc.highlighting_failure"]
 
 PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.M | re.S)
 LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]*)?\)")
@@ -54,7 +55,9 @@ def parts() -> dict[str, list[str]]:
     for heading, body in PARTS.findall(text):
         pages = [(ROOT / "docs" / link).resolve().relative_to(ROOT) for link in LINK.findall(body)]
         found[heading] = [str(page.with_suffix("")) for page in dict.fromkeys(pages) if str(page) != "README.md"]
-    return found
+    extending = sorted(path.relative_to(ROOT) for path in (ROOT / "docs/extending").glob("*.md"))
+    found["How-to"] += [str(page.with_suffix("")) for page in extending]
+    return {heading: list(dict.fromkeys(pages)) for heading, pages in found.items()}
 
 
 def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
@@ -82,9 +85,10 @@ def add_api(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def documentation(line: re.Match[str]) -> str:
-    kind = "function" if line[2] else "class"
-    options = "" if line[2] else "\n:members:"
-    return f"\n```{{autoapi{kind}}} {line[1]}{options}\n```\n"
+    directive = "autoapifunction" if line[2] else "autoapiclass"
+    # The keys of a config are in docs/config.md.
+    options = "" if line[2] or line[1].startswith("marl_ray.config.") else "\n   :members:"
+    return f"\n```{{eval-rst}}\n.. {directive}:: {line[1]}{options}\n```\n"
 
 
 def setup(app: Sphinx) -> None:

@@ -1,4 +1,4 @@
-"""What the site is made of: every page is in the list of pages, and every name of the API is there."""
+"""What the site is made of: every page is listed, every name of the API is there, every shipped config is a recipe."""
 
 import importlib
 import re
@@ -16,6 +16,11 @@ def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> No
 
 def test_every_page_is_listed() -> None:
     listed = (ROOT / "docs/README.md").read_text()
-    pages = [path for path in ROOT.glob("docs/**/*.md") if path.parent.name != "decisions" and path.name != "README.md"]
+    pages = [path for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
     assert len(NAMES) > 10 and len(pages) > 10
     assert [path for path in pages if f"]({path.relative_to(ROOT / 'docs')})" not in listed] == []
+
+
+def test_every_shipped_config_is_a_recipe() -> None:
+    text = (ROOT / "docs/recipes.md").read_text()
+    assert [path.stem for path in (ROOT / "jobs/configs").glob("*.yaml") if f"`{path.stem}`" not in text] == []
