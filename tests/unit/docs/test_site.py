@@ -24,3 +24,14 @@ def test_every_page_is_listed() -> None:
 def test_every_shipped_config_is_a_recipe() -> None:
     text = (ROOT / "docs/recipes.md").read_text()
     assert [path.stem for path in (ROOT / "jobs/configs").glob("*.yaml") if f"`{path.stem}`" not in text] == []
+
+
+def test_the_keys_that_a_comparison_names_are_there() -> None:
+    named = re.findall(
+        r"`((?:hyper|train|resources|evaluation|generation|model)\.\w+)`", (ROOT / "docs/comparison.md").read_text()
+    )
+    keys = (ROOT / "docs/config.md").read_text()
+    assert len(named) > 20
+    assert [
+        name for name in named if f".{name.split('.')[1]}`" not in keys and f"`{name.split('.')[1]}`" not in keys
+    ] == []
