@@ -4,7 +4,7 @@
     ```text output            what the commands above print; `...` stands for what differs from run to run
     ```yaml my_run.yaml       a file of that name, which later commands use; likewise for any other language
     ```yaml                   a part of a config, which has to fit a kind of config
-    ```python                 a program, which runs in the page's folder
+    ```python                 a program that goes on where the page's earlier ones have ended
 
 A comment of its own line above a block says more:
 

@@ -35,6 +35,13 @@ exec {python} -c 'from marl_ray.cli import main; main()' "$@"
 PYTHON = """#!/bin/sh
 exec {python} "$@"
 """
+PROGRAM_OF_BLOCKS = """\
+import contextlib, io
+with contextlib.redirect_stdout(io.StringIO()):
+    exec({earlier!r})
+{program}
+"""
+"""A block goes on where the page's earlier ones have ended, which run again in silence: a finished run is only read."""
 SCRIPT = """cd {folder}
 [ ! -e {state} ] || . {state}
 set -eo pipefail
@@ -58,7 +65,7 @@ class Walk:
     def follow(self, page: Path) -> None:
         """Run the page's blocks. Raises AssertionError naming the first block that does not do what the page says."""
         self.followed.append(page)
-        output, skipped = "", False
+        output, skipped, earlier = "", False, ""
         for block in blocks(page):
             if block.is_output and not skipped:
                 expect(block, self.localised(block.text), output)
@@ -71,8 +78,9 @@ class Walk:
             elif block.language == "bash" and not skipped:
                 output = self.run(block, self.localised(block.text))
             elif block.language == "python" and not skipped:
-                (self.folder / "block.py").write_text(self.localised(block.text))
-                output = self.run(block, "python block.py")
+                program = self.localised(block.text)
+                (self.folder / "block.py").write_text(PROGRAM_OF_BLOCKS.format(earlier=earlier, program=program))
+                output, earlier = self.run(block, "python block.py"), earlier + program
 
     def localised(self, text: str) -> str:
         """The text with this walk's port, and with the values that were printed before."""
