@@ -28,8 +28,11 @@ myst_enable_extensions = ["attrs_inline"]
 myst_fence_as_directive = []
 pygments_style = "default"
 
+UNLISTED = ["cli", "cluster", "conformance", "evaluation", "experiments", "policies", "rollout", "training", "tuning"]
+"""Packages without a name in docs/api.md, which need not be read."""
 # Read as text, never imported: the environment of the site has neither torch nor Ray.
 autoapi_dirs = [str(ROOT / "src" / "marl_ray")]
+autoapi_ignore = [f"*/marl_ray/{folder}/*" for folder in UNLISTED]
 autoapi_generate_api_docs = False
 autoapi_add_toctree_entry = False
 autoapi_keep_files = False
