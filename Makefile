@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python tests/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test test-all test-vllm vllm-tests coverage demo clean
+.PHONY: help install check unit test test-all test-vllm vllm-tests docs docs-test coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,20 @@ $(VLLM_STAMP): pyproject.toml constraints.txt tests/engine_requirements.py
 	$(VLLM)/python -m pip install --quiet --dry-run -c constraints.txt -e '.[vllm]'
 	@touch $@
 
+# In an environment of its own without torch and Ray, because the site reads the sources as text.
+DOCS_STAMP := .venv-docs/.installed
+docs: $(DOCS_STAMP)  ## The pages as a site in build/docs; a link that leads nowhere is an error
+	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --builder html --conf-dir docs . build/docs
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet pip==$(PIP_VERSION)
+	.venv-docs/bin/python -m pip install --quiet -c constraints.txt --group docs
+	@touch $@
+
+docs-test: install  ## Follow the README and every page of docs/ to the letter
+	$(PYTEST) -n 2 --dist loadgroup tests/docs
+
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow
 	$(BIN)/coverage erase
@@ -80,5 +94,5 @@ demo: install  ## Train, serve and compare two teams on this machine
 	$(BIN)/marl-ray demo
 
 clean:  ## Remove the environment and all caches; runs/ stays
-	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* build dist src/*.egg-info
+	rm -rf .venv .venv-docs .venv-vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,7 +24,7 @@ class Trajectories:
     states: Tensor | None
     """(B / agents, T, S) joint observations for a central critic, one per environment copy; None for a local critic."""
     actions: Tensor
-    """(B, T, *action shape)."""
+    """(B, T, ...); an action's own shape comes last."""
     log_probs: Tensor
     """(B, T) log-probability of the action under the policy that took it, from the sampling pass."""
     action_masks: Tensor | None

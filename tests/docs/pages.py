@@ -4,7 +4,7 @@
     ```text output            what the commands above print; `...` stands for what differs from run to run
     ```yaml my_run.yaml       a file of that name, which later commands use; likewise for any other language
     ```yaml                   a part of a config, which has to fit a kind of config
-    ```python                 a program, which runs in the page's folder
+    ```python                 a program that goes on where the page's earlier ones have ended
 
 A comment of its own line above a block says more:
 
@@ -23,8 +23,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md"]
 )
+WALKED = [
+    page for page in PAGES if (page.name == "README.md" and page.parent == ROOT) or page.is_relative_to(ROOT / "docs")
+]
+"""Pages whose commands a test follows; the others are for those who change the code."""
 LANGUAGES = {"bash", "json", "mermaid", "python", "text", "toml", "yaml"}
-REASONS = {"needs a cluster", "needs a GPU", "needs a download", "needs root", "takes minutes"}
+REASONS = {"needs a cluster", "needs a GPU", "needs a download", "needs root"}
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>.*)$")
 COMMENT = re.compile(r"^\s*<!-- run: (.*) -->$")
 

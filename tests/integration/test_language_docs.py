@@ -12,8 +12,8 @@ from marl_ray.training.single_process import train_alone
 
 DOC = Path(__file__).parents[2] / "docs" / "language_teams.md"
 BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILES = dict(BLOCK.findall(DOC.read_text()))
-RUNS = [name for name in FILES if name.endswith(".yaml")]
+FILES = {name: text for name, text in BLOCK.findall(DOC.read_text()) if "." in name}
+RUNS = [name for name in FILES if name.startswith("own_")]
 MOST_LINES = 40
 
 

@@ -70,6 +70,11 @@ def test_the_command_says_how_to_use_it_and_leaves_nothing():
         lines.append(process.stdout.readline())
         assert lines[-1] and time.monotonic() < end, lines
     assert lines[0].startswith("2 nodes of 1 CPUs") and lines[1].startswith("export RAY_ADDRESS=127.0.0.1:")
+    assert "RAY_API_SERVER_ADDRESS=http://127.0.0.1:" in lines[1]
+    commands = [_command(child) for child in psutil.Process(process.pid).children(recursive=True)]
+    raylets = [command for command in commands if command and command[0].endswith("raylet/raylet")]
+    # In a shared folder a node deletes the working directory of a job of the other one.
+    assert len({part for command in raylets for part in command if part.startswith("--temp_dir=")}) == 2
     node = int(lines[2].split()[-1])
     process.send_signal(2)
     assert process.wait(120) == 0

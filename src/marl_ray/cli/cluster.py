@@ -91,7 +91,8 @@ def local(
 
     with local_cluster(nodes, cpus) as started:
         print(f"{nodes} nodes of {cpus} CPUs, the dashboard at {started.head.dashboard_url}")
-        print(f"export RAY_ADDRESS={started.head.address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN={started.head.token}")
+        addresses = f"RAY_ADDRESS={started.head.address} RAY_API_SERVER_ADDRESS={started.head.dashboard_url}"
+        print(f"export {addresses} RAY_AUTH_MODE=token RAY_AUTH_TOKEN={started.head.token}")
         for number, process in enumerate(started.nodes, 1):
             print(f"node {number}: process {process.pid}")
         print("running until Ctrl-C", flush=True)

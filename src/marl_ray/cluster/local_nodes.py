@@ -54,6 +54,8 @@ def _start(head: LocalRay, number: int, cpus: int) -> "subprocess.Popen[bytes]":
         *("--address", head.address, "--node-ip-address", "127.0.0.1", "--num-cpus", str(cpus)),
         *("--dashboard-agent-listen-port", "0", "--object-store-memory", str(128 << 20)),
         *("--labels", f"{NODE}={number}"),
+        # In a shared folder a node deletes the working directories of jobs that run on other nodes.
+        *("--temp-dir", str(head.temp_dir / str(number))),
     ]
     with _log(head.temp_dir, number).open("wb") as log:
         # A session of its own: Ctrl-C is for whoever has started the nodes, who ends them.

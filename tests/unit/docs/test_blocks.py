@@ -68,7 +68,8 @@ def fits(data: object) -> bool:
     if "applications" in data:
         return all(fits(application["args"]) for application in data["applications"])
     if isinstance(data.get("run"), str):  # a sweep's run is a file beside it
-        data = data | {"run": read_yaml(ROOT / "jobs/configs" / data["run"])}
+        places = [folder / data["run"] for folder in (ROOT, ROOT / "jobs/configs")]
+        data = data | {"run": read_yaml(next(path for path in places if path.exists()))}
     return any(set(data) <= keys for keys in OTHERS) or any(problems(kind, data) <= {"missing"} for kind in KINDS)
 
 

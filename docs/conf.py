@@ -1,0 +1,100 @@
+"""The site: the pages of this repository as they are on GitHub, a sidebar made of docs/README.md, and an API reference.
+
+`make docs` builds it into build/docs. Every warning is an error: a link that leads nowhere, a page that no part has.
+"""
+
+import re
+from pathlib import Path
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parent.parent
+
+project = "marl-ray"
+copyright = "the marl-ray developers"
+root_doc = "README"
+include_patterns = [
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
+    *("docs/*.md", "docs/decisions/*.md", "docs/extending/*.md"),
+    *("benchmarks/README.md", "benchmarks/results/*.md", "tests/tools/kubox/*.md"),
+]
+extensions = ["myst_parser", "autoapi.extension"]
+html_theme = "furo"
+html_title = "marl-ray"
+
+myst_heading_anchors = 6
+myst_enable_extensions = ["attrs_inline"]
+myst_fence_as_directive = []
+pygments_style = "default"
+
+UNLISTED = ["cli", "cluster", "conformance", "evaluation", "experiments", "policies", "rollout", "training", "tuning"]
+"""Packages without a name in docs/api.md, which need not be read."""
+# Read as text, never imported: the environment of the site has neither torch nor Ray.
+autoapi_dirs = [str(ROOT / "src" / "marl_ray")]
+autoapi_ignore = [f"*/marl_ray/{folder}/*" for folder in UNLISTED]
+autoapi_generate_api_docs = False
+autoapi_add_toctree_entry = False
+autoapi_keep_files = False
+# Constants and lazy names, which docs/api.md does not list; and outputs of JSON in which `...` stands for what differs.
+suppress_warnings = ["autoapi.python_import_resolution", "misc.highlighting_failure"]
+
+PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.M | re.S)
+LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]*)?\)")
+NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`.*$", re.M)
+
+FOLDERS = {
+    "docs/decisions/README": "docs/decisions",
+    "benchmarks/README": "benchmarks/results",
+    "CONTRIBUTING": "tests/tools/kubox",
+}
+"""Page -> the folder whose pages it leads to."""
+
+
+def parts() -> dict[str, list[str]]:
+    """Heading of docs/README.md -> the pages that its table names, from the repository's root."""
+    text = (ROOT / "docs/README.md").read_text()
+    found = {}
+    for heading, body in PARTS.findall(text):
+        pages = [(ROOT / "docs" / link).resolve().relative_to(ROOT) for link in LINK.findall(body)]
+        found[heading] = [str(page.with_suffix("")) for page in dict.fromkeys(pages) if str(page) != "README.md"]
+    extending = sorted(path.relative_to(ROOT) for path in (ROOT / "docs/extending").glob("*.md"))
+    found["How-to"] += [str(page.with_suffix("")) for page in extending]
+    return {heading: list(dict.fromkeys(pages)) for heading, pages in found.items()}
+
+
+def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
+    """The sidebar is a list of pages at the end of the first one."""
+    if page == root_doc:
+        for heading, pages in parts().items():
+            source[0] += toctree(pages, f":caption: {heading}\n")
+        source[0] += toctree(["docs/README"])
+    if page in FOLDERS:
+        paths = sorted((ROOT / FOLDERS[page]).glob("*.md"))
+        pages = [str(path.relative_to((ROOT / page).parent).with_suffix("")) for path in paths]
+        source[0] += toctree([one for one in pages if one != "README"])
+    if page.startswith("benchmarks/") and not source[0].startswith("# "):
+        source[0] = f"# {page.rsplit('/')[-1].capitalize()}\n\n{source[0]}"
+
+
+def toctree(pages: list[str], options: str = "") -> str:
+    return f"\n```{{toctree}}\n:hidden:\n{options}\n" + "\n".join(pages) + "\n```\n"
+
+
+def add_api(app: Sphinx, page: str, source: list[str]) -> None:
+    """A name in the list of docs/api.md becomes its documentation."""
+    if page == "docs/api":
+        source[0] = NAMED.sub(documentation, source[0])
+
+
+def documentation(line: re.Match[str]) -> str:
+    directive = "autoapifunction" if line[2] else "autoapiclass"
+    # The keys of a config are in docs/config.md.
+    options = "" if line[2] or line[1].startswith("marl_ray.config.") else "\n   :members:"
+    return f"\n```{{eval-rst}}\n.. {directive}:: {line[1]}{options}\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    app.add_lexer("mermaid", TextLexer)  # GitHub draws it, and the site shows its text
+    app.connect("source-read", add_sidebar)
+    app.connect("source-read", add_api)

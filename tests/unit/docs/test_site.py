@@ -1,0 +1,37 @@
+"""What the site is made of: every page is listed, every name of the API is there, every shipped config is a recipe."""
+
+import importlib
+import re
+
+import pytest
+from docs.pages import ROOT
+
+NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", (ROOT / "docs/api.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
+def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name).__doc__
+
+
+def test_every_page_is_listed() -> None:
+    listed = (ROOT / "docs/README.md").read_text()
+    pages = [path for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
+    assert len(NAMES) > 10 and len(pages) > 10
+    assert [path for path in pages if f"]({path.relative_to(ROOT / 'docs')})" not in listed] == []
+
+
+def test_every_shipped_config_is_a_recipe() -> None:
+    text = (ROOT / "docs/recipes.md").read_text()
+    assert [path.stem for path in (ROOT / "jobs/configs").glob("*.yaml") if f"`{path.stem}`" not in text] == []
+
+
+def test_the_keys_that_a_comparison_names_are_there() -> None:
+    named = re.findall(
+        r"`((?:hyper|train|resources|evaluation|generation|model)\.\w+)`", (ROOT / "docs/comparison.md").read_text()
+    )
+    keys = (ROOT / "docs/config.md").read_text()
+    assert len(named) > 20
+    assert [
+        name for name in named if f".{name.split('.')[1]}`" not in keys and f"`{name.split('.')[1]}`" not in keys
+    ] == []
