@@ -194,7 +194,7 @@ def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"id": "maths"}, "env.id: 'maths' is unknown; expected .*code_team, math, react or module:callable"),
+        ({"id": "maths"}, "env.id: 'maths' is unknown; did you mean math\\?"),
         ({"id": "own_texts:Mixed"}, "env.id: own_texts:Mixed has Text spaces; expected an AECEnv in which every"),
         ({"id": "own_texts:Together"}, "env.id: own_texts:Together has Text spaces; expected an AECEnv in which every"),
         (

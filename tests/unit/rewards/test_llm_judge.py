@@ -147,9 +147,7 @@ def test_no_reply_is_worth_more_than_the_scale(text: str) -> None:
     assert 0 <= (grade_of(offline_reply(10, "task", text, text), 10) or 0) <= 1
 
 
-@pytest.mark.parametrize(
-    "reply", [(200, b"<html>"), (200, {"choices": []}), (200, completion("no")), (400, {}), (422, {})]
-)
+@pytest.mark.parametrize("reply", [(200, {"choices": []}), (200, completion("no")), (400, {}), (422, {})])
 def test_no_reply_to_an_answer_ends_a_run(reply: tuple[int, Any]) -> None:
     with serving(reply) as service:
         grade = judge(service, fallback=0.25, most_failures=2)
@@ -228,6 +226,15 @@ def test_a_reply_ends_a_row_of_failures() -> None:
         assert [grade(answer)[0] for answer in "abcde"] == [0.0, 0.8, 0.0, 0.8, 0.0]
         with pytest.raises(MarlRayError, match="2 times in a row; the last time: HTTP 401"):
             grade("f")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b"[" * 100_000, {"error": "model not loaded"}])
+def test_an_address_that_is_no_judges_ends_the_run_by_name(body: Any) -> None:
+    with serving((200, body)) as service:
+        grade = judge(service, most_failures=2)
+        assert grade("a")[1]["judge_failed"] == 1.0
+        with pytest.raises(MarlRayError, match="2 times in a row; the last time: the response is no chat completion"):
+            grade("b")
 
 
 def test_an_unreachable_judge_ends_the_run_by_name() -> None:

@@ -62,7 +62,7 @@ class ReplyUsage(BaseModel):
 class ChatReply(BaseModel):
     """The part of a response that is read."""
 
-    choices: list[ReplyChoice] = Field(min_length=1)
+    choices: list[ReplyChoice]
     usage: ReplyUsage | None = None
 
 
@@ -132,8 +132,6 @@ class JudgeClient:
         """
         content = json.dumps([self._url, request], sort_keys=True).encode()
         key = hashlib.sha256(content).hexdigest()
-        if (stored := self._ledger.get(key)) is not None:
-            return JudgeReply(stored, cached=True)
         deadline = time.monotonic() + self.terms.deadline_s
         with self._lock:
             running = self._running.get(key)
@@ -142,9 +140,13 @@ class JudgeClient:
         if running is not None:
             return _of_another(running, self.terms.deadline_s + _SLACK_S)
         try:
-            reply = self._reply(request, len(content), deadline)
-            if not reply.problem and readable(reply.text):
-                self._ledger.put(key, reply.text)
+            stored = self._ledger.get(key)
+            if stored is not None:
+                reply = JudgeReply(stored, cached=True)
+            else:
+                reply = self._reply(request, len(content), deadline)
+                if not reply.problem and readable(reply.text):
+                    self._ledger.put(key, reply.text)
             own.set_result(reply)
             return reply
         except BaseException as error:
@@ -205,15 +207,15 @@ class JudgeClient:
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
 
     def _read(self, body: bytes, size: int, cost: float) -> JudgeReply:
-        """The text and cost of a response with status 200; a response of another schema is a reply without a grade."""
-        with self._lock:
-            self._failures = 0
+        """The text and cost of a response with status 200; another schema means that the URL is no judge's."""
         try:
             reply = ChatReply.model_validate_json(body)
         except ValidationError:  # its text could quote a key that stands in the body
             cost += self._paid(size / BYTES_PER_TOKEN, len(body) / BYTES_PER_TOKEN)
-            return JudgeReply("", cost, problem="the response is no chat completion")
-        text = reply.choices[0].message.content or ""
+            return self._failed("the response is no chat completion", cost)
+        with self._lock:
+            self._failures = 0
+        text = (reply.choices[0].message.content or "") if reply.choices else ""
         usage = reply.usage or ReplyUsage(
             prompt_tokens=size // BYTES_PER_TOKEN,
             completion_tokens=len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN,
