@@ -38,7 +38,7 @@ from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, ans
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
-from marl_ray.training.tracking.other_sinks import Sink, WeightsAndBiases, open_sinks
+from marl_ray.training.tracking.other_sinks import Sink, open_sinks
 from marl_ray.training.tracking.rows_to_driver import metrics_queue
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 from marl_ray.training.worker import REFUSED, STOPPED, worker
@@ -259,9 +259,10 @@ def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], resu
         fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
         digest = load_bundle(local).digest
         model = tracker.register(local, digest, best_score_of(config, best_metrics))
-        for sink in sinks.values():
-            if isinstance(sink, WeightsAndBiases):
-                _try("tracking.also", partial(sink.keep_bundle, local, model, digest), console)
+        for name, sink in sinks.items():
+            keep_bundle = getattr(sink, "keep_bundle", None)
+            if keep_bundle is not None:
+                _try(f"tracking.also: {name}", partial(keep_bundle, local, model, digest), console)
         curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", title_of(config))
         benchmarks = plot_benchmarks(config, tracker.history, Path(temporary) / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):

@@ -136,16 +136,16 @@ def _numbers(steps: Sequence[SeenStep]) -> str | None:
 
 def _seeds(config: EnvConfig, first: Sequence[SeenStep]) -> str | None:
     again = _episode(make_env(config), SEED)
-    for number, (one, other) in enumerate(zip(first, again, strict=False)):
+    for number, (step, repeated) in enumerate(zip(first, again, strict=False)):
         for part in ("observations", "rewards"):
-            if not _same(getattr(one, part), getattr(other, part)):
+            if not _same(getattr(step, part), getattr(repeated, part)):
                 return f"step {number}: {part} differ between two copies that were reset with seed {SEED}"
     return None if len(first) == len(again) else f"episodes of {len(first)} and {len(again)} steps from one seed"
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        np.array_equal(np.asarray(value), np.asarray(other[agent])) for agent, value in one.items()
+def _same(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    return values.keys() == others.keys() and all(
+        np.array_equal(np.asarray(value), np.asarray(others[agent])) for agent, value in values.items()
     )
 
 

@@ -24,7 +24,10 @@ EVENTS_S = 1
 
 
 class Sink(Protocol):
-    """Takes rows of metrics, each with its `steps`, until the run ends."""
+    """Takes rows of metrics, each with its `steps`, until the run ends.
+
+    It may have a function `keep_bundle(folder, model, digest)`, which stores the best bundle when a run is finished.
+    """
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Write the rows, without values that are not finite. Raises if they could not be written; the caller then
