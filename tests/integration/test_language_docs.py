@@ -1,4 +1,4 @@
-"""The examples of docs/language_teams.md: short, and each trains as it stands there."""
+"""The examples of docs/language_teams.md and of environments of texts: short, and each trains as it stands there."""
 
 import re
 import runpy
@@ -10,9 +10,10 @@ import pytest
 from marl_ray.config import RunConfig, load_config
 from marl_ray.training.single_process import train_alone
 
-DOC = Path(__file__).parents[2] / "docs" / "language_teams.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "language_teams.md", DOCS / "extending" / "environments.md")
 BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILES = {name: text for name, text in BLOCK.findall(DOC.read_text()) if "." in name}
+FILES = {name: text for page in PAGES for name, text in BLOCK.findall(page.read_text()) if "." in name}
 RUNS = [name for name in FILES if name.startswith("own_")]
 MOST_LINES = 40
 

@@ -1,8 +1,10 @@
 """`marl-ray new` writes a part of each kind whose test and check pass, and `marl-ray check plugin` finds what is wrong."""
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from marl_ray.config.load import parse_config
 from marl_ray.config.sweep import load_sweep
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import POINTS
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +37,13 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def inside(kit: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def inside(kit: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder as current one and on the path, as for a command that is started there."""
     monkeypatch.chdir(kit)
     monkeypatch.syspath_prepend(kit)
-    return kit
+    yield kit
+    for module in [name for name in sys.modules if name.startswith(("my_", "wrong_"))]:
+        del sys.modules[module]
 
 
 def test_the_tests_of_new_parts_pass(kit: Path) -> None:
@@ -53,6 +59,18 @@ def test_configs_of_new_parts_are_accepted(inside: Path) -> None:
             load_sweep(path)
         else:
             parse_config(RunConfig, yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/extending").glob("*s.md")), ids=lambda page: page.stem)
+def test_a_page_shows_what_new_writes(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    for kind, name in re.findall(r"^marl-ray new (\w+) (\w+)$", text, re.M):
+        written = CliRunner().invoke(app, ["new", kind, name])
+        assert written.exit_code == 0, written.exception
+        assert f"```text output\n{written.output}" in text
+    for file, shown in re.findall(r"^```bash\ncat (\S+)\n```\n\n```text output\n(.*?)^```$", text, re.M | re.S):
+        assert shown == Path(file).read_text()
 
 
 def test_nothing_is_written_over(inside: Path) -> None:
@@ -129,7 +147,6 @@ def test_a_mistake_is_found(inside: Path, kind: str, line: str, wrong: str, fail
     text = (inside / f"my_{kind}.py").read_text()
     assert line in text
     (inside / f"wrong_{kind}.py").write_text(text.replace(line, wrong))
-    sys.modules.pop(f"wrong_{kind}", None)
     name = CLASSES.get(kind, f"My{kind.capitalize()}")
     bad = CliRunner().invoke(app, ["check", "plugin", kind, f"wrong_{kind}:{name}", *SETTINGS.get(kind, ())])
     assert bad.exit_code == 1, bad.output or bad.exception

@@ -1,7 +1,6 @@
 """Algorithms by import path, and which hyper-parameters an algorithm reads."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,12 +84,6 @@ def test_advantages_of_another_shape_are_refused_by_name(given: Any, message: st
         learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=given))
         with pytest.raises(MarlRayError, match=f"algorithm ppo: its `advantages` {message}"):
             learner.update(batch, 0, 0, CostStats(None, 0))
-
-
-def test_the_docs_show_this_algorithm() -> None:
-    root = Path(__file__).parents[3]
-    shown = (root / "docs" / "algorithms.md").read_text().split("```python own_algorithms.py\n")[1].split("```")[0]
-    assert shown == (root / "tests" / "own_algorithms.py").read_text()
 
 
 def test_a_spec_and_its_functions_must_fit() -> None:
