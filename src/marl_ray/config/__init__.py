@@ -1,8 +1,8 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
-from marl_ray.config.evaluation import CodeRewardConfig
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run.algorithms import SPECS, Spec, spec_of
+from marl_ray.config.run.code_reward import CodeRewardConfig
 from marl_ray.config.run.hyper import AlgorithmConfig
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.config.run.run_config import RunConfig

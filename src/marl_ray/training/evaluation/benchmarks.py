@@ -96,8 +96,8 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
 
     Raises MarlRayError for a file that has changed: the curve would be of different problems.
     """
-    for one in benchmarks:
-        name, digest = one.settings.metric, one.sha256
+    for each in benchmarks:
+        name, digest = each.settings.metric, each.sha256
         if digests.setdefault(name, digest) != digest:
             raise MarlRayError(
                 f"evaluation.benchmarks.{name}.data: sha256 is {digest}, expected {digests[name]}, as when the run began"
@@ -118,13 +118,13 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
     Before the first iteration, when nothing is lost, it is a MarlRayError.
     """
     metrics: dict[str, float] = {}
-    for one in benchmarks:
+    for each in benchmarks:
         try:
-            metrics |= pass_rates(one)
+            metrics |= pass_rates(each)
         except MarlRayError as error:
             if iteration == 0:
                 raise
-            metrics[f"benchmark/{one.settings.metric}/failed"] = 1.0
+            metrics[f"benchmark/{each.settings.metric}/failed"] = 1.0
             if world()[0] == 0:
                 print(f"{run}, iteration {iteration}: {error}; training goes on", file=sys.stderr, flush=True)
     return metrics
