@@ -80,7 +80,6 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfi
     for part in (
         "2 workers on CPU",
         "evaluating before training",
-        "worker 1: Traceback",
         "reading the checkpoint",
         "finished",
     ):
@@ -141,6 +140,8 @@ def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path
     told = tmp_path / "toy" / "errors" / "worker-0.txt"
     assert str(caught.value).endswith(f"; its traceback is in {told}")
     assert "Traceback" in told.read_text() and "toys/envs.py" in told.read_text()
+    log = (tmp_path / "toy" / "run.log").read_text()
+    assert "worker 0: Traceback" in log and "toys/envs.py" in log and f"failed: {caught.value}" in log
     record = json.loads((tmp_path / "toy" / "run.json").read_text())
     assert Tracker(whole, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
 
@@ -209,7 +210,13 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
         process.wait(30)
     assert process.returncode == 130, said
     assert "broken-off: interrupted; kept iteration " in said
-    phases = ("checking the run", "connecting to Ray", "1 worker on CPU", "making the policies", "training from step 0")
+    phases = (
+        "checking the run",
+        "connecting to 127.0.0.1",
+        "1 worker on CPU",
+        "making the policies",
+        "training from step 0",
+    )
     assert all(re.search(rf"broken-off: \d+\.\d s  {phase}", said) for phase in phases), said
     assert "Traceback" not in said
     record = json.loads((tmp_path / "broken-off" / "run.json").read_text())
