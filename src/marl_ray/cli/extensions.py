@@ -29,7 +29,10 @@ def check_plugin(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the part, as in a config.")
     ] = None,
 ) -> None:
-    """Check that a part keeps its protocol: a line for every property. Exits with 1 if one does not hold."""
+    """Check that a part of your own keeps its protocol.
+
+    It prints a line for every property. The exit status is 1 if one does not hold.
+    """
     from marl_ray.config.load import with_overrides
     from marl_ray.conformance.extensions.base import report
 
@@ -42,7 +45,10 @@ def new(
     kind: KindName,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new part and its file, such as my_env.")],
 ) -> None:
-    """Write a part to start from into this folder: NAME.py, its test, and a config where one shows its use."""
+    """Write a part of your own to start from, with its test.
+
+    It writes NAME.py and the test into this folder, and a config where one shows its use.
+    """
     point = _point(kind)
     for path, text in _rendered(point, name):
         if path == NEXT:

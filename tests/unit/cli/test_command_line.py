@@ -123,17 +123,19 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
 
 def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
     listed = {one["name"]: one["language_models"] for one in document("algorithms")}
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3", "agent": "solver"}\n')
     for name, spec in SPECS.items():
         run: dict[str, Any] = {"name": "x", "env": {"id": "math"}, "algorithm": name, "hyper": {"minibatches": 1}}
         run["team"] = {"solver": {"model": {"preset": "tiny-1m"}}}
         run["train"] = {"group_size": 4} if spec.groups else {}
-        run |= {"data": "pairs.jsonl"} if spec.pairs else {}
+        run |= {"data": str(pairs)} if spec.pairs else {}
         run |= {"constraints": [{"budget": 4}]} if spec.costs else {}
         run["hyper"] |= {"return_high": 1} if "return_high" in spec.reads else {}
         (tmp_path / "run.json").write_text(json.dumps(run))
         done = marl_ray("train", tmp_path / "run.json", "--dry-run")
-        assert done.returncode == (0 if listed[name] else 2), done.stderr
-        assert listed[name] or f"{name} trains actor-critics, not language models" in done.stderr
+        refused = f"{name} trains actor-critics, not language models" in done.stderr
+        assert refused != listed[name] and (refused or spec.costs or done.returncode == 0), done.stderr
         of_vectors = run | {"env": {"id": "toys.envs:countdown"}, "team": {"all": {}}}
         (tmp_path / "run.json").write_text(json.dumps(of_vectors))
         done = marl_ray("train", tmp_path / "run.json", "--dry-run")

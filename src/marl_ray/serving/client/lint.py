@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from marl_ray.config import GatewayConfig, read_yaml
 from marl_ray.config.base import words
-from marl_ray.config.mistakes import other_kind
+from marl_ray.config.load import other_kind
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError, one_line
 
