@@ -46,13 +46,13 @@ class Team:
 
     def start(self) -> None:
         """Start the engines, all workers together. If one cannot start on any worker, all workers raise its error."""
-        error: MarlRayError | None = None
+        own: MarlRayError | None = None
         try:
             for engine in self.engines.values():
                 engine.start()
-        except MarlRayError as refusal:
-            error = refusal
-        for refusal in filter(None, gather(error)):
+        except MarlRayError as error:
+            own = error
+        for refusal in filter(None, gather(own)):
             raise refusal
         self.rest()
 
