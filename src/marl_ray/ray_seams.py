@@ -98,7 +98,7 @@ def failures_of(error: BaseException) -> Mapping[int, BaseException]:
 
 
 def unwrapped(failures: Mapping[int, BaseException]) -> Mapping[int, BaseException]:
-    """What `failures_of` returns, from the errors by rank that Ray Train hands to a callback."""
+    """The result of `failures_of`, made from the errors by rank that Ray Train hands to a callback."""
     plain = {
         rank: getattr(failure, "_base_exc", getattr(failure, "health_check_failure", failure))
         for rank, failure in failures.items()

@@ -49,7 +49,7 @@ class MetricsLog:
         self.unlogged: dict[str, list[dict[str, Any]]] = {name: [] for name in (*self.first, *sinks)}
         self.problems: dict[str, str] = {}
         self.failure: str | None = None
-        """Why the last group of workers has ended, until the next one begins."""
+        """The cause for which the last group of workers has ended, until the next group begins."""
         self.waiting: SimpleQueue[list[dict[str, Any]] | None] = SimpleQueue()
         self.done = threading.Event()
         self.threads = [
