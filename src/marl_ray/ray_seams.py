@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from marl_ray.errors import MarlRayError
+
 POLL_S = 0.25
 """Seconds between two looks of Ray Train after its workers. A look takes in at most one checkpoint of each, and workers that
 have another one wait, so Ray's own 2 s would be the pace of short iterations."""
@@ -87,12 +89,22 @@ def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> No
 
 
 def failures_of(error: BaseException) -> Mapping[int, BaseException]:
-    """Rank -> what a worker of Ray Train has raised, without Ray's wrapper; empty for other errors.
+    """Rank -> what a worker of Ray Train has raised, without Ray's wrapper, those with a line for users first; empty for
+    other errors.
 
     The message of the public TrainingFailedError is a whole traceback of wrappers.
     """
-    failures = getattr(error, "worker_failures", None) or {}
-    return {rank: getattr(failure, "_base_exc", failure) for rank, failure in failures.items()}
+    return unwrapped(getattr(error, "worker_failures", None) or {})
+
+
+def unwrapped(failures: Mapping[int, BaseException]) -> Mapping[int, BaseException]:
+    """The result of `failures_of`, made from the errors by rank that Ray Train hands to a callback."""
+    plain = {
+        rank: getattr(failure, "_base_exc", getattr(failure, "health_check_failure", failure))
+        for rank, failure in failures.items()
+    }
+    # Workers that lose another one fail too, in whatever they were doing together.
+    return dict(sorted(plain.items(), key=lambda failed: not isinstance(failed[1], MarlRayError)))
 
 
 def named_workers(owner: str) -> Any:

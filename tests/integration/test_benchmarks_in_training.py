@@ -14,6 +14,7 @@ from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks
 from marl_ray.training.loop import Metrics, Run
 from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_folder.run_log import LOG
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.tracking.mlflow_run import Tracker
 
@@ -183,7 +184,9 @@ def test_a_code_team_writes_together_and_its_programs_are_tested(tmp_path: Path)
         assert row["benchmark/humaneval_plus/base_pass_at_1"] == 0
 
 
-def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(ray_cluster: LocalRay, tmp_path: Path, letters: Path):
+def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(
+    ray_cluster: LocalRay, tmp_path: Path, letters: Path, capsys: pytest.CaptureFixture[str]
+):
     marker = tmp_path / "died"
     env = {"id": "toys.texts:echo", "kwargs": {"marker": str(marker), "at": 39}}
     quiet = (f"storage={tmp_path}", "checkpoint.every=100", "tracking.progress=false", "train.total_steps=480")
@@ -192,6 +195,10 @@ def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(ray_cluster: Lo
     check_run(run)
     outcome = train(run)
     assert marker.exists()
+    why = "its workers start again from the checkpoint of iteration 20: worker 0: "
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if why in line]
+    assert line.startswith(f"{run.name}: {why}ActorDiedError: ")
+    assert line.removeprefix(f"{run.name}: ") in (tmp_path / run.name / LOG).read_text()
     tracker = Tracker(run, outcome.run_id)
     logged = tracker.client.get_metric_history(outcome.run_id, "benchmark/math/pass_at_1")
     assert sorted(metric.step for metric in logged) == [0, 160, 320, 480]  # the death in iteration 39 repeats none

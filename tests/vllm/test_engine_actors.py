@@ -65,7 +65,7 @@ def test_an_engine_of_two_processes_samples_with_adapters(ray_cluster: LocalRay,
 
 
 def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoint(
-    ray_cluster: LocalRay, tmp_path: Path
+    ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     whole = config(
         f"storage={tmp_path}", "tracking.progress=false", ENGINE, "resources.engines=1", "train.total_steps=80"
@@ -81,6 +81,9 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
         [namespace] = [own["namespace"] for own in ray.util.list_named_actors(True) if own["name"] == names[0]]
         ray.kill(ray.get_actor(names[0], namespace))
         outcome = running.result(timeout=240)
+    said = [line for line in capsys.readouterr().err.splitlines() if "its workers start again from" in line]
+    assert len(said) == 1
+    assert "the checkpoint of iteration" in said[0] and "worker 0: resources.engines: engine of policy speaker" in said[0]
     steps = [step for step, _ in Tracker(whole, outcome.run_id).history("return")]
     assert steps == sorted({*steps}) and steps[-1] == 80
     assert processes_of_vllm() == []

@@ -32,9 +32,16 @@ def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path)
         json_object = {"response_format": {"type": "json_object"}}
         chat = {"model": "exp", "messages": [{"role": "user", "content": "hello"}]} | json_object
         refused = [await client.post("/v1/chat/completions", json=chat | {"user": one["session_id"]}) for one in asked]
-        return together, streamed, refused
+        return together, streamed, refused, [await tops(client, one["session_id"]) for one in asked]
 
-    together, streamed, refused = with_gateway(config, body)
+    async def tops(client, session):
+        chat = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": session, "max_tokens": 12}
+        top = chat | {"logprobs": True, "top_logprobs": 2}
+        penalty = await client.post("/v1/chat/completions", json=chat | {"frequency_penalty": 1})
+        answers = [await post(client, "/v1/chat/completions", top | {"temperature": heat}) for heat in (0, 1, 2)]
+        return penalty, [answer["choices"][0]["logprobs"]["content"] for answer in answers]
+
+    together, streamed, refused, named = with_gateway(config, body)
     assert {whole["arm"] for whole in together} == {"own", "other"}
     policy = load_bundle(bundle).policies["lm"]
     for one, whole, parts, answer in zip(asked, together, streamed, refused, strict=True):
@@ -46,6 +53,14 @@ def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path)
             assert whole["log_probs"] == pytest.approx(scores[0].tolist(), abs=1e-5)
             assert len(parts) > 1
             assert answer.status_code == 400 and "engine=vllm writes no JSON" in answer.text
+    for whole, (penalty, written) in zip(together, named, strict=True):
+        assert whole["arm"] == "other" or penalty.json()["error"]["param"] == "frequency_penalty"
+        for tokens in written:
+            assert {len(token["top_logprobs"]) for token in tokens} == {2}
+            for token in tokens:
+                first, second = (other["logprob"] for other in token["top_logprobs"])
+                assert first >= second and first >= token["logprob"] - 1e-5
+        assert all(token["token"] == token["top_logprobs"][0]["token"] for token in written[0])
 
 
 def test_responses_fail_with_their_engine_and_the_next_ones_are_written_by_another(tmp_path):

@@ -16,7 +16,14 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.ray_seams import failures_of, named_workers, poll_often, without_datasets, without_own_interrupts
+from marl_ray.ray_seams import (
+    failures_of,
+    named_workers,
+    poll_often,
+    unwrapped,
+    without_datasets,
+    without_own_interrupts,
+)
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
 from marl_ray.training.run_folder.origin import source_of
@@ -39,7 +46,7 @@ from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, pl
 from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.other_sinks import Sink, open_sinks
-from marl_ray.training.tracking.rows_to_driver import metrics_queue
+from marl_ray.training.tracking.rows_to_driver import FAILURE, metrics_queue
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 from marl_ray.training.worker import REFUSED, STOPPED, worker
 
@@ -161,7 +168,11 @@ def _train(
                 checkpoint_config=CheckpointConfig(
                     num_to_keep=config.checkpoint.keep, checkpoint_score_attribute="score", checkpoint_score_order="max"
                 ),
-                callbacks=[named_workers(config.name), _linking_bundles(f"{storage_of(config)}/{config.name}")],
+                callbacks=[
+                    named_workers(config.name),
+                    _linking_bundles(f"{storage_of(config)}/{config.name}"),
+                    _sending_failures(queue),
+                ],
             ),
         )
         without_own_interrupts(trainer, controllers.append)
@@ -221,6 +232,20 @@ def _linking_bundles(uri: str) -> Any:
                     link_bundle(checkpoint.filesystem, folder, name, uri)
 
     return LinkingBundles()
+
+
+def _sending_failures(queue: Any) -> Any:
+    """A callback of Ray Train that sends the cause of each failure of the workers to the driver as a row. Ray Train itself
+    starts the workers again without a word."""
+    from ray.exceptions import RayError
+    from ray.train import UserCallback
+
+    class SendingFailures(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, BaseException]) -> None:
+            with contextlib.suppress(RayError):  # a queue that is lost must not end the run
+                queue.put_nowait_batch([{FAILURE: _first(unwrapped(worker_exceptions))}])
+
+    return SendingFailures()
 
 
 def say_kept(config: RunConfig, console: RunLog) -> None:
@@ -286,6 +311,10 @@ def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], resu
 
 def cause(error: BaseException) -> str:
     """The first line of the error that a worker raised, without the wrappers around it."""
-    for rank, failure in failures_of(error).items():
-        return f"worker {rank}: {named(failure)}"
-    return one_line(error)
+    failures = failures_of(error)
+    return _first(failures) if failures else one_line(error)
+
+
+def _first(failures: Mapping[int, BaseException]) -> str:
+    rank, failure = next(iter(failures.items()))
+    return f"worker {rank}: {named(failure)}"

@@ -98,6 +98,10 @@ class Run:
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
         phase("loading the models" if config.language else "making the policies")
         self.team = build_team(config, self.env, mesh, mixed_precision, engine_of)
+        samples = config.data is None or config.evaluates or bool(config.evaluation.benchmarks)
+        if samples and any(policy.generation.engine != "torch" for policy in config.team.values()):
+            phase("starting the engines")
+            self.team.start()  # before a warm start, which may take hours, and which an engine's refusal would waste
         envs: Mapping[str, Any] | None = None
         self.state = checkpoint.fresh_state(run_id, list(self.team.models))
         if resume_from is not None:

@@ -87,6 +87,10 @@ def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: li
         (["train.total_steps=0"], "train.total_steps=0: expected `warm_start`"),
         (["hyper.overlong_buffer=8"], "overlong_buffer=8 must be below team.a.generation.max_tokens=8"),
         (["team.a.model.path=gpt2"], "team.a.model: expected exactly one of `path` and `preset`"),
+        (
+            ["team.a.model.lora={rank: 600}", "team.a.generation.engine=vllm"],
+            "team.a.model.lora.rank=600: expected at most",
+        ),
         (["team.b.agents=[x]"], "team.b.model: expected a language model, as the other policies are"),
     ],
 )

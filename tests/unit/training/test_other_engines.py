@@ -17,6 +17,7 @@ from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.loop import run_worker
 from marl_ray.training.single_process import process_group
 
 
@@ -68,3 +69,25 @@ class Late(Scripted):
 def test_responses_of_another_version_train_nobody():
     with pytest.raises(MarlRayError, match=r"responses are of versions \[1\] of the weights, expected 0"):
         collector(Echo, ALONE).collect(players(ALONE, Late()), 0)
+
+
+class Refusing(Scripted):
+    """Cannot start."""
+
+    def start(self) -> None:
+        raise MarlRayError("no room for keys and values")
+
+
+def test_an_engine_that_refuses_to_start_ends_the_run_before_its_warm_start():
+    run, phases, rows = config("warm_start={data: env, count: 8}", "team.speaker.generation.engine=vllm"), [], []
+    with pytest.raises(MarlRayError, match="no room for keys and values"):
+        run_worker(
+            run,
+            torch.device("cpu"),
+            None,
+            rows.append,
+            None,
+            engine_of=lambda name, policy: Refusing(),
+            phase=phases.append,
+        )
+    assert (phases, rows) == (["loading the models", "starting the engines"], [])

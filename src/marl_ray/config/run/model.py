@@ -9,6 +9,9 @@ from marl_ray.config.base import Config
 Preset = Literal["tiny-0.2m", "tiny-1m", "tiny-6m"]
 """Models built without a download: a byte-level tokenizer and a small decoder with random weights."""
 
+VLLM_LARGEST_RANK = 512
+"""Greatest rank of adapters with which vLLM samples."""
+
 
 class LoraConfig(Config):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) beside frozen weights."""

@@ -10,6 +10,7 @@ from marl_ray.config.base import Config, known, words
 from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, spec_of
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
+from marl_ray.config.run.model import VLLM_LARGEST_RANK
 from marl_ray.config.run.sections import (
     NAME_FIELD,
     AlgorithmReference,
@@ -102,7 +103,7 @@ class RunConfig(Config):
         return self
 
     def _check_engines(self) -> None:
-        """Refuse engines that cannot be imported, and actors of engines that no policy samples with."""
+        """Refuse engines that cannot be imported, actors of engines that no policy samples with, and ranks above vLLM's."""
         need = self.resources
         for name, policy in self.team.items():
             if policy.model is not None:
@@ -117,6 +118,13 @@ class RunConfig(Config):
                 f"resources.tensor_parallel={need.tensor_parallel}: expected resources.engines of 1 or more; an engine "
                 "beside a worker has that worker's GPU"
             )
+        for name, policy in self.team.items():
+            lora = policy.model.lora if policy.model is not None and policy.generation.engine == "vllm" else None
+            if lora is not None and lora.rank > VLLM_LARGEST_RANK:
+                raise ValueError(
+                    f"team.{name}.model.lora.rank={lora.rank}: expected at most {VLLM_LARGEST_RANK}, the greatest rank of "
+                    "generation.engine=vllm"
+                )
 
     def _check_keys(self) -> None:
         """Refuse hyper-parameters that no algorithm reads."""

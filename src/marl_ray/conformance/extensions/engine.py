@@ -44,6 +44,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
 
 
 def _sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:
+    engine.start()
     engine.ready()
     responses: list[Completion] = []
 

@@ -72,6 +72,10 @@ class Engine(Protocol):
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """Yield the tokens of `generate([prompt], seed, generation)` as soon as each is sampled."""
 
+    def start(self) -> None:
+        """Start what sampling needs; every worker calls this before the training. Raises MarlRayError if it cannot start."""
+        return
+
     def ready(self) -> None:
         """Take over the policy's current weights; every worker calls this before it asks for a batch of responses."""
         return

@@ -99,6 +99,12 @@ class VllmEngine(Engine):
         process, policy = self.follow(), self._policy
         return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, self._adapter)
 
+    def start(self) -> None:
+        try:
+            self.follow()
+        except EngineLost:  # another process may work
+            self.follow()
+
     def rest(self) -> None:
         if self._sleeps and self._held is not None and self._process is not None and not self._process.lost:
             self._process.ask("sleep")

@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_ray.config.run.model import GenerationConfig
+from marl_ray.config.run.model import VLLM_LARGEST_RANK, GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.vllm_engine import VllmEngine
@@ -91,6 +91,11 @@ class _Base:
 
     def __init__(self, policy: "TokenPolicy") -> None:
         lora = policy.config.lora
+        if lora is not None and lora.rank > VLLM_LARGEST_RANK:
+            raise MarlRayError(
+                f"engine=vllm: the adapter of {policy.config.path!r} has rank {lora.rank}, expected at most "
+                f"{VLLM_LARGEST_RANK}, the greatest rank of vLLM"
+            )
         self.policy, self.adapted = policy, lora is not None
         self._room = AdapterRoom(max(RANK, lora.rank), ADAPTERS) if lora is not None else None
         # The log-probabilities of a stream cannot be computed again after its last token.

@@ -20,6 +20,7 @@ from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.policies.bundles.manifest import Origin
 from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.training.collectives import gather
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.tracking.mlflow_run import uri_of
@@ -42,6 +43,18 @@ class Team:
     learners: dict[str, Learner]
     engines: "Mapping[str, Engine]" = field(default_factory=dict)
     """Policy -> the engine that samples from it; empty for actor-critics."""
+
+    def start(self) -> None:
+        """Start the engines, all workers together. If one cannot start on any worker, all workers raise its error."""
+        own: MarlRayError | None = None
+        try:
+            for engine in self.engines.values():
+                engine.start()
+        except MarlRayError as error:
+            own = error
+        for refusal in filter(None, gather(own)):
+            raise refusal
+        self.rest()
 
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
         """The current models, engines and normalisers, in the form that a collector takes; all workers call it together."""

@@ -59,6 +59,9 @@ class EngineActors(Engine):
             raise error
         self._actors = self._made or [ray.get_actor(label) for label in labels]
 
+    def start(self) -> None:
+        self.ready()  # the actors have started, and may still have to join the group that brings their weights
+
     def ready(self) -> None:
         import ray
 

@@ -15,7 +15,7 @@ from marl_ray.errors import one_line
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.other_sinks import Sink
 from marl_ray.training.tracking.progress_bar import ProgressBar
-from marl_ray.training.tracking.rows_to_driver import PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS
+from marl_ray.training.tracking.rows_to_driver import FAILURE, PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS
 
 QUEUE_GET_S = 1.0
 DRAIN_S = 30.0
@@ -48,6 +48,8 @@ class MetricsLog:
         """The sinks that get rows before the trackers do."""
         self.unlogged: dict[str, list[dict[str, Any]]] = {name: [] for name in (*self.first, *sinks)}
         self.problems: dict[str, str] = {}
+        self.failure: str | None = None
+        """The cause for which the last group of workers has ended, until the next group begins."""
         self.waiting: SimpleQueue[list[dict[str, Any]] | None] = SimpleQueue()
         self.done = threading.Event()
         self.threads = [
@@ -106,9 +108,16 @@ class MetricsLog:
                 self.console.phase(row[PHASE])
             elif PROBLEM in row:
                 self.console.write(row[PROBLEM])
-        metrics = [row for row in rows if not {PHASE, PROBLEM, TRANSCRIPTS} & row.keys()]
+            elif FAILURE in row:
+                self.failure = row[FAILURE]
+            elif STARTS_AFTER in row and self.failure is not None:
+                last = row[STARTS_AFTER]
+                begin = "the beginning" if last is None else f"the checkpoint of iteration {last:,}"
+                self.console.say(f"its workers start again from {begin}: {self.failure}")
+                self.failure = None
+        metrics = [row for row in rows if not {FAILURE, PHASE, PROBLEM, TRANSCRIPTS} & row.keys()]
         self._log(self.first, metrics)
-        self.waiting.put([row for row in rows if not {PHASE, PROBLEM, STARTS_AFTER} & row.keys()])
+        self.waiting.put([row for row in rows if not {FAILURE, PHASE, PROBLEM, STARTS_AFTER} & row.keys()])
         shown = [row for row in metrics if STARTS_AFTER not in row]
         if not shown:
             return

@@ -7,6 +7,8 @@ from typing import Any
 STARTS_AFTER = "starts_after"
 """Key of the row that a group of workers sends first: the iteration of the checkpoint that it goes on from, or None where
 it begins anew."""
+FAILURE = "failure"
+"""Key of the row that holds the cause for which a group of workers has ended, in one line."""
 PHASE = "phase"
 """Key of rows that name the part of the run that begins."""
 PROBLEM = "problem"

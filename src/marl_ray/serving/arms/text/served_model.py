@@ -68,7 +68,10 @@ class ServedModel:
     def check_bias(self, request: TextRequest) -> None:
         """Raise FieldError if the request biases a token that the model does not have, or if vLLM writes."""
         if self.engine == "vllm" and request.bias is not None:
-            raise FieldError("logit_bias", "an arm with engine=vllm takes neither biases nor penalties")
+            bias = request.bias
+            given = {"logit_bias": bias.tokens, "presence_penalty": bias.presence, "frequency_penalty": bias.frequency}
+            field = next(name for name, value in given.items() if value)
+            raise FieldError(field, "an arm with engine=vllm takes neither biases nor penalties")
         vocabulary = self.policy.lm.get_input_embeddings().weight.shape[0]
         largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
         if largest >= vocabulary:
