@@ -83,7 +83,9 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
         outcome = running.result(timeout=240)
     said = [line for line in capsys.readouterr().err.splitlines() if "its workers start again from" in line]
     assert len(said) == 1
-    assert "the checkpoint of iteration" in said[0] and "worker 0: resources.engines: engine of policy speaker" in said[0]
+    assert (
+        "the checkpoint of iteration" in said[0] and "worker 0: resources.engines: engine of policy speaker" in said[0]
+    )
     steps = [step for step, _ in Tracker(whole, outcome.run_id).history("return")]
     assert steps == sorted({*steps}) and steps[-1] == 80
     assert processes_of_vllm() == []
