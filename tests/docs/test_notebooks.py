@@ -1,0 +1,24 @@
+"""The notebooks of docs/notebooks run from their first cell to their last."""
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from docs.pages import ROOT
+
+CELL_S = 300
+"""Seconds that a cell may take."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/notebooks/*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "docs" / "notebooks"
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
+    book = nbformat.read(path, as_version=4)
+    NotebookClient(book, timeout=CELL_S, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    assert all(cell.execution_count for cell in book.cells if cell.cell_type == "code")
