@@ -1,5 +1,6 @@
 """Fixtures that tests of several folders share, a local Ray above all, and the order in which tests run."""
 
+import ast
 import gc
 import os
 import sqlite3
@@ -38,8 +39,9 @@ RAYS = dict.fromkeys(
 
 @cache
 def shares_ray(path: Path) -> bool:
-    """Whether a file has tests that ask for `ray_cluster`."""
-    return "ray_cluster: LocalRay" in path.read_text()
+    """Return True if a test or a fixture of the file has `ray_cluster` as its argument."""
+    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    return any(argument.arg == "ray_cluster" for function in functions for argument in function.args.args)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
