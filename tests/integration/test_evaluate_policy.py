@@ -65,10 +65,10 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected either --samples, ready ones, or --policy"),
-        (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with --policy, not with ready samples"),
+        ([], "--policy: expected either this, a bundle that writes samples, or `samples`, ready ones"),
+        (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with a policy, not with ready samples"),
         (["--policy", "TEAM", "--k", "2"], "--k: problem 'add' has only 1 sample, not 2"),
-        (["--policy", "TEAM", "--data", DATA], "--benchmark: expected a name and data, or jsonl:FILE"),
+        (["--policy", "TEAM", "--data", DATA], "--benchmark: expected jsonl and data, or jsonl:FILE, got jsonl:"),
         (["--policy", "nowhere"], "bundle 'nowhere' has no readable bundle.json"),
         (["--policy", "TEAM", "--max-tokens", "0"], "--max-tokens: Input should be greater than 0, got 0"),
         (["--policy", "TEAM", "--max-tokens", "500"], "add: prompt: 18 tokens and generation.max_tokens=500 exceed"),

@@ -81,6 +81,7 @@ def test_language_models_go_on_with_their_tasks(tmp_path: Path):
     assert trained_rows(after) == trained_rows(rows[1:])
 
 
+@pytest.mark.slow
 def test_on_ray_a_run_names_its_origin_and_outlives_it(ray_cluster: LocalRay, tmp_path: Path):
     keys = (f"storage={tmp_path}", "tracking.progress=false", "train.total_steps=64")
     train(config(*keys))

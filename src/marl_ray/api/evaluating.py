@@ -73,7 +73,7 @@ def evaluate(
     from marl_ray.sandbox import Level
 
     if (samples is None) == (policy is None):
-        raise FieldError("policy", "expected either this, a bundle that writes samples, or ready ones as samples")
+        raise FieldError("policy", "expected either this, a bundle that writes samples, or `samples`, ready ones")
     if unknown := writing.keys() - WRITING_OPTIONS:
         name = min(unknown)
         raise FieldError(name, f"is unknown{did_you_mean(name, WRITING_OPTIONS)}")

@@ -156,7 +156,7 @@ def test_the_command_answers_before_ray_has_started_too(
 
     said = list[str]()
     (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}", "tracking.progress=false").given()))
-    at = "training.run_checks.check_run" if moment == "checks" else "cluster.local_ray.ray_here"
+    at = "training.run_checks.check_run" if moment == "checks" else "api.training.ray_of_call"
     monkeypatch.setattr(f"marl_ray.{at}", slow)
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml")])
