@@ -228,6 +228,7 @@ def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway: Deploy
     assert [r for r in failed["proxy"] if r.status not in (0, 404) or r.sent > whole["proxy"]] == []
 
 
+@pytest.mark.slow
 def test_a_rollback_survives_the_death_of_all_replicas_and_a_redeployment(gateway: Deployed) -> None:
     sessions = [f"s{k}" for k in range(40)]
     before = gateway.arms("cut-crash", sessions)
@@ -262,6 +263,7 @@ def on_postgres(ray: OwnRay, port: int, database: Postgres, tmp_path_factory) ->
     return deployed(ray, port, tmp_path_factory.mktemp("postgres"), database.url, ("away", "memory", "death"))
 
 
+@pytest.mark.slow
 def test_sessions_go_on_while_the_database_is_away(on_postgres: Deployed, database: Postgres) -> None:
     with loaded(on_postgres, "away", RECOVERY_S) as requests:
         stopping = time.monotonic()
@@ -282,6 +284,7 @@ def test_sessions_go_on_while_the_database_is_away(on_postgres: Deployed, databa
     assert [r for r in failed if r.status != 503 or r.answered < stopping or r.sent > started + RECOVERY_S] == []
 
 
+@pytest.mark.slow
 def test_a_session_has_its_arm_again_when_the_database_is_back(on_postgres: Deployed, database: Postgres) -> None:
     experiment = "main-memory"
     before = on_postgres.arms(experiment, KEPT)
@@ -297,6 +300,7 @@ def test_a_session_has_its_arm_again_when_the_database_is_back(on_postgres: Depl
     has_its_arms_again(on_postgres, experiment, before, RECOVERY_S)
 
 
+@pytest.mark.slow
 def test_exposures_outlive_a_replica_that_dies_while_the_database_is_away(
     on_postgres: Deployed, database: Postgres
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_code_team_writes_together_and_its_programs_are_tested(tmp_path: Path)
         assert row["benchmark/humaneval_plus/base_pass_at_1"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(
     ray_cluster: LocalRay, tmp_path: Path, letters: Path, capsys: pytest.CaptureFixture[str]
 ):

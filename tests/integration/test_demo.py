@@ -24,6 +24,7 @@ def trained(folder: Path, lr: float) -> tuple[RunConfig, str]:
     return run, str(max(folder.glob("*/bundle"), key=lambda path: int(path.parent.name)))
 
 
+@pytest.mark.slow
 def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -85,6 +85,7 @@ def test_raw_and_extracted_code_are_both_in_the_results(scored, tmp_path):
     assert (second["extracted"], second["official"]["result"]) == (None, "no code")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_killed_goes_on(tmp_path):
     slow = "    import time\n    time.sleep(0.2)\n    return sum(n for n in numbers if n % 2 == 0)\n"
     rows = [{"task_id": "own/0", "completion": slow + f"# {n}\n"} for n in range(40)]

@@ -119,6 +119,7 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
         check_sweep(sweep_config(tmp_path, space=grid, seeds=3))
 
 
+@pytest.mark.slow
 def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, tmp_path: Path):
     disk = tmp_path / "toy-sweep" / "trials" / "0001"
     disk.mkdir(parents=True)
@@ -207,6 +208,7 @@ run_sweep(parse_config(SweepConfig, json.loads(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # three sweeps of many legs, on a machine that may be busy
 def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: LocalRay, tmp_path: Path):
     keys: dict[str, Any] = {

@@ -107,13 +107,14 @@ def _follow(connection: Connection, name: str, timeout_s: float, start_s: float)
     printer = threading.Thread(target=_print_log, args=(connection, name, ended), daemon=True)
     printer.start()
     try:
-        state = wait(
-            connection, "RayJob", name, (Phase.SUCCEEDED,), timeout_s, lambda state: _say(name, state), start_s
-        )
-        ended.set()
+        try:
+            state = wait(
+                connection, "RayJob", name, (Phase.SUCCEEDED,), timeout_s, lambda state: _say(name, state), start_s
+            )
+        finally:  # also when the wait raises: nobody reads the log any more
+            ended.set()
         printer.join(LOG_S)
     except KeyboardInterrupt:
-        ended.set()
         _ask(connection, name)
         return INTERRUPTED
     return 0 if state.phase is Phase.SUCCEEDED else state.status or 1
@@ -131,7 +132,8 @@ def _print_log(connection: Connection, name: str, ended: threading.Event) -> Non
                 for line in log_lines(connection, *submitter, follow=True):
                     print(line, flush=True)
         except MarlRayError as error:  # the job's state is what counts
-            _tell(name, f"its log cannot be read: {error}")
+            if not ended.is_set():
+                _tell(name, f"its log cannot be read: {error}")
         if last:
             return
         time.sleep(PAUSE_S)
