@@ -6,6 +6,7 @@ from marl_ray.api.configs import ConfigSource, data_of
 from marl_ray.api.ray_of_call import ray_of_call
 
 if TYPE_CHECKING:
+    from marl_ray.config.sweep import SweepConfig
     from marl_ray.tuning.running.driver import SweepResult
 
 
@@ -18,9 +19,14 @@ def sweep(config: ConfigSource, *, retry: bool = False, **changes: Any) -> "Swee
     """
     from marl_ray.config import parse_config
     from marl_ray.config.sweep import SweepConfig, read_sweep
-    from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
     data, source = data_of(config, changes, read_sweep)
-    loaded = parse_config(SweepConfig, data, source=source)
-    check_sweep(loaded)
-    return run_sweep(loaded, retry, ray_of_call)
+    return sweep_here(parse_config(SweepConfig, data, source=source), retry)
+
+
+def sweep_here(config: "SweepConfig", retry: bool) -> "SweepResult":
+    """Check a sweep before any cluster starts, and run it to its end. Raises MarlRayError."""
+    from marl_ray.tuning.running.driver import check_sweep, run_sweep
+
+    check_sweep(config)
+    return run_sweep(config, retry, ray_of_call)

@@ -29,6 +29,7 @@ def sweep(
 
     The same command continues a sweep that was killed.
     """
+    from marl_ray.api.sweeping import sweep_here
     from marl_ray.config.sweep import load_sweep
     from marl_ray.tuning.records import shown
 
@@ -42,7 +43,7 @@ def sweep(
         show(as_json, plan, [*lines, f"seeds {seeds}; scheduler {plan['scheduler']}; search {plan['search']}"])
         return
     with only_result(as_json):
-        result = _sweep_here(loaded, retry)
+        result = sweep_here(loaded, retry)
     show(as_json, document_of(loaded, result), _lines(loaded, result))
     if result.records.winner is None:
         raise typer.Exit(1)
@@ -132,11 +133,3 @@ def _trials(loaded: "SweepConfig") -> list[dict[str, Any]]:
     search = SEARCHES[loaded.search.kind](loaded)
     most = loaded.budget.trials or (10**6 if loaded.search.kind == "grid" else 10)
     return list(itertools.takewhile(lambda values: values is not None, map(search.ask, range(most))))  # type: ignore[arg-type]
-
-
-def _sweep_here(loaded: "SweepConfig", retry: bool) -> "SweepResult":
-    from marl_ray.cluster.local_ray import ray_here
-    from marl_ray.tuning.running.driver import check_sweep, run_sweep
-
-    check_sweep(loaded)
-    return run_sweep(loaded, retry, ray_here)
