@@ -1,0 +1,5 @@
+"""Fixtures of the tests of whole gateways."""
+
+from toy_serving.fixtures import bundles, config
+
+__all__ = ["bundles", "config"]
