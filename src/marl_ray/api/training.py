@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from marl_ray.api.configs import ConfigSource, data_of
 from marl_ray.api.ray_of_call import cluster_of_call, ray_of_call
-from marl_ray.config import RunConfig, parse_config
+from marl_ray.config import RunConfig
+from marl_ray.runs.naming import parse_named
 
 if TYPE_CHECKING:
     from marl_ray.api.teams import LoadedTeam
@@ -17,12 +18,13 @@ def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
     """Train a team to its end and return the finished run; shows a progress bar if `tracking.progress` is true.
 
     `config` is a YAML file or plain data. `changes` are sections or keys of it, such as `hyper={"lr": 3e-4}`
-    or `name="mine"`. The run takes the Ray that this process is connected to, the cluster of RAY_ADDRESS, or one of its
-    own that ends with the call. A run of this name that was interrupted continues; one that is finished is returned as it
-    is. Raises MarlRayError with one line for a mistake in the config, and with the cause if the run fails.
+    or `name="mine"`; a config without a name gets one. The run takes the Ray that this process is connected to, the
+    cluster of RAY_ADDRESS, or one of its own that ends with the call. A run of this name that was interrupted continues;
+    one that is finished is returned as it is. Raises MarlRayError with one line for a mistake in the config, and with the
+    cause if the run fails.
     """
     data, source = data_of(config, changes)
-    run = parse_config(RunConfig, data, source=source)
+    run, _ = parse_named(data, (), source)
     return TrainedRun(run, train_here(run))
 
 

@@ -4,6 +4,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from marl_ray.config import RunConfig, parse_config, read_yaml
 from marl_ray.errors import MarlRayError
@@ -19,12 +20,16 @@ def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConf
 
     Raises MarlRayError as `load_config` does.
     """
-    data = read_yaml(path)
+    return parse_named(read_yaml(path), overrides, str(path))
+
+
+def parse_named(data: Any, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
+    """The result of `load_named` for plain data; `source` names them in errors. Raises MarlRayError."""
     given = (isinstance(data, dict) and "name" in data) or any(override.startswith("name=") for override in overrides)
     if not given:
-        draft = parse_config(RunConfig, data, [*overrides, "name=run"], source=str(path))
+        draft = parse_config(RunConfig, data, [*overrides, "name=run"], source=source)
         overrides = [*overrides, f"name={made_name(draft)}"]
-    return parse_config(RunConfig, data, overrides, source=str(path)), list(overrides)
+    return parse_config(RunConfig, data, overrides, source=source), list(overrides)
 
 
 def made_name(config: RunConfig) -> str:

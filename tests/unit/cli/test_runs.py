@@ -22,7 +22,7 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import student
 from marl_ray.runs.following import log_lines
-from marl_ray.runs.naming import load_named
+from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.stored import find_run
 from marl_ray.training.run_folder.metrics_file import MetricsFile
 from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
@@ -213,3 +213,5 @@ def test_a_run_without_a_name_gets_one_that_its_storage_does_not_have(tmp_path: 
         names.add(run.name)
     assert len(names) == 3
     assert load_named(file, ["name=mine"])[0].name == "mine"
+    data = json.loads(file.read_text())
+    assert parse_named(data, (), "config")[0].name.startswith("mappo-countdown-") and "name" not in data
