@@ -2,24 +2,33 @@
 it."""
 
 import logging
-import math
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.training.tracking.other_sinks import numbers
 
 BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
 BEST = "best"
 """Alias of the best version in the registry. MLflow itself keeps the alias `latest`."""
 BATCH = 1000
-GIT_S = 5.0
-PARAM_BATCH = 100
 """Most metrics of one request: MLflow's limit."""
+PARAM_BATCH = 100
+GIT_S = 5.0
+ANSWER_S = 15
+"""Seconds that a server may take for an answer, unless MLFLOW_HTTP_REQUEST_TIMEOUT says otherwise; MLflow's own is 120."""
+RETRIES = 1
+"""Times that a request is sent again at once, unless MLFLOW_HTTP_REQUEST_MAX_RETRIES says otherwise. MLflow's own 7 keep a
+caller waiting for four minutes."""
+_bounded: ContextVar[bool] = ContextVar("bounded", default=False)
+"""True within a call of a Tracker."""
 
 
 def uri_of(config: RunConfig) -> str:
@@ -39,7 +48,7 @@ class Tracker:
         self.config, self.tags = config, dict(tags or {})
         self.uri = uri_of(config)
         try:
-            self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+            self.client: Any = _Bounded(mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri))
             self.run_id = run_id or self._begin()
             self.client.get_run(self.run_id)
         except Exception as error:  # errors of MLflow, SQLAlchemy and HTTP mean the same to the user
@@ -75,18 +84,34 @@ class Tracker:
         return tags | ({"mlflow.source.git.commit": commit} if commit else {}) | self.tags
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Log rows of metrics, each with its `steps`. Values that are not finite are left out."""
+        """Log rows of metrics, each with its `steps`. Values that are not finite are left out.
+
+        MLflow stores a value once however often it gets it with the same time, so rows with a `timestamp` (seconds since
+        1970) may be logged again.
+        """
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(key, float(value), now, int(row["steps"]))
-            for row in rows
-            for key, value in row.items()
-            if math.isfinite(value)
-        ]
+        waiting: list[Any] = []
+        for row in rows:
+            at = int(row.get("timestamp", time.time()) * 1000)
+            values = {"steps": float(row["steps"])} | dict(numbers(row))
+            # The iteration comes last, so that MLflow has all of a row whose iteration it has.
+            values |= {"iteration": values.pop("iteration")} if "iteration" in values else {}
+            metrics = [Metric(key, value, at, int(row["steps"])) for key, value in values.items()]
+            if len(waiting) + len(metrics) > BATCH:
+                self._send(waiting)
+                waiting = []
+            waiting += metrics
+        self._send(waiting)
+
+    def _send(self, metrics: list[Any]) -> None:
         for start in range(0, len(metrics), BATCH):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+
+    def last_iteration(self) -> int | None:
+        """The last iteration of which all metrics were logged; None if there is none."""
+        value = self.client.get_run(self.run_id).data.metrics.get("iteration")
+        return None if value is None else int(value)
 
     def history(self, key: str) -> list[tuple[int, float]]:
         """The (environment steps, value) of a metric, ordered by step. Of several values for one step the last counts."""
@@ -144,6 +169,44 @@ class Tracker:
     def end(self, status: str) -> None:
         """Close the run as FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status)
+
+
+class _Bounded:
+    """An MLflow client whose requests have ANSWER_S and RETRIES as limits. Files, which may be large, have MLflow's own."""
+
+    def __init__(self, client: Any):
+        _bound_requests()
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._client, name)
+        return member if name.startswith("log_artifact") or not callable(member) else _bounding(member)
+
+
+def _bounding(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def bounded(*args: Any, **options: Any) -> Any:
+        token = _bounded.set(True)
+        try:
+            return call(*args, **options)
+        finally:
+            _bounded.reset(token)
+
+    return bounded
+
+
+@cache
+def _bound_requests() -> None:
+    """Let MLflow's settings for requests have other defaults within a call of a Tracker, and there alone. MLflow takes them
+    from the environment, which belongs to the user and to all threads."""
+    from mlflow import environment_variables as settings
+
+    def bound(setting: Any, most: int) -> None:
+        usual = setting.get
+        setting.get = lambda: most if _bounded.get() and not setting.is_set() else usual()
+
+    bound(settings.MLFLOW_HTTP_REQUEST_TIMEOUT, ANSWER_S)
+    bound(settings.MLFLOW_HTTP_REQUEST_MAX_RETRIES, RETRIES)
 
 
 def git_commit() -> str:
