@@ -67,12 +67,13 @@ class Delivery:
         folder: str,
         say: Callable[[str], None],
         opened: Sink | None = None,
+        file: str = METRICS,
     ):
-        """`make` opens the sink, which is `opened` already where a run begins. `say` prints a line. Raises OSError if the
-        mark cannot be read."""
+        """`make` opens the sink, which is `opened` already where a run begins. `say` prints a line. `file` has the rows in
+        `folder`. Raises OSError if the mark cannot be read."""
         self.name, self.make, self.say, self.sink = name, make, say, opened
         self.filesystem, self.folder = filesystem, folder
-        self.tail = Tail(filesystem, f"{folder}/{METRICS}")
+        self.tail = Tail(filesystem, f"{folder}/{file}")
         self.mark = Mark(read_mark(filesystem, folder, name).rows)
         self.known = False
         """True while the mark says exactly what the sink has."""

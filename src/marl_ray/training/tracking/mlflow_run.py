@@ -157,6 +157,13 @@ class Tracker:
             self.client.set_registered_model_alias(name, BEST, best)
         return f"models:/{name}/{number}"
 
+    def run_with(self, tags: Mapping[str, str]) -> str | None:
+        """The id of a run of the same experiment that has all these tags; None if there is none."""
+        experiment = self.client.get_run(self.run_id).info.experiment_id
+        words = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        runs = self.client.search_runs([experiment], words, max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         for key, value in tags.items():
