@@ -46,7 +46,7 @@ from marl_ray.training.run_folder.record import (
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.run_folder.standing import Beating
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
-from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering
+from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import open_sinks
@@ -141,7 +141,8 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     if config.resume_from is not None and not resumes:
         record[ORIGIN] = source_of(config)
     # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
-    opened = {} if resumes else {MLFLOW: MlflowSink(config, record.get("mlflow_run_id"), *filesystem_of(config))}
+    run_id = record.get("mlflow_run_id")
+    opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, *filesystem_of(config))}
     with console or RunLog(config) as log, contextlib.ExitStack() as standing:
         return _train(config, record, opened, use_gpu, log, standing)
 
@@ -246,6 +247,8 @@ def _train(
                 follower.close()
             if deliveries is not None and status != "FINISHED":
                 deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
+            if deliveries is None and opened:
+                within(LEAVE_S, lambda: opened[MLFLOW].end(status))
 
 
 def _linking_bundles(uri: str) -> Any:
