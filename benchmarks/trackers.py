@@ -148,7 +148,7 @@ def main() -> None:
     lines = [
         f"{options.steps:,} steps, one worker, two CPUs, {options.rounds} rounds (load before: {load:.1f}).",
         "",
-        f"| median (least-most) | steps/s | of the run without, goal at least {GOAL} | seconds from the last row to the end |",
+        f"| median (least-most) | steps/s | against none, goal {GOAL} | seconds from last row to end |",
         "|---|---|---|---|",
     ]
     for kind, words in KINDS.items():
