@@ -173,3 +173,21 @@ def test_another_rank_writes_nothing(tmp_path: Path):
     journal.flush()
     journal.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path: Path, remote: bool):
+    (tmp_path / "run").mkdir()
+    filesystem, folder = (away(tmp_path), "run") if remote else (LOCAL, str(tmp_path / "run"))
+    lost = Journal(filesystem, folder)
+    write(lost, None, row(1), row(2))
+    lost.flush()
+    following = Journal(filesystem, folder)
+    write(following, 1, row(2))
+    following.flush()
+    lost.row(row(3))
+    with pytest.raises(OSError, match=r"metrics.jsonl was changed by another process; only one may write it"):
+        lost.flush()
+    following.row(row(3))
+    following.flush()
+    assert iterations(filesystem, folder) == [1, 2, 3]

@@ -19,7 +19,8 @@ PART_BYTES = 2**20
 
 
 class AppendedFile(Protocol):
-    """Takes lines, which have no line ends. One process writes a file at a time."""
+    """Takes lines, which have no line ends. One process writes a file at a time: one that was cut off, and comes back after
+    another has begun to write, gets an OSError."""
 
     def append(self, lines: Iterable[str]) -> None:
         """Add lines: all of them or, with an OSError, none."""
@@ -67,9 +68,15 @@ def _ended(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
+def _changed(path: object) -> OSError:
+    return OSError(f"{path} was changed by another process; only one may write it")
+
+
 class _OneFile:
     def __init__(self, path: Path):
         self.path = path
+        self.left_at: tuple[int, int] | None = None
+        """Number and size of the file as this process left it."""
         if path.exists():
             content = path.read_bytes()
             if not content.endswith(b"\n"):  # a process was killed while it wrote
@@ -81,7 +88,9 @@ class _OneFile:
         if not data:
             return
         with self.path.open("ab", buffering=0) as stream:
-            size = stream.tell()
+            number, size = os.fstat(stream.fileno()).st_ino, stream.tell()
+            if self.left_at not in (None, (number, size)):
+                raise _changed(self.path)
             try:
                 written = stream.write(data)
             except OSError:
@@ -89,6 +98,7 @@ class _OneFile:
             if written != len(data):
                 stream.truncate(size)
                 raise OSError(f"{self.path} could not be written; is the disk full?")
+            self.left_at = number, size + written
 
     def keep_while(self, wanted: Callable[[str], bool]) -> int:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
@@ -102,6 +112,7 @@ class _OneFile:
             temporary.replace(self.path)  # a reader sees the old lines or the new ones, and that the file is another
         finally:
             temporary.unlink(missing_ok=True)
+        self.left_at = None
         return count
 
     def flush(self) -> None:
@@ -126,10 +137,13 @@ class _Parts:
         self.parts: dict[int, bytes] = {0: b""}
         """Number of the first line -> content, of the last part and of those that are not uploaded yet."""
         self.changed = False
+        self.own: set[tuple[str, int]] = set()
+        """Name and size of the last part as this process has left it, or may have: an upload that failed may be there."""
         self.done, self.thread = threading.Event(), threading.Thread(target=self._upload_often, daemon=True)
         stored = parts_of(filesystem, path)
         if stored:
             self.parts = {int(stored[-1].base_name): _read(filesystem, stored[-1].path)}
+        self.own = {self._last()}
 
     def append(self, lines: Iterable[str]) -> None:
         data = _ended(lines)
@@ -154,6 +168,7 @@ class _Parts:
             if count < len(lines):
                 for later in reversed(stored[number + 1 :]):
                     self.filesystem.delete_file(later.path)
+                self.own = {self._last()}
                 with self.lock:
                     self.parts, self.changed = {first: _ended(lines[:count])}, True
                 self.flush()
@@ -168,10 +183,14 @@ class _Parts:
             if not changed:
                 return
             try:
+                if self._last() not in self.own:
+                    raise _changed(self.path)
                 self.filesystem.create_dir(self.path)
                 for first, content in sorted(parts.items()):
+                    self.own.add((f"{first:012d}", len(content)))
                     with self.filesystem.open_output_stream(f"{self.path}/{first:012d}") as stream:
                         stream.write(content)
+                self.own = {self._last()}
             except OSError:
                 with self.lock:
                     self.changed = True
@@ -183,6 +202,10 @@ class _Parts:
     def close(self) -> None:
         self.done.set()
         self.flush()
+
+    def _last(self) -> tuple[str, int]:
+        stored = parts_of(self.filesystem, self.path)
+        return (stored[-1].base_name, stored[-1].size) if stored else ("", 0)
 
     def _upload_often(self) -> None:
         while not self.done.wait(UPLOAD_S):
