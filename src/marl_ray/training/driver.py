@@ -213,8 +213,8 @@ def _train(
         )
         without_own_interrupts(trainer, controllers.append)
         without_datasets(trainer)
-        follower = Follower(config, filesystem, folder, console)
         deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags)
+        follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
         follower.close()
         if refused := (result.return_value or {}).get(REFUSED):

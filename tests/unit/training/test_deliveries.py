@@ -49,6 +49,7 @@ def until(met: Callable[[], bool]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "RETRY_S", 0.2)
     monkeypatch.setattr(delivery, "LOG_EVERY_S", 0.1)
+    monkeypatch.setattr(delivery, "SILENT_S", 2.0)
     monkeypatch.setattr(deliveries, "REGISTERED_S", 1.0)
 
 
@@ -68,6 +69,7 @@ def test_no_sink_delays_another_or_the_end(tmp_path: Path):
         write(journal, iteration, iteration)
         time.sleep(0.02)
     until(lambda: taken(tmp_path, "Lines") == list(range(20)) and bool(lines))
+    until(lambda: sinks.watch() or len(lines) > 1)
     began = time.monotonic()
     sinks.close("FINISHED", wait_s=5)
     assert time.monotonic() - began < 6
@@ -76,8 +78,9 @@ def test_no_sink_delays_another_or_the_end(tmp_path: Path):
     assert (tmp_path / "Slow.ended").read_text() == "FINISHED" and not (tmp_path / "Dead.ended").exists()
     assert lines == [
         "toys.trackers:Dead: nobody answers; its rows wait in the run's folder",
+        "toys.trackers:Hanging: it has not answered for 2 s; its rows wait in the run's folder",
         "20 rows are not in toys.trackers:Dead yet (nobody answers); the same command delivers them",
-        "20 rows are not in toys.trackers:Hanging yet (it is too slow); the same command delivers them",
+        "20 rows are not in toys.trackers:Hanging yet (it has not answered for 2 s); the same command delivers them",
     ]
     assert incomplete(run, LOCAL, folder) == [MLFLOW, "toys.trackers:Dead", "toys.trackers:Hanging"]
 

@@ -63,6 +63,11 @@ class Deliveries:
                 make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
             self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name)))
 
+    def watch(self) -> None:
+        """Print a line about each sink that does not return from a call."""
+        for delivery in self.deliveries:
+            delivery.watch()
+
     def close(self, status: str, bundle: BestBundle | None = None, wait_s: float = END_S, model: str = "") -> str:
         """Deliver the rest and close the sinks, in `wait_s` seconds; print what is not delivered. A finished run has a
         `bundle`, which is registered unless its name in the registry, `model`, is known. Returns that name; empty where

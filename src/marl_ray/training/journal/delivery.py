@@ -8,6 +8,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,6 +27,8 @@ LOG_EVERY_S = 1.0
 """Least seconds between two calls of a sink that keeps up."""
 RETRY_S = 3.0
 """Seconds after which a sink that failed is called again."""
+SILENT_S = 60.0
+"""Seconds after which a call that has not returned is reported."""
 LAST_TRIES = 3
 """Calls that a sink may fail one after the other once the run has ended."""
 MOST_ROWS = 1000
@@ -78,6 +81,8 @@ class Delivery:
         self.known = False
         """True while the mark says exactly what the sink has."""
         self.problem, self.failures = "", 0
+        self.called: float | None = None
+        """Time at which the call of the sink began that goes on, by the monotonic clock."""
         self.status = ""
         self.finish: Callable[[Any], None] = lambda sink: None
         self.ends, self.left = threading.Event(), threading.Event()
@@ -88,6 +93,13 @@ class Delivery:
         """Let the sink be closed when it has got all rows, as the journal is complete; `finish` is called with it first."""
         self.status, self.finish, self.failures = status, finish, 0
         self.ends.set()
+
+    def watch(self) -> None:
+        """Print a line if the sink does not return."""
+        called = self.called
+        if called is not None and time.monotonic() - called > SILENT_S and not self.problem:
+            self.problem = f"it has not answered for {SILENT_S:g} s"
+            self.say(f"{self.name}: {self.problem}; its rows wait in the run's folder")
 
     def leave(self) -> None:
         """Make no more calls of the sink, and print what it has not got."""
@@ -102,6 +114,7 @@ class Delivery:
 
     def _deliver(self) -> None:
         while not self.left.is_set():
+            self.called = time.monotonic()
             try:
                 if self._step():
                     return
@@ -127,6 +140,7 @@ class Delivery:
             self.mark.ended = self.status
             self._store()
             return True
+        self.called = None
         if self.problem:
             self.say(f"{self.name} takes rows again")
             self.problem = ""
@@ -163,6 +177,7 @@ class Delivery:
             self.filesystem.move(f"{path}.new", path)  # a reader sees the old file or the new one
 
     def _failed(self, problem: str) -> None:
+        self.called = None
         ends = self.ends.is_set()
         if not self.problem and not ends:
             self.say(f"{self.name}: {problem}; its rows wait in the run's folder")

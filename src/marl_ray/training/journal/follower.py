@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pyarrow import fs
@@ -32,8 +32,17 @@ class Console(Protocol):
 class Follower:
     """Reads the journal on a thread of its own until it is closed; what was written before is not shown."""
 
-    def __init__(self, config: RunConfig, filesystem: fs.FileSystem, folder: str, console: Console):
+    def __init__(
+        self,
+        config: RunConfig,
+        filesystem: fs.FileSystem,
+        folder: str,
+        console: Console,
+        watch: Callable[[], None] = lambda: None,
+    ):
+        """`watch` is called at every look."""
         self.config, self.filesystem, self.folder, self.console = config, filesystem, folder, console
+        self.watch = watch
         self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS, FAILURES, METRICS)}
         self.taken = {name: tail.count() for name, tail in self.tails.items()}
         self.failure: str | None = None
@@ -64,6 +73,7 @@ class Follower:
                 except OSError:  # storage that does not answer is asked again
                     rows = []
                 self._show(rows, progress)
+                self.watch()
                 if ends:
                     return
 
