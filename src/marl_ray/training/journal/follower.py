@@ -9,7 +9,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.training.journal.tail import Tail
-from marl_ray.training.journal.writer import ERRORS, EVENTS, FAILURE, FAILURES, KEPT_ROWS, PHASE, STARTS_AFTER
+from marl_ray.training.journal.writer import ERRORS, EVENTS, FAILURE, FAILURES, KEPT_ROWS, LINE, PHASE, STARTS_AFTER
 from marl_ray.training.run_folder.metrics_file import METRICS
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
@@ -99,6 +99,8 @@ class Follower:
     def _event(self, event: Mapping[str, Any]) -> None:
         if PHASE in event:
             self.console.phase(event[PHASE])
+        elif LINE in event:
+            self.console.say(event[LINE])
         elif STARTS_AFTER in event:
             self.taken[METRICS] = event[KEPT_ROWS]
             if self.failure is not None:

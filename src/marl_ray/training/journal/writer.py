@@ -10,6 +10,7 @@ Each file has one writer. The driver reads them (follower.py, delivery.py); noth
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,19 +22,21 @@ from marl_ray.training.run_folder.appended_file import AppendedFile, appended_fi
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of
 
 EVENTS, FAILURES, TRANSCRIPTS = "events.jsonl", "failures.jsonl", "transcripts"
-PHASE, STARTS_AFTER, KEPT_ROWS = "phase", "starts_after", "kept_rows"
-"""Keys of events: a part of the run that begins; the iteration of the checkpoint that a group of workers goes on from, or
-null where it begins anew, and the number of rows that are left then."""
+PHASE, LINE, STARTS_AFTER, KEPT_ROWS = "phase", "line", "starts_after", "kept_rows"
+"""Keys of events: a part of the run that begins; a line for people; the iteration of the checkpoint that a group of workers
+goes on from, or null where it begins anew, and the number of rows that are left then."""
 FAILURE, ERRORS = "failure", "errors"
 """Keys of failures: one line about the cause, and rank -> text of the error."""
 
 
 class Journal:
-    """The journal of one worker. The workers of other ranks than 0 may make every call too, and write nothing."""
+    """The journal of one worker; any thread may call it. Workers of other ranks than 0 may make every call too, and write
+    nothing."""
 
     def __init__(self, filesystem: fs.FileSystem, folder: str, rank: int = 0):
         """Continue the journal in the run's `folder`, which exists. Raises OSError."""
         self.filesystem, self.folder, self.writes = filesystem, folder, rank == 0
+        self.lock = threading.Lock()
         self.waiting: list[str] = []
         """Lines of rows that a full disk did not take."""
         if self.writes:
@@ -51,15 +54,17 @@ class Journal:
     def row(self, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics. One that a full disk refuses is written with the next."""
         if self.writes:
-            self.waiting.append(line_of(metrics))
-            with contextlib.suppress(OSError):
+            with self.lock, contextlib.suppress(OSError):
+                self.waiting.append(line_of(metrics))
                 self._write_waiting()
 
     def phase(self, text: str) -> None:
         """Say that a part of the run begins."""
-        if self.writes:
-            with contextlib.suppress(OSError):  # events are for people; nothing depends on them
-                self._event({PHASE: text})
+        self._note({PHASE: text})
+
+    def say(self, line: str) -> None:
+        """Let the driver print a line."""
+        self._note({LINE: line})
 
     def transcripts(self, iteration: int, episodes: Sequence[Mapping[str, Any]]) -> None:
         """Keep episodes as text. It is called before the iteration's row is written, because sinks look for them then."""
@@ -73,19 +78,26 @@ class Journal:
         """Make all rows durable; raises OSError. It is called before a checkpoint is published: what a checkpoint covers is
         never played again."""
         if self.writes:
-            self._write_waiting()
+            with self.lock:
+                self._write_waiting()
             self.rows.flush()
 
     def close(self) -> None:
         """Make all lines durable; raises OSError."""
         if self.writes:
-            self._write_waiting()
+            with self.lock:
+                self._write_waiting()
             self.rows.close()
             self.events.close()
 
     def _write_waiting(self) -> None:
         self.rows.append(self.waiting)
         self.waiting = []
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if self.writes:
+            with contextlib.suppress(OSError):  # events are for people; nothing depends on them
+                self._event(event)
 
     def _event(self, event: dict[str, Any]) -> None:
         self.events.append([json.dumps({"timestamp": round(time.time(), 3)} | event)])

@@ -137,13 +137,14 @@ class _Parts:
         self.parts: dict[int, bytes] = {0: b""}
         """Number of the first line -> content, of the last part and of those that are not uploaded yet."""
         self.changed = False
-        self.own: set[tuple[str, int]] = set()
-        """Name and size of the last part as this process has left it, or may have: an upload that failed may be there."""
+        self.tried: set[tuple[str, int]] = set()
+        """Name and size of parts whose upload failed: the store may have them even so."""
         self.done, self.thread = threading.Event(), threading.Thread(target=self._upload_often, daemon=True)
         stored = parts_of(filesystem, path)
         if stored:
             self.parts = {int(stored[-1].base_name): _read(filesystem, stored[-1].path)}
-        self.own = {self._last()}
+        self.left_at = self._last()
+        """Name, size and time of the last part as this process left it."""
 
     def append(self, lines: Iterable[str]) -> None:
         data = _ended(lines)
@@ -168,7 +169,7 @@ class _Parts:
             if count < len(lines):
                 for later in reversed(stored[number + 1 :]):
                     self.filesystem.delete_file(later.path)
-                self.own = {self._last()}
+                self.left_at = self._last()
                 with self.lock:
                     self.parts, self.changed = {first: _ended(lines[:count])}, True
                 self.flush()
@@ -183,14 +184,15 @@ class _Parts:
             if not changed:
                 return
             try:
-                if self._last() not in self.own:
+                last = self._last()
+                if last != self.left_at and last[:2] not in self.tried:
                     raise _changed(self.path)
                 self.filesystem.create_dir(self.path)
                 for first, content in sorted(parts.items()):
-                    self.own.add((f"{first:012d}", len(content)))
+                    self.tried.add((f"{first:012d}", len(content)))
                     with self.filesystem.open_output_stream(f"{self.path}/{first:012d}") as stream:
                         stream.write(content)
-                self.own = {self._last()}
+                self.left_at, self.tried = self._last(), set()
             except OSError:
                 with self.lock:
                     self.changed = True
@@ -203,9 +205,9 @@ class _Parts:
         self.done.set()
         self.flush()
 
-    def _last(self) -> tuple[str, int]:
+    def _last(self) -> tuple[str, int, int | None]:
         stored = parts_of(self.filesystem, self.path)
-        return (stored[-1].base_name, stored[-1].size) if stored else ("", 0)
+        return (stored[-1].base_name, stored[-1].size, stored[-1].mtime_ns) if stored else ("", 0, None)
 
     def _upload_often(self) -> None:
         while not self.done.wait(UPLOAD_S):
