@@ -20,6 +20,7 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.lines import read_rows
 from marl_ray.tuning.records import (
     FAILED,
     RECORDS,
@@ -139,7 +140,7 @@ def _name(record: TrialRecord) -> str:
 def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
     """A trial's rows; empty if they cannot be read, for example because it failed before its first checkpoint."""
     try:
-        return Folder(folder.uri, "trials", _name(record)).read_rows()
+        return read_rows(Folder(folder.uri, "trials", _name(record)))
     except (OSError, ValueError):
         return []
 
