@@ -1,4 +1,4 @@
-"""Deaths of the processes of trials that have workers of their own: each row is there once, in order, with the same values."""
+"""Deaths of the processes of trials that have workers of their own: each row is there once, with the same values."""
 
 import json
 import os

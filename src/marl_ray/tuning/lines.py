@@ -39,14 +39,16 @@ class Lines:
                 os.truncate(self._path, len(self.tail))
             self.tail = b""
 
-    def append(self, lines: Iterable[str]) -> int:
-        """Append lines, which have no line ends: all of them or, with an OSError, none. Returns the number of bytes; they
-        are on the disk or in the store."""
+    def append(self, lines: Iterable[str], durable: bool = True) -> int:
+        """Append lines, which have no line ends: all of them or, with an OSError, none. Returns the number of bytes.
+
+        They survive the death of this process; `durable` ones survive that of the machine too.
+        """
         data = "".join(f"{line}\n" for line in lines).encode()
         if not data:
             return 0
         if self.local:
-            self._append(data)
+            self._append(data, durable)
             return len(data)
         if len(self.tail) >= PART:
             self.folder.write(_part(self.name, self.part + 1), data)
@@ -77,14 +79,15 @@ class Lines:
     def _path(self) -> Path:
         return Path(self.folder.path, self.name)
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes, durable: bool) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
                 if file.write(data) != len(data):
                     raise OSError(f"{self._path} could not be written; is the disk full?")
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             except OSError:
                 file.truncate(size)
                 raise

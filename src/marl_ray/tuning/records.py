@@ -216,9 +216,12 @@ class RecordsFile:
         """Let the next change write this trial too."""
         self.marked.add(record.number)
 
-    def save(self, *changed: TrialRecord) -> None:
-        """Write the sweep's fields, these trials and the marked ones. When it returns, the change is on the disk or in the
-        store. Raises OSError; then the next call writes this change too."""
+    def save(self, *changed: TrialRecord, durable: bool = False) -> None:
+        """Write the sweep's fields, these trials and the marked ones.
+
+        When it returns, the change survives the death of this process and, if `durable`, that of the machine. Raises
+        OSError; then the next call writes this change too.
+        """
         self.marked.update(record.number for record in changed)
         if self.lines is None or self.log_bytes > max(LEAST_LOG, self.snapshot_bytes):
             self.save_all()
@@ -229,7 +232,7 @@ class RecordsFile:
         trials = [_object({"number": str(number)} | part) for number, part in parts.items() if number is not None]
         line = _object(parts[None] | {"trials": f"[{', '.join(trials)}]"})
         try:
-            self.log_bytes += self.lines.append([line])
+            self.log_bytes += self.lines.append([line], durable)
         except OSError:
             self.records.changes -= 1
             raise

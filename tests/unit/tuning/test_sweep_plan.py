@@ -121,6 +121,24 @@ def test_asha_promotes_the_same_trials_in_whatever_order_they_arrive():
     assert len({tuple(record.steps for record in records.trials) for records in ends}) == 1
 
 
+def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
+    bench = Bench(config_of(40, **ASHA), by_lr)
+    asked, decide = [], bench.plan.scheduler.decide
+    bench.plan.scheduler.decide = lambda trials, more: asked.append(more) or decide(trials, more)  # type: ignore[method-assign]
+    running: list[TrialRecord] = []
+    while True:
+        suggested = [bench.plan.next() for _ in range(5)]  # Ray Tune asks again and again while it has room
+        running += [record for record in suggested if isinstance(record, TrialRecord)]
+        if not running:
+            break
+        record, until = running[0], bench.plan.until(running[0])
+        score = {"status": "waiting" if until else "finished", "objectives": [by_lr(running.pop(0).values, 1)]}
+        bench.plan.done(record.number, score, False, until)
+    assert bench.statuses().count("finished") == 5
+    legs = sum(record.legs for record in bench.records.trials)
+    assert len(asked) <= legs + 2
+
+
 def test_asha_without_a_known_number_of_trials_promotes_as_they_come():
     space = {"hyper.lr": {"loguniform": [0.001, 0.1]}}
     bench = Bench(config_of(space=space, search="random", budget={"steps": 6000}, **ASHA), by_lr).run()

@@ -154,7 +154,7 @@ def test_a_disk_that_was_full_costs_no_change(tmp_path: Path, monkeypatch: pytes
         patch.setattr("os.fsync", full)
         records.trials[0].steps = 5
         with pytest.raises(OSError, match="No space left"):
-            file.save(records.trials[0])
+            file.save(records.trials[0], durable=True)
     assert load_records(folder) == SweepRecords("s", {}, {}, changes=1, trials=[TrialRecord(0, {})])
     file.save()
     assert load_records(folder) == records and records.trials[0].steps == 5

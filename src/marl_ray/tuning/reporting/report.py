@@ -82,7 +82,10 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     best = [record for record in order if record.number in curves]
     colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED])}
     drawn = strokes({_name(r): (curves[r.number], [exploit["at"] for exploit in r.exploits]) for r in best})
-    results = [(_name(r), r.values, r.objectives[0] if r in order and r.objectives else None) for r in records.trials]
+    ordered = {record.number for record in order}
+    results = [
+        (_name(r), r.values, r.objectives[0] if r.number in ordered and r.objectives else None) for r in records.trials
+    ]
     scored = [(r.values, s[0]) for r in order if (s := signed(config.metric, r.objectives)) is not None]
     winner = None if records.winner is None else records.trials[records.winner]
     page = _pages().get_template("report.html")
@@ -229,7 +232,8 @@ def _trials(
     ends = {number: end_of(curve) for number, curve in curves.items()}
     places = spans(ends)
     front = _front(config, order)
-    unranked = [record for record in records.trials if record not in order]
+    ordered = {record.number for record in order}
+    unranked = [record for record in records.trials if record.number not in ordered]
     return [
         {
             "name": _name(record),
@@ -240,7 +244,7 @@ def _trials(
             "why": why(record, records),
             "best": record.number == records.winner,
             "front": record.number in front,
-            "scores": record.objectives if record in order else None,
+            "scores": record.objectives if record.number in ordered else None,
             "end": ends.get(record.number),
             "span": places.get(record.number),
             "costs": cost_cells(rows[record.number], config.seeds, budgets_of(record.configs)),

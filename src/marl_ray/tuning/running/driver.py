@@ -136,6 +136,10 @@ class _Sweep:
     def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords):
         self.config, self.folder, self.records = config, folder, records
         self.file = RecordsFile(folder, records)
+        self.needs: dict[str, TrialResources] = {}
+        """Resources of a config as JSON -> what a trial with them occupies."""
+        self.last: tuple[dict[str, Any], RunConfig] | None = None
+        """The last values whose run config was made, and that config."""
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
         self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
@@ -220,10 +224,18 @@ class _Sweep:
         return first
 
     def _need(self, values: Mapping[str, Any]) -> TrialResources:
-        return need_of(self.run_config(values, self.config.seeds[0]))
+        config = self._run_config(values)
+        key = config.resources.model_dump_json()
+        if key not in self.needs:  # each answer is several questions to the cluster
+            self.needs[key] = need_of(config)
+        return self.needs[key]
 
-    def run_config(self, values: Mapping[str, Any], seed: int) -> RunConfig:
-        return self.config.run_config(values, self.config.name, seed)
+    def _run_config(self, values: Mapping[str, Any]) -> RunConfig:
+        """The run config of these values with the first seed. Checking a config takes a millisecond, so the last one is
+        kept: a trial's is asked for several times in a row."""
+        if self.last is None or self.last[0] != values:
+            self.last = dict(values), self.config.run_config(values, self.config.name, self.config.seeds[0])
+        return self.last[1]
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raise MarlRayError if the cluster can never run this configuration."""
@@ -232,7 +244,7 @@ class _Sweep:
     def begin(self, record: TrialRecord) -> Leg:
         """Begin the record's next leg and return it."""
         leg = self.leg(record)
-        self.save(record)
+        self.save(record, durable=True)  # else another configuration could find the files of this one
         return leg
 
     def note_rows(self, leg: Leg, rows: list[dict[str, float]]) -> None:
@@ -258,9 +270,8 @@ class _Sweep:
         """The record's next leg, with a run config for each seed."""
         configs = []
         for seed in self.config.seeds:
-            config = self.run_config(record.values, seed)
-            name = f"{self.config.name}-{record.number:04d}-seed-{seed}"
-            configs.append(config.model_copy(update={"name": name}).given() | {"name": name})
+            own = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
+            configs.append(self._run_config(record.values).model_copy(update=own).given() | own)
         need = self._need(record.values)
         record.configs, record.cpus = configs, need.total["CPU"]
         record.gpus = need.total.get("GPU", 0.0)
@@ -309,14 +320,14 @@ class _Sweep:
                 print(f"{self.config.name}: {self.line(record)}", flush=True)
         self.progress.show()
 
-    def save(self, *changed: TrialRecord, all_records: bool = False) -> None:
-        """Save the records that have changed, or all. A full disk does not end the sweep: the next change writes what this
+    def save(self, *changed: TrialRecord, durable: bool = False, all_records: bool = False) -> None:
+        """Save the records that have changed, or all (see `RecordsFile`). A full disk does not end the sweep: the next change writes what this
         call could not."""
         try:
             if all_records:
                 self.file.save_all()
             else:
-                self.file.save(*changed)
+                self.file.save(*changed, durable=durable)
             self.unsaved = ""
         except OSError as error:
             if not self.unsaved:

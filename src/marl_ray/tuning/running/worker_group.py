@@ -1,9 +1,8 @@
 """A leg of a trial on a Ray Train worker group of its own.
 
 Rank 0 writes rows and the names of checkpoints to a file of messages in the trial's folder; the trial's process reads that
-file and writes the trial's own files. So no process stands between the two whose death would end the leg: workers that die go
-on after the last checkpoint that the messages name, and a trial's process that dies leaves its last checkpoint to its
-successor.
+file and writes the trial's own files. So no process stands between the two whose death would end the leg. Workers that die
+go on after the last checkpoint that the messages name; a trial's process that dies leaves its last checkpoint to the next.
 """
 
 import json
@@ -100,7 +99,7 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
 
 
 def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
-    """Take in the messages of rank 0 until the thread has ended. Raises OSError if the storage cannot be read, or written."""
+    """Take in the messages of rank 0 until the thread has ended; raises OSError if the storage cannot be read or written."""
     messages = LinesReader(writer.folder, f"{writer.place}/{MESSAGES}")
     read_at = time.monotonic()
     while True:
@@ -144,7 +143,7 @@ class _Messages:
             self.flush()
 
     def flush(self) -> None:
-        self.lines.append(self.waiting)
+        self.lines.append(self.waiting, durable=False)
         self.waiting, self.sent = [], time.monotonic()
 
 
