@@ -62,8 +62,8 @@ class Stopwatch:
 def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "random") -> dict[str, float]:
     """Milliseconds for each trial of a sweep of so many: in all, and in parts that other libraries do.
 
-    Ray is up, because the driver asks it for capacity. Tune, the processes of the trials and their training are left out: legs
-    are handed out and end in the order of their start, SLOTS at a time.
+    Ray is up, because the driver asks it for capacity. Tune, the processes of the trials and their training are left out:
+    legs are handed out and end in the order of their start, SLOTS at a time.
     """
     config = parse_config(
         SweepConfig,

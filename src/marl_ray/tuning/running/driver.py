@@ -321,8 +321,10 @@ class _Sweep:
         self.progress.show()
 
     def save(self, *changed: TrialRecord, durable: bool = False, all_records: bool = False) -> None:
-        """Save the records that have changed, or all (see `RecordsFile`). A full disk does not end the sweep: the next change writes what this
-        call could not."""
+        """Save the records that have changed, or all (see `RecordsFile`).
+
+        A full disk does not end the sweep: the next change writes what this call could not.
+        """
         try:
             if all_records:
                 self.file.save_all()
