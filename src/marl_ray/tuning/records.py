@@ -242,6 +242,7 @@ class RecordsFile:
     def save_all(self) -> None:
         """Write `sweep.json` with all records, a trial per line, and empty `sweep.jsonl`; raises OSError."""
         self.records.changes += 1
+        self.marked.update(record.number for record in self.records.trials)  # also what nobody has marked
         self.written |= self._fields()
         self.marked.clear()
         own = self.written[None]

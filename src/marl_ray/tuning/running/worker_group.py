@@ -48,7 +48,7 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
 
     # Other trials may occupy the workers' resources for longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
-    poll_often()
+    poll_often(configs[0].resources.workers)
     need = configs[0].resources
     name = f"{leg.sweep}-{leg.number:04d}"
     trainer = TorchTrainer(
