@@ -53,8 +53,8 @@ class SimulatedWorker:
 
 
 def look_times(workers: int) -> dict[str, float]:
-    """Microseconds of CPU and wall time of the driver for each worker at a look; the seconds between two looks; and the share
-    of one CPU that the looks take."""
+    """Microseconds of CPU and wall time of the driver for each worker at a look; seconds between two looks; and the share of
+    one CPU that the looks take."""
     actors = [Answering.remote() for _ in range(ANSWERING)]
     group = SimulatedGroup(workers, actors)
     cpu, wall = [], []

@@ -1,5 +1,7 @@
 """The seams to Ray that need no cluster."""
 
+import os
+
 import pytest
 
 from marl_ray import ray_seams
@@ -14,8 +16,8 @@ def test_looks_after_workers_are_rarer_the_more_there_are(monkeypatch: pytest.Mo
     intervals = []
     for workers in (1, 100, 500, 1000, 100_000):  # a process drives one group after another
         ray_seams.poll_often(workers)
-        intervals.append(ray_seams.os.environ[INTERVAL])
+        intervals.append(os.environ[INTERVAL])
     assert intervals == ["0.25", "0.25", "1.0", "2.0", "2.0"]
     monkeypatch.setenv(INTERVAL, "7")
     ray_seams.poll_often(1)
-    assert ray_seams.os.environ[INTERVAL] == "7"
+    assert os.environ[INTERVAL] == "7"
