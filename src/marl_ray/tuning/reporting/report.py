@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -263,17 +264,15 @@ def _trials(
 
 def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
     """Numbers of the trials that no other trial beats in all metrics; empty if there is one metric."""
-    if len(config.metric) == 1:
+    if len(config.metric) == 1 or not order:
         return set()
-    scores = {record.number: signed(config.metric, record.objectives) or [] for record in order}
-
-    def beaten(own_scores: list[float]) -> bool:
-        return any(
-            other != own_scores and all(a >= b for a, b in zip(other, own_scores, strict=True))
-            for other in scores.values()
-        )
-
-    return {number for number, own_scores in scores.items() if not beaten(own_scores)}
+    scores = np.array([signed(config.metric, record.objectives) for record in order]).reshape(len(order), -1)
+    front = set()
+    for record, own_scores in zip(order, scores, strict=True):
+        better = (scores >= own_scores).all(1) & (scores != own_scores).any(1)
+        if not better.any():
+            front.add(record.number)
+    return front
 
 
 def _matrix(
