@@ -18,7 +18,6 @@ from marl_ray.tuning.running.driver import _Sweep
 from marl_ray.tuning.running.ray_tune import Searcher
 from marl_ray.tuning.running.trial_files import Leg
 
-CLOCK = time.perf_counter
 SEEDS, SLOTS, TOTAL = 3, 64, 40_960
 REPORTS, METRICS = 4, 40
 """Reports of a leg, a row each, and metrics of a row."""
@@ -45,10 +44,11 @@ class NoTracker:
 
 
 class Stopwatch:
-    """Seconds spent in named functions."""
+    """Wall and CPU seconds spent in named functions."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.wall: dict[str, float] = defaultdict(float)
+        self.cpu: dict[str, float] = defaultdict(float)
         self.inside: set[str] = set()
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,12 +56,13 @@ class Stopwatch:
             if name in self.inside:
                 return function(*args, **keys)
             self.inside.add(name)
-            began = CLOCK()
+            began, used = time.perf_counter(), time.thread_time()
             try:
                 return function(*args, **keys)
             finally:
                 self.inside.remove(name)
-                self.seconds[name] += CLOCK() - began
+                self.wall[name] += time.perf_counter() - began
+                self.cpu[name] += time.thread_time() - used
 
         return timed
 
@@ -71,8 +72,8 @@ class Stopwatch:
 
 
 def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "random") -> dict[str, float]:
-    """Milliseconds of the driver's loop for each trial of a sweep of so many (`own`, of which `scheduler`, `save` and `legs`
-    are parts), of the search beside it, and of the report at the end.
+    """Milliseconds of CPU of the driver's loop for each trial of a sweep of so many (`own`, of which `scheduler`, `save` and
+    `legs` are parts; `wall` is its wall time), of the search beside it, and of the report at the end.
 
     Ray is up, because the driver asks it for capacity. Tune, MLflow, the processes of the trials and their training are left
     out: legs are handed out and end in the order of their start, SLOTS at a time.
@@ -101,16 +102,17 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
     clock.watch(sweep, "save", "save")
     sweep.plan.check, sweep.plan.changed = sweep.check, sweep.changed
     searcher = Searcher(sweep.plan, sweep.begin, sweep.leg_ended)
-    rng, running, started, seconds = np.random.default_rng(0), [], 0, 0.0
+    rng, running, started = np.random.default_rng(0), [], 0
+    clock.watch(searcher, "loop", "suggest", "on_trial_complete")
+    clock.watch(sweep, "loop", "note_rows")
+    clock.watch(sweep, "report", "close")
     while True:
-        began = CLOCK()
         while len(running) < SLOTS:
             suggested = searcher.suggest(str(started))
             if not isinstance(suggested, dict):
                 break
             running.append((str(started), Leg(**suggested["leg"])))
             started += 1
-        seconds += CLOCK() - began
         if not running:
             break
         trial_id, leg = running.pop(0)
@@ -120,16 +122,13 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
         ending |= {"steps": rows[-1]["steps"], "played": rows[-1]["played"]}
         result = json.dumps(ending)
         Lines(trial_folder(config.storage, config.name, leg.number), ROWS).append(map(json.dumps, rows))
-        began = CLOCK()
         for row in rows:
             sweep.note_rows(leg, json.loads(json.dumps([row])))
         searcher.on_trial_complete(trial_id, {"leg_result": result})
-        seconds += CLOCK() - began
     assert len(records.trials) == trials and all(record.state == "ended" for record in records.trials)
-    began = CLOCK()
     sweep.close()
-    parts = {part: clock.seconds[part] for part in ("search", "scheduler", "save", "legs")}
-    times = {"own": seconds - parts["search"], "end": CLOCK() - began} | parts
+    cpu = {part: clock.cpu[part] for part in ("search", "scheduler", "save", "legs", "report")}
+    times = cpu | {"own": clock.cpu["loop"] - clock.cpu["search"], "wall": clock.wall["loop"] - clock.wall["search"]}
     return {name: 1000 * value / trials for name, value in times.items()} | {"legs_run": started}
 
 
