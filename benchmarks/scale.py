@@ -94,7 +94,7 @@ def tables(result: dict[str, Any]) -> str:
         "",
         "## Policies of one team",
         "",
-        "Milliseconds for each policy (IPPO, an agent each, 64 x 64 networks), trained in one process on one thread.",
+        "Milliseconds of CPU for each policy (IPPO, an agent each, 64 x 64 networks), trained in one process on one thread.",
         "",
         "| policies | iteration | of it rollout | of it update | checkpoint | bytes of a checkpoint |",
         "|---|---|---|---|---|---|",
@@ -133,10 +133,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
         if "-" in kind:
             sweeps.plot(list(sizes), [row["search"] for row in sizes.values()], f"{colour}x--", label=f"{kind}, search")
     sweeps.axhline(GOAL_MS, color="0.6", linestyle=":", label="goal")
-    sweeps.set(xlabel="trials of a sweep", ylabel="ms for each trial", title="Driver of a sweep")
+    sweeps.set(xlabel="trials of a sweep", ylabel="ms of CPU for each trial", title="Driver of a sweep")
     for key, style in (("iteration", "C0o-"), ("update", "C1s-"), ("rollout", "C2^-"), ("checkpoint", "C3x--")):
         team.plot(list(map(int, result["team"])), [row[key] for row in result["team"].values()], style, label=key)
-    team.set(xlabel="policies of a team", ylabel="ms for each policy", title="One team, one process")
+    team.set(xlabel="policies of a team", ylabel="ms of CPU for each policy", title="One team, one process")
     for key, style, label in (("cpu", "C0o-", "CPU"), ("wall", "C1x--", "wall")):
         values = [row[key] for row in result["workers"].values()]
         workers.plot(list(map(int, result["workers"])), values, style, label=label)

@@ -54,7 +54,7 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
     trainer = TorchTrainer(
         worker,
         train_loop_config=asdict(leg) | {"place": writer.place, "start": writer.start, "foreign": writer.state.foreign},
-        torch_config=TorchConfig(backend="nccl" if leg.use_gpu else "gloo"),
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if leg.use_gpu else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=need.workers,
             use_gpu=leg.use_gpu,

@@ -33,16 +33,20 @@ class AshaScheduler:
         go: set[int] = set()
         size = len(trials) + (0 if more is None else more)
         for rung in self.rungs:
-            reached = [(-trial.scores[rung], number) for number, trial in trials.items() if rung in trial.scores]
-            places = len(reached) // self.config.reduction
+            count = sum(rung in trial.scores for trial in trials.values())
+            places = count // self.config.reduction
             if more is not None:
-                places = max(1, size // self.config.reduction) - (size - len(reached))
+                places = max(1, size // self.config.reduction) - (size - count)
                 size = max(1, size // self.config.reduction)
-            # The best first, the earlier first among equals. In a large sweep most decisions promote nobody.
-            best = (trials[number] for _, number in (sorted(reached)[:places] if places > 0 else ()))
-            go |= {trial.number for trial in best if trial.state == "waiting" and trial.at == rung}
+            # In a large sweep most decisions promote nobody, and need no order.
+            best = self._ranked(trials, rung)[:places] if places > 0 else []
+            promoted = (trials[number] for number in best)
+            go |= {trial.number for trial in promoted if trial.state == "waiting" and trial.at == rung}
         idle = not go and more == 0 and not any(trial.state == "running" for trial in trials.values())
-        stop = (
-            frozenset(number for number, trial in trials.items() if trial.state == "waiting") if idle else frozenset()
-        )
-        return TrialVerdicts(frozenset(go), stop)
+        waiting = (number for number, trial in trials.items() if trial.state == "waiting")
+        return TrialVerdicts(frozenset(go), frozenset(waiting if idle else ()))
+
+    def _ranked(self, trials: Mapping[int, TrialStanding], rung: int) -> list[int]:
+        """Trials that have reached the rung, best first, the earlier first among equals."""
+        scores = [(-trial.scores[rung], number) for number, trial in trials.items() if rung in trial.scores]
+        return [number for _, number in sorted(scores)]
