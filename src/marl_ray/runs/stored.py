@@ -140,6 +140,8 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
         if record is not None:
             record["config"]["train"]["total_steps"], record["identity"]
             return StoredRun(storage, name, filesystem, folder, record)
+        if filesystem.get_file_info(f"{folder}/{RECORDS}").type != fs.FileType.File:
+            return None
         records = read_records(Folder(storage, name))
         if records is not None:
             records["trials"], records["config"]
