@@ -12,9 +12,15 @@ from unittest.mock import patch
 
 from marl_ray.errors import MarlRayError
 
-POLL_S = 0.25
-"""Seconds between two looks of Ray Train after its workers. A look takes in at most one checkpoint of each, and workers that
-have another one wait, so Ray's own 2 s would be the pace of short iterations."""
+POLL_S, POLL_MOST_S = 0.25, 2.0
+"""Least and most seconds between two looks of Ray Train after its workers; the most is Ray's own value. A look shows that
+workers have ended or died."""
+POLL_WORKER_S = 0.002
+"""Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
+
+
+_poll_set: str | None = None
+"""The interval that this process has set, and may change for its next group."""
 
 
 def autoscaled_resources() -> dict[str, float]:
@@ -62,12 +68,20 @@ def answers(address: str, seconds: float) -> bool:
     return True
 
 
-def poll_often() -> None:
-    """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise.
+def poll_often(workers: int) -> None:
+    """Let the next TorchTrainer of this process look after its workers every `poll_interval`, unless the user sets another.
 
     No argument of Ray Train sets the interval; it reads this variable.
     """
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_S))
+    global _poll_set
+    variable = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+    if os.environ.get(variable) in (None, _poll_set):
+        os.environ[variable] = _poll_set = str(poll_interval(workers))
+
+
+def poll_interval(workers: int) -> float:
+    """Seconds between two looks after so many workers."""
+    return min(max(POLL_S, POLL_WORKER_S * workers), POLL_MOST_S)
 
 
 def without_datasets(trainer: Any) -> None:

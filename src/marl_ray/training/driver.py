@@ -143,7 +143,7 @@ def _train(
         workers = config.resources.workers
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
         sinks = open_sinks(config, tracker.run_id)
-        poll_often()
+        poll_often(workers)
         queue = metrics_queue(config.name)
         trainer: Any = TorchTrainer(
             worker,

@@ -1,9 +1,9 @@
 """Files of a sweep under its storage, local or remote: JSON and safetensors, never a pickle.
 
-NAME/sweep.json                       records of all trials, written by the sweep's driver
+NAME/sweep.json, NAME/sweep.jsonl     records of all trials, and their changes since, written by the sweep's driver
 NAME/report.html, NAME/winner.yaml    the report, and the winner's run config
 NAME/trials/0003/trial.json           what the trial has, written by its process; the driver writes while it waits
-NAME/trials/0003/rows.jsonl           metrics, a row per iteration
+NAME/trials/0003/rows.jsonl           metrics, a row per iteration, appended by the trial's process
 NAME/trials/0003/attempt-1/checkpoint-000010/   seed-0/, seed-1/, ...: a checkpoint of each seed
 NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
 """
@@ -85,14 +85,6 @@ class Folder:
 
     def write_json(self, name: str, data: Any) -> None:
         self.write(name, json.dumps(data, indent=1).encode())
-
-    def read_rows(self) -> list[dict[str, float]]:
-        if not self.exists("rows.jsonl"):
-            return []
-        return [json.loads(line) for line in self.read("rows.jsonl").splitlines()]
-
-    def write_rows(self, rows: list[dict[str, float]]) -> None:
-        self.write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def upload(self, local: Path, name: str) -> None:
         self.filesystem.create_dir(f"{self.path}/{name}")

@@ -22,16 +22,17 @@ from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.surroundings.interruption import answering
 from marl_ray.tuning.folder import Folder, absolute, trial_folder
+from marl_ray.tuning.lines import read_rows
 from marl_ray.tuning.records import (
     FAILED,
     REPORT,
+    RecordsFile,
     SweepRecords,
     TrialRecord,
     identity_of,
     load_records,
     middle_seed,
     ranked,
-    save_records,
     shown,
     why,
 )
@@ -40,7 +41,8 @@ from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
 from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.capacity import TrialResources, need_of, resources_of, slots
-from marl_ray.tuning.running.trials import Leg, named_trial, read_state, write_state
+from marl_ray.tuning.running.trial_files import Leg, read_state, write_state
+from marl_ray.tuning.running.trials import named_trial
 from marl_ray.tuning.search.plan import SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit
 from marl_ray.tuning.search.spaces import check_space
@@ -55,7 +57,7 @@ class SweepResult:
 
     name: str
     folder: str
-    """Folder or URI; its `sweep.json` holds all records."""
+    """Folder or URI; its `sweep.json` holds all records of a sweep that has ended."""
     records: SweepRecords
     report: str
     """Path or URI of `report.html`; empty if it could not be written."""
@@ -133,7 +135,11 @@ class _Sweep:
 
     def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords):
         self.config, self.folder, self.records = config, folder, records
-        self.needs: dict[int, TrialResources] = {}
+        self.file = RecordsFile(folder, records)
+        self.needs: dict[str, TrialResources] = {}
+        """Resources of a config as JSON -> what a trial with them occupies."""
+        self.last: tuple[dict[str, Any], RunConfig] | None = None
+        """The last values whose run config was made, and that config."""
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
         self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
@@ -218,10 +224,18 @@ class _Sweep:
         return first
 
     def _need(self, values: Mapping[str, Any]) -> TrialResources:
-        return need_of(self.run_config(values, self.config.seeds[0]))
+        config = self._run_config(values)
+        key = config.resources.model_dump_json()
+        if key not in self.needs:  # each answer is several questions to the cluster
+            self.needs[key] = need_of(config)
+        return self.needs[key]
 
-    def run_config(self, values: Mapping[str, Any], seed: int) -> RunConfig:
-        return self.config.run_config(values, self.config.name, seed)
+    def _run_config(self, values: Mapping[str, Any]) -> RunConfig:
+        """The run config of these values with the first seed. Checking a config takes a millisecond, so the last one is
+        kept: a trial's is asked for several times in a row."""
+        if self.last is None or self.last[0] != values:
+            self.last = dict(values), self.config.run_config(values, self.config.name, self.config.seeds[0])
+        return self.last[1]
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raise MarlRayError if the cluster can never run this configuration."""
@@ -230,7 +244,7 @@ class _Sweep:
     def begin(self, record: TrialRecord) -> Leg:
         """Begin the record's next leg and return it."""
         leg = self.leg(record)
-        self.save()
+        self.save(record, durable=True)  # else another configuration could find the files of this one
         return leg
 
     def note_rows(self, leg: Leg, rows: list[dict[str, float]]) -> None:
@@ -240,6 +254,7 @@ class _Sweep:
         names = [f"objective/{metric.name}" for metric in self.config.metric]
         if all(rows[-1].get(name) is not None for name in names):
             record.objectives = [rows[-1][name] for name in names]
+        self.file.mark(record)
         self.tracker.log(record, rows)
         self.events.log(leg.name, rows)
         self.progress.show()
@@ -255,9 +270,8 @@ class _Sweep:
         """The record's next leg, with a run config for each seed."""
         configs = []
         for seed in self.config.seeds:
-            config = self.run_config(record.values, seed)
-            name = f"{self.config.name}-{record.number:04d}-seed-{seed}"
-            configs.append(config.model_copy(update={"name": name}).given() | {"name": name})
+            own = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
+            configs.append(self._run_config(record.values).model_copy(update=own).given() | own)
         need = self._need(record.values)
         record.configs, record.cpus = configs, need.total["CPU"]
         record.gpus = need.total.get("GPU", 0.0)
@@ -297,18 +311,25 @@ class _Sweep:
             flush=True,
         )
 
-    def changed(self, ended: TrialRecord | None) -> None:
-        """Save and show the records after a change; `ended` is the trial that has just ended, if one has."""
-        self.save()
-        if ended is not None:
-            self.tracker.end(ended)
-            print(f"{self.config.name}: {self.line(ended)}", flush=True)
+    def changed(self, *records: TrialRecord) -> None:
+        """Save and show these records after a change."""
+        self.save(*records)
+        for record in records:
+            if record.state == "ended":
+                self.tracker.end(record)
+                print(f"{self.config.name}: {self.line(record)}", flush=True)
         self.progress.show()
 
-    def save(self) -> None:
-        """Save the records. A full disk does not end the sweep: the next change writes what this call could not."""
+    def save(self, *changed: TrialRecord, durable: bool = False, all_records: bool = False) -> None:
+        """Save the records that have changed, or all (see `RecordsFile`).
+
+        A full disk does not end the sweep: the next change writes what this call could not.
+        """
         try:
-            save_records(self.folder, self.records)
+            if all_records:
+                self.file.save_all()
+            else:
+                self.file.save(*changed, durable=durable)
             self.unsaved = ""
         except OSError as error:
             if not self.unsaved:
@@ -340,18 +361,18 @@ class _Sweep:
             winner = candidates[0]
             home = trial_folder(self.config.storage, self.config.name, winner.number)
             records.winner = winner.number
-            records.winner_seed = middle_seed(home.read_rows(), self.config.seeds, self.config.metric[0])
+            records.winner_seed = middle_seed(read_rows(home), self.config.seeds, self.config.metric[0])
             bundle = f"bundles/seed-{records.winner_seed}"
             if home.exists(bundle):
                 with home.local(bundle) as local:
                     assert local is not None
                     records.winner_model = self.tracker.register(winner, local)
-        self.save()
+        self.save(*candidates[:1])
 
     def close(self) -> None:
         """Save the records, write the report and end all tracking, however the sweep ended."""
         self.records.seconds = self.plan.seconds()
-        self.save()
+        self.save(all_records=True)
         try:
             self.report = write_report(self.folder, self.records)
             self.tracker.report(self.folder.read(REPORT))

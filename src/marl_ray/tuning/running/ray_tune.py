@@ -10,7 +10,7 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
 
 from marl_ray.tuning.records import TrialRecord
-from marl_ray.tuning.running.trials import Leg
+from marl_ray.tuning.running.trial_files import Leg
 from marl_ray.tuning.search.plan import ENDED, SweepPlan
 
 
