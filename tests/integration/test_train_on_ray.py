@@ -1,6 +1,7 @@
 """Training runs on a real Ray: tracking, registry, resume, death of a worker, and refusals by name."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -24,6 +25,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.metrics_file import MetricsFile, history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import kept, storage_of
 from marl_ray.training.run_folder.run_log import RunLog
@@ -226,6 +229,47 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
         assert time.monotonic() < deadline, "a worker is left"
         time.sleep(0.2)
+
+
+def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
+    whole, folder = config(f"storage={tmp_path}"), str(tmp_path / "toy")
+    with Lease(LocalFileSystem(), folder, "run 'toy'"):
+        with pytest.raises(
+            MarlRayError, match=rf"name: run 'toy' is owned by process {os.getpid()} of .* beat is \d s old"
+        ):
+            train(whole)
+        assert os.listdir(folder) == ["owner"] and not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(standing, "BEAT_S", 0.2)
+    monkeypatch.setattr(standing, "LOST_S", 0.0)
+    whole = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")
+    owner, ended = threading.Event(), threading.Event()
+
+    def take() -> None:
+        while "kept" not in kept(whole) and not ended.wait(0.1):
+            pass
+        with Lease(LocalFileSystem(), str(tmp_path / "taken"), "run 'taken'") as lease:
+            owner.set()
+            ended.wait(60)
+            assert lease.number == 2 and not lease.lost.is_set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(Disowned, match=f"run 'taken' is now owned by process {os.getpid()} of "):
+            train(whole)
+    finally:
+        ended.set()
+        thread.join(30)
+    assert owner.is_set()
+    record = json.loads((tmp_path / "taken" / "run.json").read_text())
+    client = Tracker(whole, record["mlflow_run_id"]).client
+    assert client.get_run(record["mlflow_run_id"]).info.status == "RUNNING"  # it is the other owner's
+    assert client.search_registered_models() == []
 
 
 def alive(ray_cluster: LocalRay) -> list[Any]:

@@ -25,6 +25,7 @@ from marl_ray.ray_seams import (
     without_own_interrupts,
 )
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
 from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
@@ -39,7 +40,6 @@ from marl_ray.training.run_folder.record import (
     write_record,
 )
 from marl_ray.training.run_folder.run_log import RunLog
-from marl_ray.training.run_folder.standing import Beating
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
@@ -97,18 +97,20 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     """Run to the end on the Ray that this process is connected to; a run that is finished is not run again. `console` holds
     the lines of what came before.
 
-    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it prints which checkpoint is kept, and raises.
+    Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
+    which checkpoint is kept, and raises.
     """
     before = finished(config)
     if before is not None:
         return before
     use_gpu = check_capacity(config)
-    record = record_of(config)
-    if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
-        record[ORIGIN] = source_of(config)
-    tracker = Tracker(config, record.get("mlflow_run_id"))
-    with console or RunLog(config) as log, contextlib.ExitStack() as standing:
-        return _train(config, record, tracker, use_gpu, log, standing)
+    filesystem, folder = filesystem_of(config)
+    with console or RunLog(config) as log, Lease(filesystem, folder, f"run {config.name!r}") as lease:
+        record = record_of(config)
+        if config.resume_from is not None and latest_checkpoint(filesystem, folder) is None:
+            record[ORIGIN] = source_of(config)
+        tracker = Tracker(config, record.get("mlflow_run_id"))
+        return _train(config, record, tracker, use_gpu, log, lease)
 
 
 def _train(
@@ -117,7 +119,7 @@ def _train(
     tracker: Tracker,
     use_gpu: bool,
     console: RunLog,
-    standing: contextlib.ExitStack,
+    lease: Lease,
 ) -> RunResult:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -138,7 +140,6 @@ def _train(
         record |= {"mlflow_run_id": tracker.run_id, **config_record(config)}
         pinned = pin_bundles(config, record)
         write_record(config, record)
-        standing.enter_context(Beating(filesystem, folder))
         console.open()
         workers = config.resources.workers
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
@@ -154,6 +155,7 @@ def _train(
                 "tracking_uri": tracker.uri,
                 "folder": os.getcwd(),
                 "origin": record.get(ORIGIN),
+                "lease": lease.number,
             },
             torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(
@@ -176,10 +178,12 @@ def _train(
             ),
         )
         without_own_interrupts(trainer, controllers.append)
+        lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
         log = MetricsLog(config, queue, tracker, MetricsFile(filesystem, folder), {"mlflow": tracker, **sinks}, console)
         result: Any = trainer.fit()
         log.close()
+        lease.check()
         if refused := (result.return_value or {}).get(REFUSED):
             raise MarlRayError(f"run {config.name!r} failed: {refused}")
         stopped = (result.return_value or {}).get(STOPPED)
@@ -197,6 +201,9 @@ def _train(
         where = traceback_of(config, failures_of(error))
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
+    except ray.exceptions.RayActorError:
+        lease.check()  # which ends the controller where the name is lost
+        raise
     except INTERRUPTS:
         status = "KILLED"
         for controller in controllers:  # the controller's workers end with it
@@ -211,7 +218,9 @@ def _train(
                 queue.shutdown(force=True)
             for name, sink in sinks.items():
                 _try(f"tracking.also: {name}", partial(sink.end, status), console)
-            if status != "KILLED":
+            if lease.lost.is_set():
+                pass  # MLflow's run is now the other owner's
+            elif status != "KILLED":
                 tracker.end(status)
             elif not within(LEAVE_S, lambda: tracker.end(status)):
                 console.say(f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
