@@ -30,6 +30,7 @@ from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.metrics_file import MetricsFile, history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import kept, storage_of
 from marl_ray.training.run_folder.run_log import RunLog
+from marl_ray.training.run_folder.standing import owner_file
 from marl_ray.training.tracking.metrics_log import MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.rows_to_driver import PHASE, STARTS_AFTER, metrics_queue
@@ -229,6 +230,59 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
         assert time.monotonic() < deadline, "a worker is left"
         time.sleep(0.2)
+
+
+def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "13")
+    monkeypatch.setattr(standing, "BEAT_S", 0.2)
+    more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
+    whole = config(f"storage={tmp_path}", "name=stopped", TWO, *more)
+    held = placement_group([{"CPU": 3}])
+    ray.get(held.ready(), timeout=60)
+    log = tmp_path / "stopped" / "run.log"
+
+    def until(text: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not (log.exists() and text in log.read_text()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+
+    problems: list[str] = []
+
+    def disturb() -> None:
+        try:
+            until("; the 1 nodes of the cluster have 1 CPU free")
+            remove_placement_group(held)
+            until("its workers are there, after")
+            while "kept iteration" not in kept(whole):
+                time.sleep(0.1)
+            stopped = next(actor.pid for actor in alive(ray_cluster) if actor.class_name == "stopped worker")
+            os.kill(stopped, signal.SIGSTOP)
+            until(" has not answered for 1")
+            until("its workers start again from the checkpoint of iteration ")
+        except AssertionError as error:
+            problems.append(str(error))
+        finally:
+            Path(owner_file(str(tmp_path / "stopped"), 2)).write_text("{}")  # another owner: so the run ends
+
+    thread = threading.Thread(target=disturb, daemon=True)
+    thread.start()
+    with pytest.raises(Disowned):
+        train(whole)
+    thread.join(60)
+    assert problems == []
+    lines = log.read_text()
+    assert re.search(
+        r"waiting for 2 workers of 1 CPU each, since [\d:]+ and at most until [\d :-]+; the 1 nodes", lines
+    )
+    silent = r"worker \d on node [\d.]+ has not answered for 1\d s; it counts as lost at [\d:]+, and all start again"
+    assert re.search(silent, lines)
+    assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*has been hanging for 1\d", lines)
 
 
 def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):

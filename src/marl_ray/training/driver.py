@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,9 +19,11 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import (
     failures_of,
+    give_up_silent_workers,
     named_workers,
     poll_often,
     unwrapped,
+    watched_workers,
     without_datasets,
     without_own_interrupts,
 )
@@ -42,6 +45,7 @@ from marl_ray.training.run_folder.record import (
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
@@ -105,12 +109,16 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         return before
     use_gpu = check_capacity(config)
     filesystem, folder = filesystem_of(config)
-    with console or RunLog(config) as log, Lease(filesystem, folder, f"run {config.name!r}") as lease:
+    with (
+        console or RunLog(config) as log,
+        Lease(filesystem, folder, f"run {config.name!r}") as lease,
+        spoken(log.say) as notes,
+    ):
         record = record_of(config)
         if config.resume_from is not None and latest_checkpoint(filesystem, folder) is None:
             record[ORIGIN] = source_of(config)
         tracker = Tracker(config, record.get("mlflow_run_id"))
-        return _train(config, record, tracker, use_gpu, log, lease)
+        return _train(config, record, tracker, use_gpu, log, lease, notes)
 
 
 def _train(
@@ -120,6 +128,7 @@ def _train(
     use_gpu: bool,
     console: RunLog,
     lease: Lease,
+    notes: Path,
 ) -> RunResult:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -145,6 +154,7 @@ def _train(
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
         sinks = open_sinks(config, tracker.run_id)
         poll_often()
+        give_up_silent_workers()
         queue = metrics_queue(config.name)
         trainer: Any = TorchTrainer(
             worker,
@@ -157,7 +167,9 @@ def _train(
                 "origin": record.get(ORIGIN),
                 "lease": lease.number,
             },
-            torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(exchange_s(config))
+            ),
             scaling_config=ScalingConfig(
                 num_workers=workers,
                 use_gpu=use_gpu,
@@ -174,6 +186,7 @@ def _train(
                     named_workers(config.name),
                     _linking_bundles(f"{storage_of(config)}/{config.name}"),
                     _sending_failures(queue),
+                    watched_workers(WorkerWatch(notes)),
                 ],
             ),
         )
@@ -321,6 +334,9 @@ def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], resu
 def cause(error: BaseException) -> str:
     """The first line of the error that a worker raised, without the wrappers around it."""
     failures = failures_of(error)
+    error = getattr(error, "controller_failure", error)
+    if isinstance(error, MarlRayError):
+        return str(error)
     return _first(failures) if failures else one_line(error)
 
 
