@@ -232,6 +232,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
     ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -256,7 +257,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
 
     def disturb() -> None:
         try:
-            until("; the 1 nodes of the cluster have 1 CPU free")
+            until("; the cluster has 1 CPU free on 1 node")
             remove_placement_group(held)
             until("its workers are there, after")
             while "kept iteration" not in kept(whole):
