@@ -8,11 +8,13 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
-from marl_ray.training.run_folder.record import work_in, write_traceback
+from marl_ray.training.run_folder.lease import Disowned, check_owned
+from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
+from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.tracking.rows_to_driver import PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS, Rows
 
 REFUSED = "refused"
-"""Key under which a worker returns the error message of an engine that would refuse again after every restart."""
+"""Key under which a worker returns the message of an error that would come again after every restart."""
 STOPPED = "stopped"
 """Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
@@ -36,7 +38,13 @@ def worker(payload: dict[Any, Any]) -> Any:
     def emit(metrics: dict[str, float]) -> None:
         rows.add(metrics | system.read())
 
+    def check_owner() -> None:
+        filesystem, path = filesystem_of(config)
+        check_owned(filesystem, path, payload["lease"], f"run {config.name!r}")
+
     def report(folder: Path, metrics: dict[str, float]) -> None:
+        if rank == 0:
+            check_owner()  # the driver may sleep while another owner's workers write to the same folder
         rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
@@ -45,6 +53,10 @@ def worker(payload: dict[Any, Any]) -> Any:
             rows.send({PHASE: text})
 
     config = RunConfig.model_validate(payload["config"])
+    try:
+        check_owner()
+    except Disowned as error:
+        return {REFUSED: str(error)}
     latest, origin = ray.train.get_checkpoint(), payload["origin"]
     if latest is not None:
         origin = None
@@ -71,10 +83,12 @@ def worker(payload: dict[Any, Any]) -> Any:
             return {STOPPED: str(error)}
         except EngineRefused as error:
             return {REFUSED: str(error)}
-        except Exception:
+        except Exception as error:
             text = traceback.format_exc()
             write_traceback(config, f"worker-{rank}", text)
             rows.add({PROBLEM: f"worker {rank}: {text}"})
+            if full := disk_full(error, storage_of(config)):
+                raise full from error
             raise
         finally:
             rows.flush()

@@ -5,7 +5,6 @@ A thread of its own writes them, because the files of a leg take ten millisecond
 
 import queue
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import one_line
+from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.tracking.other_sinks import EVENTS_S, TENSORBOARD, numbers
 from marl_ray.tuning.folder import Folder
 
@@ -32,7 +32,7 @@ class EventFiles:
     def __init__(self, folder: Folder, warn: Callable[[str], None]):
         self.folder, self.warn, self.warned = folder, warn, False
         local = isinstance(folder.filesystem, fs.LocalFileSystem)
-        self.scratch = None if local else Path(tempfile.mkdtemp(prefix="marl-ray-events-"))
+        self.scratch = None if local else new_temporary_folder("events")
         self.root = self.scratch or Path(folder.path, TENSORBOARD)
         self.writers: dict[str, Any] = {}
         self.uploaded: dict[str, float] = {}

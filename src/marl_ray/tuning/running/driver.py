@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.surroundings.interruption import answering
 from marl_ray.tuning.folder import Folder, absolute, trial_folder
 from marl_ray.tuning.lines import read_rows
@@ -82,15 +83,23 @@ def run_sweep(
     """Run, or continue, a sweep on the Ray that this process is connected to, or that `cluster` starts.
 
     `cluster` is not called if nothing is left to train. `retry` restarts failed and lost trials. Raises MarlRayError if
-    nothing can run at all; a trial that fails is noted in the records, and the others go on.
+    nothing can run at all, or another process owns the name; a trial that fails is noted in the records, and the others
+    go on.
     """
     folder = Folder(config.storage, config.name)
+    with Lease(folder.filesystem, folder.path, f"sweep {config.name!r}") as lease:
+        return _run(config, folder, lease, retry, cluster)
+
+
+def _run(
+    config: SweepConfig, folder: Folder, lease: Lease, retry: bool, cluster: Callable[[], AbstractContextManager[None]]
+) -> SweepResult:
     records = _claim(config, folder)
     if retry:
         for record in records.trials:
             if record.status in FAILED:
                 record.state, record.status, record.error = "running", "", ""
-    sweep = _Sweep(config, folder, records)
+    sweep = _Sweep(config, folder, records, lease)
     shield = ExitStack()
     try:
         shield.enter_context(answering(sweep.interrupted))
@@ -98,6 +107,7 @@ def run_sweep(
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
             with cluster(), answering(sweep.interrupted), sweep.progress:
                 sweep.run()
+        lease.check()
         sweep.finish()
     except Exception as error:
         records.status, records.error = "failed", named(error)
@@ -107,7 +117,8 @@ def run_sweep(
         raise
     finally:
         with shield:
-            sweep.close()
+            if not lease.lost.is_set():
+                sweep.close()
     return SweepResult(config.name, folder.uri, records, sweep.report)
 
 
@@ -133,8 +144,8 @@ def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
 class _Sweep:
     """The state of a sweep's driver while it runs."""
 
-    def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords):
-        self.config, self.folder, self.records = config, folder, records
+    def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords, lease: Lease):
+        self.config, self.folder, self.records, self.lease = config, folder, records, lease
         self.file = RecordsFile(folder, records)
         self.needs: dict[str, TrialResources] = {}
         """Resources of a config as JSON -> what a trial with them occupies."""
@@ -169,7 +180,7 @@ class _Sweep:
             logging.getLogger(name).setLevel(logging.ERROR)  # they warn about files that are never read
         before = {key: os.environ.get(key) for key in settings}
         os.environ.update(settings)
-        scratch = tempfile.mkdtemp(prefix="marl-ray-tune-")
+        scratch = new_temporary_folder("tune")
         try:
             tuner = ray.tune.Tuner(
                 ray.tune.with_resources(named_trial(self.config.name), resources_of),
@@ -183,10 +194,10 @@ class _Sweep:
                 ),
                 run_config=ray.tune.RunConfig(
                     name=self.config.name,
-                    storage_path=scratch,
+                    storage_path=str(scratch),
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
                     callbacks=[RowsCallback(self.note_rows)],
-                    stop=stopper(self.plan),
+                    stop=stopper(lambda: self.lease.lost.is_set() or bool(self.plan.over())),
                     verbose=0,
                 ),
             )
@@ -325,6 +336,8 @@ class _Sweep:
 
         A full disk does not end the sweep: the next change writes what this call could not.
         """
+        if self.lease.lost.is_set():
+            return  # they are another owner's now
         try:
             if all_records:
                 self.file.save_all()
