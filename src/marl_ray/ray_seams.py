@@ -119,15 +119,19 @@ class WorkerObserver(Protocol):
     def failed(self, errors: Mapping[int, BaseException]) -> None:
         """Note the errors with which workers have ended, by rank."""
 
+    def not_begun(self, error: BaseException) -> None:
+        """Note why workers could not be started."""
+
 
 def watched_workers(observer: WorkerObserver) -> Any:
     """A callback of Ray Train that tells `observer` of its workers.
 
     The public callback is called for reports and errors alone, not while workers are waited for or do not answer.
     """
-    from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+    from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
-    class WatchedWorkers(WorkerGroupCallback):
+    class WatchedWorkers(WorkerGroupCallback, ControllerCallback):
         group: Any = None
 
         def before_worker_group_start(self, worker_group_context: Any) -> None:
@@ -143,6 +147,11 @@ def watched_workers(observer: WorkerObserver) -> Any:
                 observer.failed(unwrapped(worker_group_status.errors))
             polls, now = self.group._world_rank_to_ongoing_poll, time.monotonic()
             observer.silent({rank: now - poll.start_time for rank, poll in polls.items()})
+
+        def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+            error = getattr(getattr(current_state, "training_failed_error", None), "controller_failure", None)
+            if isinstance(error, WorkerGroupStartupFailedError):
+                observer.not_begun(error.__cause__ or error)
 
     return WatchedWorkers()
 

@@ -1,5 +1,6 @@
 """Training runs on a real Ray: tracking, registry, resume, death of a worker, and refusals by name."""
 
+import contextlib
 import json
 import os
 import re
@@ -279,11 +280,37 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
     assert problems == []
     lines = log.read_text()
     assert re.search(
-        r"waiting for 2 workers of 1 CPU each, since [\d:]+ and at most until [\d :-]+; the 1 nodes", lines
+        r"waiting for 2 workers of 1 CPU each, since [\d:]+ and at most until [\d :-]+; the cluster has", lines
     )
     silent = r"worker \d on node [\d.]+ has not answered for 1\d s; it counts as lost at [\d:]+, and all start again"
     assert re.search(silent, lines)
     assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*has been hanging for 1\d", lines)
+
+
+def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay, tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], timeout=30).returncode:
+        pytest.skip("this user cannot mount a small disk")
+    more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
+    whole = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
+
+    def fill() -> None:
+        while "kept iteration" not in kept(whole):
+            time.sleep(0.1)
+        with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 12)):
+                pass
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(MarlRayError, match=r"run 'full' failed: .*No space left on device") as caught:
+            train(whole)
+        assert "\n" not in str(caught.value) and str(disk) in str(caught.value)
+    finally:
+        thread.join(60)
+        subprocess.run(["umount", "-l", disk], check=True, timeout=30)
 
 
 def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):

@@ -44,6 +44,7 @@ from marl_ray.training.run_folder.record import (
 )
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
+from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
@@ -214,6 +215,9 @@ def _train(
         where = traceback_of(config, failures_of(error))
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
+    except OSError as error:
+        full = disk_full(error, storage_of(config))
+        raise MarlRayError(f"run {config.name!r} failed: {full}") if full else error from error
     except ray.exceptions.RayActorError:
         lease.check()  # which ends the controller where the name is lost
         raise

@@ -9,7 +9,8 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.training.run_folder.lease import Disowned, check_owned
-from marl_ray.training.run_folder.record import filesystem_of, work_in, write_traceback
+from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
+from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.tracking.rows_to_driver import PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS, Rows
 
 REFUSED = "refused"
@@ -82,10 +83,12 @@ def worker(payload: dict[Any, Any]) -> Any:
             return {STOPPED: str(error)}
         except EngineRefused as error:
             return {REFUSED: str(error)}
-        except Exception:
+        except Exception as error:
             text = traceback.format_exc()
             write_traceback(config, f"worker-{rank}", text)
             rows.add({PROBLEM: f"worker {rank}: {text}"})
+            if full := disk_full(error, storage_of(config)):
+                raise full from error
             raise
         finally:
             rows.flush()

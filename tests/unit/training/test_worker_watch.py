@@ -1,5 +1,6 @@
 """What a run says while it waits for its workers; the cluster is this process's own small one in the tests of runs."""
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,8 @@ from toys.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.surroundings import worker_watch
-from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
+from marl_ray.training.surroundings.full_disk import DiskFull, disk_full
+from marl_ray.training.surroundings.worker_watch import STARTS, WorkerWatch, exchange_s, spoken
 
 
 @pytest.fixture
@@ -57,6 +59,29 @@ def test_a_wait_that_is_over_ends_the_run(cluster: None, tmp_path: Path):
     time.sleep(0.1)
     with pytest.raises(MarlRayError, match=r"gave up after 0 s: waiting for 1 worker of 8 CPU each, since"):
         watch.wanted(1, {"CPU": 8.0})
+
+
+def test_a_full_disk_and_workers_that_never_start_end_the_run(cluster: None, tmp_path: Path):
+    watch = WorkerWatch(tmp_path / "notes")
+    watch.failed({0: ConnectionError("lost"), 1: DiskFull("the disk of /data is full")})
+    with pytest.raises(MarlRayError, match="worker 1: the disk of /data is full"):
+        watch.wanted(2, {"CPU": 1.0})
+    watch = WorkerWatch(tmp_path / "notes")
+    for _ in range(STARTS):
+        watch.wanted(1, {"CPU": 1.0})
+        watch.not_begun(ImportError("no module named x"))
+    with pytest.raises(MarlRayError, match="its workers could not be started 5 times: ImportError: no module named x"):
+        watch.wanted(1, {"CPU": 1.0})
+
+
+def test_a_full_disk_is_known_by_number_by_words_and_by_what_it_caused():
+    by_number, by_words = OSError(errno.ENOSPC, "No space left on device"), RuntimeError("database or disk is full")
+    caused = ValueError("a checkpoint is not complete")
+    caused.__cause__ = by_number
+    for error in (by_number, by_words, caused):
+        full = disk_full(error, "/")
+        assert full is not None and "and the same command goes on when there is room" in str(full)
+    assert disk_full(ValueError("no"), "/") is None
 
 
 def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(tmp_path: Path):

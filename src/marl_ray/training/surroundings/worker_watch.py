@@ -15,12 +15,15 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named
 from marl_ray.ray_seams import alive_nodes, free_resources, lost_after
 from marl_ray.temporary_folders import temporary_folder
+from marl_ray.training.surroundings.full_disk import DiskFull
 
 SAY_S = (5.0, 60.0, 300.0)
 """Seconds of a wait after which it is said; then again every time the last of them has gone by."""
 SILENT_S = 10.0
 """Seconds without an answer of a worker after which that is said."""
 LOOK_S = 0.5
+STARTS = 5
+"""Number of times that workers may die while they start, one after the other, until the run fails."""
 WAIT_S = 6 * 3600.0
 """Most seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
 EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
@@ -51,12 +54,19 @@ class WorkerWatch:
         self.waits = 0
         """Number of waits so far."""
         self.silent_ranks: set[int] = set()
+        self.starts = 0
+        """Number of starts that have failed since workers ran."""
+        self.final = ""
+        """One line that says why the run will not go on; empty while it will."""
 
     def wanted(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that so many workers are to be started, for `each` of which these resources are needed.
 
-        Raises MarlRayError if they have been waited for since more than `wait_s` seconds.
+        Raises MarlRayError if they have been waited for since more than `wait_s` seconds, or could not be started STARTS
+        times, or if a disk is full.
         """
+        if self.final:
+            raise MarlRayError(self.final)
         if not self.since:
             self.since, self.waits = time.time(), self.waits + 1
             threading.Thread(target=self._say_again, args=(self.waits, workers, each), daemon=True).start()
@@ -67,7 +77,7 @@ class WorkerWatch:
         """Note that the workers run, on the nodes of these addresses by rank."""
         if self.since and time.time() - self.since > SAY_S[0]:
             self._note(f"its workers are there, after {time.time() - self.since:.0f} s")
-        self.since, self.nodes, self.causes = 0.0, dict(nodes), {}
+        self.since, self.nodes, self.causes, self.starts = 0.0, dict(nodes), {}, 0
         self.silent_ranks.clear()
 
     def silent(self, seconds: Mapping[int, float]) -> None:
@@ -86,6 +96,16 @@ class WorkerWatch:
     def failed(self, errors: Mapping[int, BaseException]) -> None:
         """Note why workers have ended."""
         self.causes |= {rank: named(error) for rank, error in errors.items()}
+        for rank, error in errors.items():
+            if isinstance(error, DiskFull):
+                self.final = f"worker {rank}: {error}"
+
+    def not_begun(self, error: BaseException) -> None:
+        """Note why workers could not be started."""
+        self.starts += 1
+        self._note(f"its workers could not be started ({self.starts} of {STARTS} times): {named(error)}")
+        if self.starts >= STARTS:
+            self.final = f"its workers could not be started {STARTS} times: {named(error)}"
 
     def _say_again(self, wait: int, workers: int, each: Mapping[str, float]) -> None:
         begin, pauses = time.monotonic(), list(SAY_S)
