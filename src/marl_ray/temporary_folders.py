@@ -27,9 +27,19 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 def new_temporary_folder(purpose: str) -> Path:
     """An empty folder under the system's temporary folder. Whoever makes it deletes it; if this process is killed, the next
     one that makes a folder does."""
-    root, own = tempfile.gettempdir(), os.getpid()
-    remove_leftovers(root)
-    return Path(tempfile.mkdtemp(prefix=f"marl-ray-{purpose}-{_machine()}-{own}-{_start_of(own)}-", dir=root))
+    remove_leftovers(tempfile.gettempdir())
+    return Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
+
+
+def object_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
+    """An empty folder that is deleted with the returned object."""
+    remove_leftovers(tempfile.gettempdir())
+    return tempfile.TemporaryDirectory(prefix=_prefix(purpose))
+
+
+def _prefix(purpose: str) -> str:
+    own = os.getpid()
+    return f"marl-ray-{purpose}-{_machine()}-{own}-{_start_of(own)}-"
 
 
 @cache

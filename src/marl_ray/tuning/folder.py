@@ -10,7 +10,6 @@ NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.temporary_folders import temporary_folder
 
 
 def absolute(storage: str) -> str:
@@ -121,9 +121,9 @@ class Folder:
         elif isinstance(self.filesystem, fs.LocalFileSystem):
             yield Path(self.path, name)
         else:
-            with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as temporary:
-                fs.copy_files(f"{self.path}/{name}", temporary, self.filesystem, fs.LocalFileSystem())
-                yield Path(temporary)
+            with temporary_folder("checkpoint") as temporary:
+                fs.copy_files(f"{self.path}/{name}", str(temporary), self.filesystem, fs.LocalFileSystem())
+                yield temporary
 
 
 def trial_folder(storage: str, sweep: str, number: int) -> Folder:

@@ -17,6 +17,7 @@ from marl_ray.config import NetworkConfig, tracking_uri
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
+from marl_ray.temporary_folders import temporary_folder
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -177,7 +178,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     uri = tracking_uri(uri)
     name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
-    with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
+    with temporary_folder("bundle") as temporary:
         with _of_registry(reference, uri):
             client = mlflow_client(uri)
             # The client of this registry resolves the version: `download_artifacts` would ask the registry of the whole

@@ -1,7 +1,6 @@
 """TensorBoard event files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run."""
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import one_line
+from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.tracking.other_sinks import EVENTS_S, TENSORBOARD, numbers
 from marl_ray.tuning.folder import Folder
 
@@ -24,7 +24,7 @@ class EventFiles:
     def __init__(self, folder: Folder, warn: Callable[[str], None]):
         self.folder, self.warn, self.warned = folder, warn, False
         local = isinstance(folder.filesystem, fs.LocalFileSystem)
-        self.scratch = None if local else Path(tempfile.mkdtemp(prefix="marl-ray-events-"))
+        self.scratch = None if local else new_temporary_folder("events")
         self.root = self.scratch or Path(folder.path, TENSORBOARD)
         self.writers: dict[str, Any] = {}
         self.uploaded: dict[str, float] = {}

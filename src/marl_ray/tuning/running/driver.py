@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.surroundings.interruption import answering
@@ -174,7 +174,7 @@ class _Sweep:
             logging.getLogger(name).setLevel(logging.ERROR)  # they warn about files that are never read
         before = {key: os.environ.get(key) for key in settings}
         os.environ.update(settings)
-        scratch = tempfile.mkdtemp(prefix="marl-ray-tune-")
+        scratch = new_temporary_folder("tune")
         try:
             tuner = ray.tune.Tuner(
                 ray.tune.with_resources(named_trial(self.config.name), resources_of),
@@ -188,7 +188,7 @@ class _Sweep:
                 ),
                 run_config=ray.tune.RunConfig(
                     name=self.config.name,
-                    storage_path=scratch,
+                    storage_path=str(scratch),
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
                     callbacks=[RowsCallback(self.note_rows)],
                     stop=stopper(lambda: self.lease.lost.is_set() or bool(self.plan.over())),
