@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,25 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
     assert [iteration_of(row) for row in read_metrics(LocalFileSystem(), str(storage / "toy"))] == list(range(9))
     assert load_bundle(second.bundle).digest == load_bundle(second.model, second.tracking_uri).digest
+
+
+def test_a_copied_run_goes_on_where_it_lies_now(died: tuple[RunConfig, RunResult], storage: Path, tmp_path: Path):
+    _, outcome = died
+    shutil.copytree(storage / "toy", tmp_path / "toy", symlinks=True)
+    before = {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
+    options = (TWO, FEW, fragile(storage / "died"), f"storage={tmp_path}", "tracking.progress=false")
+    steps = json.loads((tmp_path / "toy" / "run.json").read_text())["finished"]["total_steps"]
+    same = finished(config(*options, f"train.total_steps={steps}"))
+    assert same is not None and same.curve == tmp_path / "toy" / "return.png" and same.curve.exists()
+    assert same.bundle == f"{tmp_path}/toy/bundle" and load_bundle(same.bundle).manifest.lineage.run == "toy"
+    longer = config(*options, f"train.total_steps={steps + 32}")
+    check_run(longer)
+    result = train(longer)
+    assert result.metrics["steps"] == steps + 32 and result.run_id != outcome.run_id
+    rows = read_metrics(LocalFileSystem(), str(tmp_path / "toy"))
+    assert [iteration_of(row) for row in rows] == list(range(steps // 32 + 2))
+    assert load_bundle(result.bundle).digest == load_bundle(result.model, result.tracking_uri).digest
+    assert before == {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
 
 
 def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):

@@ -94,8 +94,11 @@ def finished(config: RunConfig) -> RunResult | None:
     ended = record_of(config).get(FINISHED)
     if ended is None or ended["total_steps"] < config.train.total_steps:
         return None
-    outcome = ended["outcome"]
-    return RunResult(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
+    outcome, (filesystem, folder) = ended["outcome"], filesystem_of(config)
+    # The folder may have been copied or moved since.
+    curve = None if outcome["curve"] is None else Path(folder, Path(outcome["curve"]).name)
+    bundle = linked_bundle(filesystem, folder) or outcome["bundle"]
+    return RunResult(**outcome | {"curve": curve, "bundle": bundle}, trained=False)
 
 
 def train(config: RunConfig, console: RunLog | None = None) -> RunResult:

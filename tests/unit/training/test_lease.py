@@ -20,6 +20,7 @@ from toys.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import exclusive_file, standing
+from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.record import check_folder
 from marl_ray.training.run_folder.standing import OWNER, newest, owner_file, read_standing
@@ -32,7 +33,7 @@ RUN = "run 'first'"
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple]:
     """A file system, and a run's folder in it."""
     if request.param == "s3":
-        with object_store() as uri:
+        with object_store(f"bucket-{time.time_ns()}") as uri:  # a server forgets nothing within its process
             filesystem, root = fs.FileSystem.from_uri(uri)
             yield filesystem, f"{root}/runs/first"
     else:
@@ -190,6 +191,17 @@ def test_a_process_that_was_killed_is_replaced_at_once(local: tuple):
         other.wait(10)
     with Lease(*local, RUN) as lease:
         assert lease.number == 2
+
+
+def test_the_link_of_a_copied_run_leads_to_its_own_bundle():
+    with object_store(f"bucket-{time.time_ns()}") as uri:  # a server forgets nothing within its process
+        filesystem, root = fs.FileSystem.from_uri(uri)
+        for name in ("runs", "copies"):
+            filesystem.create_dir(f"{root}/{name}/first/checkpoint_3/bundle")
+        link_bundle(filesystem, f"{root}/runs/first", "checkpoint_3", f"{uri}/runs/first")
+        assert linked_bundle(filesystem, f"{root}/runs/first") == f"{uri}/runs/first/checkpoint_3/bundle"
+        fs.copy_files(f"{root}/runs/first/bundle", f"{root}/copies/first/bundle", filesystem, filesystem)
+        assert linked_bundle(filesystem, f"{root}/copies/first") == f"{uri}/copies/first/checkpoint_3/bundle"
 
 
 def test_what_is_refused_leaves_nothing(place: tuple):

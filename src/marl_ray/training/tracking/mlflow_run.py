@@ -31,15 +31,26 @@ class Tracker:
     """One MLflow run. Every call names the run, so that nothing is global to the process."""
 
     def __init__(self, config: RunConfig, run_id: str | None = None, tags: Mapping[str, str] | None = None):
-        """Open the run `run_id`, or begin a run where it is None. Raises MarlRayError if the server does not answer."""
+        """Open the run `run_id`, or begin a run where it is None or the server does not know it, as after a copy of the
+        run's folder to other storage. Raises MarlRayError if the server does not answer."""
         self.config, self.tags = config, dict(tags or {})
         self.uri = uri_of(config)
         try:
             self.client = mlflow_client(self.uri)
-            self.run_id = run_id or self._begin()
-            self.client.get_run(self.run_id)
+            self.run_id = run_id if run_id and self._has(run_id) else self._begin()
         except Exception as error:  # errors of MLflow, SQLAlchemy and HTTP mean the same to the user
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
+
+    def _has(self, run_id: str) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+        return True
 
     def _begin(self) -> str:
         from mlflow.entities import Param
