@@ -184,7 +184,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
             # The client of this registry resolves the version: `download_artifacts` would ask the registry of the whole
             # process.
             source = client.get_model_version_download_uri(name, version)
-            path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=uri)
+            path = mlflow.artifacts.download_artifacts(source, dst_path=str(temporary), tracking_uri=uri)
         yield Path(path)
 
 
