@@ -221,9 +221,6 @@ def _train(
     except OSError as error:
         full = disk_full(error, storage_of(config))
         raise MarlRayError(f"run {config.name!r} failed: {full}") if full else error from error
-    except ray.exceptions.RayActorError:
-        lease.check()  # which ends the controller where the name is lost
-        raise
     except INTERRUPTS:
         status = "KILLED"
         for controller in controllers:  # the controller's workers end with it

@@ -35,7 +35,8 @@ class Disowned(MarlRayError):
 
 
 class Lease:
-    """Owns a folder while a block runs. Entering raises MarlRayError if another process owns it.
+    """Owns a folder while a block runs. Entering raises MarlRayError if another process owns it; an error of the block
+    becomes Disowned if another process has taken it.
 
     `whose` names it in messages: `run 'first'`.
     """
@@ -64,6 +65,8 @@ class Lease:
     ) -> None:
         self.done.set()
         self.thread.join(standing.BEAT_S)
+        if self.lost.is_set() and isinstance(error, Exception):
+            self.check()  # what failed since has failed by the loss
         with contextlib.suppress(OSError):  # a run has ended as it has, also where its state cannot be written
             if newest(self.filesystem, self.folder) != self.number:
                 return
