@@ -307,6 +307,20 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
     assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*has been hanging for 1\d", lines)
 
 
+@pytest.mark.slow
+def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_restart(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "5")
+    stalling = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path}/x", "at": 35, "stall": 40}}}}'
+    whole = config(TWO, FEW, stalling, f"storage={tmp_path}", "name=stalls", "tracking.progress=false")
+    assert train(whole).metrics["steps"] == 192
+    lines = (tmp_path / "stalls" / "run.log").read_text()
+    assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*[Tt]imed? ?out", lines), lines
+    rows = read_metrics(LocalFileSystem(), str(tmp_path / "stalls"))
+    assert [iteration_of(row) for row in rows] == list(range(7))
+
+
 def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
