@@ -48,7 +48,7 @@ class Standing:
 
     def is_gone(self) -> bool:
         """True if its process was on this machine and is there no more."""
-        return self.machine == this_machine() and not (psutil.pid_exists(self.pid) and began(self.pid) == self.began)
+        return self.machine == this_machine() and began(self.pid) != self.began
 
     @property
     def place(self) -> str:
@@ -113,8 +113,9 @@ def own_address() -> str:
 
 
 def began(pid: int) -> float:
-    """Time at which a process of this machine began; 0 if there is none."""
+    """Time at which a process of this machine began; 0 if there is none, or it has ended and nobody has taken note."""
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
     except psutil.Error:
         return 0.0
