@@ -96,7 +96,9 @@ def finished(config: RunConfig) -> RunResult | None:
         return None
     outcome, (filesystem, folder) = ended["outcome"], filesystem_of(config)
     # The folder may have been copied or moved since.
-    curve = None if outcome["curve"] is None else Path(folder, Path(outcome["curve"]).name)
+    curve = None if outcome["curve"] is None else Path(outcome["curve"])
+    if curve is not None and Path(folder, curve.name).exists():
+        curve = Path(folder, curve.name)
     bundle = linked_bundle(filesystem, folder) or outcome["bundle"]
     return RunResult(**outcome | {"curve": curve, "bundle": bundle}, trained=False)
 
