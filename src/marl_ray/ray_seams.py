@@ -19,14 +19,14 @@ workers have ended or died."""
 POLL_WORKER_S = 0.002
 """Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
 
-
-_poll_set: str | None = None
-"""The interval that this process has set, and may change for its next group."""
 SILENCE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 """Ray Train's variable for the time after which a worker that does not answer counts as lost."""
 LOST_S = 60.0
 """Seconds without an answer after which a worker counts as lost. It answers from a thread of its own, however long an update
 takes."""
+
+_poll_set: str | None = None
+"""The interval that this process has set, and may change for its next group."""
 
 
 def autoscaled_resources() -> dict[str, float]:
