@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -18,18 +19,22 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import (
     failures_of,
+    give_up_silent_workers,
     named_workers,
     poll_often,
     unwrapped,
+    watched_workers,
     without_datasets,
     without_own_interrupts,
 )
 from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.deliveries import FINISHED as ALL_TAKEN
+from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
@@ -44,9 +49,10 @@ from marl_ray.training.run_folder.record import (
     write_record,
 )
 from marl_ray.training.run_folder.run_log import RunLog
-from marl_ray.training.run_folder.standing import Beating
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
+from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import open_sinks
@@ -93,8 +99,13 @@ def finished(config: RunConfig) -> RunResult | None:
     ended = record_of(config).get(FINISHED)
     if ended is None or ended["total_steps"] < config.train.total_steps:
         return None
-    outcome = ended["outcome"]
-    return RunResult(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
+    outcome, (filesystem, folder) = ended["outcome"], filesystem_of(config)
+    # The folder may have been copied or moved since.
+    curve = None if outcome["curve"] is None else Path(outcome["curve"])
+    if curve is not None and Path(folder, curve.name).exists():
+        curve = Path(folder, curve.name)
+    bundle = linked_bundle(filesystem, folder) or outcome["bundle"]
+    return RunResult(**outcome | {"curve": curve, "bundle": bundle}, trained=False)
 
 
 def delivered(config: RunConfig, result: RunResult) -> RunResult:
@@ -107,7 +118,7 @@ def delivered(config: RunConfig, result: RunResult) -> RunResult:
         return result
     if not names:
         return result
-    with RunLog(config) as console:
+    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}"):
         console.open()
         console.phase(f"delivering the rest to {', '.join(names)}")
         record = record_of(config)
@@ -117,11 +128,16 @@ def delivered(config: RunConfig, result: RunResult) -> RunResult:
 
 def _closed(config: RunConfig, record: dict[str, Any], result: RunResult, deliveries: Deliveries) -> RunResult:
     """Close the sinks of a finished run, and note its bundle's name in the registry."""
-    bundle = BestBundle(linked_bundle(*filesystem_of(config)) or result.bundle, record[FINISHED].get("score"))
+    filesystem, folder = filesystem_of(config)
+    bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED].get("score"))
     model = deliveries.close(ALL_TAKEN, bundle, model=result.model)
-    if model != result.model:
-        result = replace(result, model=model)
-        record[FINISHED]["outcome"]["model"] = model
+    run_id = (
+        read_mark(filesystem, folder, MLFLOW).run_id or result.run_id
+    )  # another one if MLflow did not know the first
+    if (model, run_id) != (result.model, result.run_id):
+        result = replace(result, model=model, run_id=run_id)
+        record[FINISHED]["outcome"] |= {"model": model, "run_id": run_id}
+        record["mlflow_run_id"] = run_id
         write_record(config, record)
     return result
 
@@ -130,21 +146,28 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     """Run to the end on the Ray that this process is connected to. A run that is finished is not run again, but what its
     sinks have not got is delivered. `console` holds the lines of what came before.
 
-    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it prints which checkpoint is kept, and raises.
+    Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
+    which checkpoint is kept, and raises.
     """
     before = finished(config)
     if before is not None:
         return delivered(config, before)
     use_gpu = check_capacity(config)
-    record = record_of(config)
-    resumes = latest_checkpoint(*filesystem_of(config)) is not None
-    if config.resume_from is not None and not resumes:
-        record[ORIGIN] = source_of(config)
-    # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
-    run_id = record.get("mlflow_run_id")
-    opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, *filesystem_of(config))}
-    with console or RunLog(config) as log, contextlib.ExitStack() as standing:
-        return _train(config, record, opened, use_gpu, log, standing)
+    filesystem, folder = filesystem_of(config)
+    with (
+        console or RunLog(config) as log,
+        Lease(filesystem, folder, f"run {config.name!r}") as lease,
+        spoken(log.say) as notes,
+    ):
+        record = record_of(config)
+        resumes = latest_checkpoint(filesystem, folder) is not None
+        if config.resume_from is not None and not resumes:
+            record[ORIGIN] = source_of(config)
+        # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
+        run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
+        record["mlflow_run_id"] = run_id
+        opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
+        return _train(config, record, opened, use_gpu, log, lease, notes)
 
 
 def _train(
@@ -153,7 +176,8 @@ def _train(
     opened: dict[str, Any],
     use_gpu: bool,
     console: RunLog,
-    standing: contextlib.ExitStack,
+    lease: Lease,
+    notes: Path,
 ) -> RunResult:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -175,13 +199,13 @@ def _train(
         record |= config_record(config)
         pinned = pin_bundles(config, record)
         write_record(config, record)
-        standing.enter_context(Beating(filesystem, folder))
         console.open()
         workers = config.resources.workers
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
         if opened:
             opened |= open_sinks(config, run_id)
-        poll_often()
+        poll_often(workers)
+        give_up_silent_workers()
         trainer: Any = TorchTrainer(
             worker,
             train_loop_config={
@@ -190,8 +214,11 @@ def _train(
                 "tracking_uri": uri_of(config),
                 "folder": os.getcwd(),
                 "origin": record.get(ORIGIN),
+                "lease": lease.number,
             },
-            torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(exchange_s(config))
+            ),
             scaling_config=ScalingConfig(
                 num_workers=workers,
                 use_gpu=use_gpu,
@@ -208,15 +235,18 @@ def _train(
                     named_workers(config.name),
                     _linking_bundles(f"{storage_of(config)}/{config.name}"),
                     _noting_failures(filesystem, folder),
+                    watched_workers(WorkerWatch(notes)),
                 ],
             ),
         )
         without_own_interrupts(trainer, controllers.append)
+        lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
         deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
         follower.close()
+        lease.check()
         if refused := (result.return_value or {}).get(REFUSED):
             raise MarlRayError(f"run {config.name!r} failed: {refused}")
         stopped = (result.return_value or {}).get(STOPPED)
@@ -236,6 +266,9 @@ def _train(
         where = traceback_of(config, failures_of(error))
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
+    except OSError as error:
+        full = disk_full(error, storage_of(config))
+        raise MarlRayError(f"run {config.name!r} failed: {full}") if full else error from error
     except INTERRUPTS:
         status = "KILLED"
         for controller in controllers:  # the controller's workers end with it
@@ -245,10 +278,13 @@ def _train(
         with shield:
             if follower is not None:
                 follower.close()
-            if deliveries is not None and status != "FINISHED":
-                deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
-            if deliveries is None and opened:
+            if lease.lost.is_set():
+                if deliveries is not None:
+                    deliveries.leave()  # the sinks are now the other owner's
+            elif deliveries is None and opened:
                 within(LEAVE_S, lambda: opened[MLFLOW].end(status))
+            elif deliveries is not None and status != "FINISHED":
+                deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
 
 
 def _linking_bundles(uri: str) -> Any:
@@ -322,6 +358,9 @@ def _finish(config: RunConfig, run_id: str, result: Any) -> tuple[RunResult, flo
 def cause(error: BaseException) -> str:
     """The first line of the error that a worker raised, without the wrappers around it."""
     failures = failures_of(error)
+    error = getattr(error, "controller_failure", error)
+    if isinstance(error, MarlRayError):
+        return str(error)
     return _first(failures) if failures else one_line(error)
 
 

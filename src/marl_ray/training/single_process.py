@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from marl_ray.config import RunConfig
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.loop import Metrics, run_worker
 from marl_ray.training.run_folder.origin import source_of
 
@@ -25,7 +25,7 @@ def process_group() -> Iterator[None]:
         yield
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory(prefix="marl-ray-group-") as folder:
+    with temporary_folder("group") as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
             yield

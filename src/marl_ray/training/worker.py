@@ -9,10 +9,12 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.training.journal.writer import Journal
-from marl_ray.training.run_folder.record import filesystem_of, work_in, write_traceback
+from marl_ray.training.run_folder.lease import Disowned, check_owned
+from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
+from marl_ray.training.surroundings.full_disk import disk_full
 
 REFUSED = "refused"
-"""Key under which a worker returns the error message of an engine that would refuse again after every restart."""
+"""Key under which a worker returns the message of an error that would come again after every restart."""
 STOPPED = "stopped"
 """Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
@@ -32,15 +34,26 @@ def worker(payload: dict[Any, Any]) -> Any:
     work_in(payload["folder"])
     config = RunConfig.model_validate(payload["config"])
     rank = ray.train.get_context().get_world_rank()
-    journal, system = Journal(*filesystem_of(config), rank), MachineReadings()
+    system = MachineReadings()
 
     def emit(metrics: dict[str, float]) -> None:
         journal.row(metrics | system.read())
 
+    def check_owner() -> None:
+        filesystem, path = filesystem_of(config)
+        check_owned(filesystem, path, payload["lease"], f"run {config.name!r}")
+
     def report(folder: Path, metrics: dict[str, float]) -> None:
+        if rank == 0:
+            check_owner()  # the driver may sleep while another owner's workers write to the same folder
         journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
+    try:
+        check_owner()
+    except Disowned as error:
+        return {REFUSED: str(error)}
+    journal = Journal(*filesystem_of(config), rank)
     latest, origin = ray.train.get_checkpoint(), payload["origin"]
     if latest is not None:
         origin = None
@@ -66,8 +79,10 @@ def worker(payload: dict[Any, Any]) -> Any:
             return {STOPPED: str(error)}
         except EngineRefused as error:
             return {REFUSED: str(error)}
-        except Exception:
+        except Exception as error:
             write_traceback(config, f"worker-{rank}", traceback.format_exc())
+            if full := disk_full(error, storage_of(config)):
+                raise full from error
             raise
         finally:
             with contextlib.suppress(OSError):  # rows after the last checkpoint are played again

@@ -193,5 +193,6 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
         "tracking_uri": "",
         "folder": folder,
         "origin": None,
+        "lease": 1,
     }
     assert worker(payload) == (theirs if known else rays)

@@ -42,6 +42,8 @@ class Mark:
     rows: int = 0
     """The first rows of `metrics.jsonl`, this many. A row that a restart removes is written again in the same place, with
     the same metrics, and is not given again."""
+    run_id: str = ""
+    """The run in the sink, where the sink says which: an MLflow that does not know it begins another, without rows."""
     ended: str = ""
     """The status with which the sink was closed after it had got all there was; empty while a run goes on."""
 
@@ -77,7 +79,8 @@ class Delivery:
         self.name, self.make, self.say, self.sink = name, make, say, opened
         self.filesystem, self.folder = filesystem, folder
         self.tail = Tail(filesystem, f"{folder}/{file}")
-        self.mark = Mark(read_mark(filesystem, folder, name).rows)
+        mark = read_mark(filesystem, folder, name)
+        self.mark = Mark(mark.rows, mark.run_id)
         self.known = False
         """True while the mark says exactly what the sink has."""
         self.problem, self.failures = "", 0
@@ -126,6 +129,10 @@ class Delivery:
         if self.sink is None:
             self.sink = self.make()
         if not self.known:
+            run_id = getattr(self.sink, "run_id", "")
+            if run_id != self.mark.run_id:
+                self.mark = Mark(0 if self.mark.run_id else self.mark.rows, run_id)
+                self._store()
             self._ask()
         ends = self.ends.is_set()  # before reading, so that the last rows are not missed
         lines = self.tail.read(self.mark.rows, MOST_ROWS)

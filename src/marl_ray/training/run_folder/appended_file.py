@@ -5,6 +5,7 @@ named by the number of its first line, and only the last part is ever written ag
 """
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -92,12 +93,12 @@ class _OneFile:
             if self.left_at not in (None, (number, size)):
                 raise _changed(self.path)
             try:
-                written = stream.write(data)
-            except OSError:
-                written = 0
+                written, cause = stream.write(data), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                written, cause = 0, error
             if written != len(data):
                 stream.truncate(size)
-                raise OSError(f"{self.path} could not be written; is the disk full?")
+                raise OSError(f"{self.path} could not be written; is the disk full?") from cause
             self.left_at = number, size + written
 
     def keep_while(self, wanted: Callable[[str], bool]) -> int:

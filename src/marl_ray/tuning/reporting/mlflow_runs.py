@@ -153,6 +153,10 @@ class _SweepRuns:
     def parent(self) -> Tracker:
         return self.open()._parent  # type: ignore[return-value]
 
+    @property
+    def run_id(self) -> str:
+        return self.parent.run_id
+
     def open(self) -> "_SweepRuns":
         """Open the parent run if it is not open; raises MarlRayError if the server does not answer."""
         if self._parent is None:
