@@ -11,6 +11,7 @@ import numpy as np
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.lines import ROWS, Lines
 from marl_ray.tuning.records import SweepRecords, identity_of
@@ -92,7 +93,9 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
         },
     )
     records = SweepRecords(config.name, config.resolved(), identity_of(config))
-    sweep = _Sweep(config, Folder(config.storage, config.name), records)
+    folder = Folder(config.storage, config.name)
+    lease = Lease(folder.filesystem, folder.path, f"sweep {config.name!r}")  # it is not taken: nobody else is there
+    sweep = _Sweep(config, folder, records, lease)
     clock = Stopwatch()
     sweep.tracker.close("finished")
     sweep.tracker = NoTracker(sweep.tracker.parent.uri)  # type: ignore[assignment]

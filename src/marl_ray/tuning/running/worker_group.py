@@ -19,7 +19,13 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.ray_seams import named_workers, poll_often, without_datasets, without_own_interrupts
+from marl_ray.ray_seams import (
+    give_up_silent_workers,
+    named_workers,
+    poll_often,
+    without_datasets,
+    without_own_interrupts,
+)
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.lines import Lines, LinesReader, read_lines
@@ -49,6 +55,7 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
     # Other trials may occupy the workers' resources for longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
     poll_often(configs[0].resources.workers)
+    give_up_silent_workers()
     need = configs[0].resources
     name = f"{leg.sweep}-{leg.number:04d}"
     trainer = TorchTrainer(
