@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,10 @@ from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder import standing
 from marl_ray.training.run_folder.lease import Disowned, Lease
-from marl_ray.training.run_folder.metrics_file import MetricsFile, history_of, iteration_of, read_metrics
+from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import kept, storage_of
-from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.run_folder.standing import owner_file
-from marl_ray.training.tracking.metrics_log import MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
-from marl_ray.training.tracking.rows_to_driver import PHASE, STARTS_AFTER, metrics_queue
 
 TWO = "resources.workers=2"
 FEW = "evaluation.episodes=2"
@@ -226,7 +222,6 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.1)
         actors = alive(ray_cluster)
-        assert "broken-off metrics" in {actor.name for actor in actors}
         assert "broken-off worker" in {actor.class_name for actor in actors}
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
@@ -392,34 +387,3 @@ def alive(ray_cluster: LocalRay) -> list[Any]:
     from ray.util.state import list_actors
 
     return list_actors(ray_cluster.dashboard_url, filters=[("state", "=", "ALIVE")], detail=True)
-
-
-def test_a_tracker_that_does_not_answer_delays_neither_the_file_of_metrics_nor_the_end(
-    ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    class Silent:
-        """A tracker whose server answers nobody."""
-
-        def __init__(self) -> None:
-            self.answers = threading.Event()
-
-        def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-            self.answers.wait(60)
-
-        def end(self, status: str) -> None: ...
-
-    run, silent, queue = config(f"storage={tmp_path}", "tracking.progress=false"), Silent(), metrics_queue("toy")
-    (tmp_path / "toy").mkdir()
-    file = MetricsFile(LocalFileSystem(), str(tmp_path / "toy"))
-    log = MetricsLog(run, queue, Tracker(run), file, {"silent": silent}, RunLog(run))
-    rows = [{STARTS_AFTER: None}, {PHASE: "training"}, *({"iteration": k, "steps": 32 * k} for k in range(3))]
-    for row in rows:
-        queue.put(row)
-    deadline = time.monotonic() + 30
-    while [row["iteration"] for row in read_metrics(LocalFileSystem(), str(tmp_path / "toy"))] != [0, 1, 2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    log.close(0.2)
-    silent.answers.set()
-    queue.shutdown(force=True)
-    assert "iterations are not in silent: it did not take them within 0.2 s" in capsys.readouterr().err

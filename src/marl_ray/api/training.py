@@ -31,7 +31,7 @@ def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
 def train_here(run: RunConfig) -> "RunResult":
     """Check a run before any cluster starts, and train it to its end. Raises MarlRayError."""
     from marl_ray.ray_seams import cpus_here
-    from marl_ray.training.driver import finished, say_kept
+    from marl_ray.training.driver import delivered, finished, say_kept
     from marl_ray.training.driver import train as train_on_ray
     from marl_ray.training.run_checks import check_run
     from marl_ray.training.run_folder.run_log import RunLog
@@ -40,7 +40,7 @@ def train_here(run: RunConfig) -> "RunResult":
 
     before = finished(run)
     if before is not None:
-        return before
+        return delivered(run, before)
     cluster = cluster_of_call()
     if cluster is None:
         check_cpus(run, cpus_here())
@@ -72,7 +72,7 @@ class TrainedRun:
 
     @property
     def model(self) -> str:
-        """The best bundle in MLflow's registry: `models:/NAME/VERSION`."""
+        """The best bundle in MLflow's registry: `models:/NAME/VERSION`; empty while MLflow has not registered it."""
         return self.result.model
 
     @property
@@ -112,7 +112,8 @@ class TrainedRun:
 
     def __str__(self) -> str:
         score = "no score" if self.score is None else f"score {self.score:.3f}"
-        return "\n".join([f"{self.name}: {score}, {self.model}", *(f"  {line}" for line in self.result.summary)])
+        model = self.model or "not registered yet"
+        return "\n".join([f"{self.name}: {score}, {model}", *(f"  {line}" for line in self.result.summary)])
 
     def _repr_png_(self) -> bytes | None:
         return self.picture.read_bytes() if self.picture is not None and self.picture.is_file() else None

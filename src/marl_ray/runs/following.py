@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredRun
+from marl_ray.training.run_folder.appended_file import content_of
 from marl_ray.training.run_folder.run_log import LOG
 
 POLL_S = 0.5
@@ -20,8 +21,8 @@ def log_lines(run: StoredRun, follow: bool = False) -> Iterator[str]:
     shown = 0
     while True:
         alive = _is_alive(run)  # before reading, so that the last lines are not missed
-        with run.filesystem.open_input_stream(f"{run.folder}/{LOG}") as stream:
-            lines = stream.read().decode(errors="replace").split("\n")[:-1]
+        content = content_of(run.filesystem, f"{run.folder}/{LOG}") or b""
+        lines = content.decode(errors="replace").split("\n")[:-1]
         yield from lines[shown:]
         shown = len(lines)
         if not (follow and alive):

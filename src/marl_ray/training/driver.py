@@ -7,8 +7,8 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,15 @@ from marl_ray.ray_seams import (
     without_datasets,
     without_own_interrupts,
 )
+from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.deliveries import FINISHED as ALL_TAKEN
+from marl_ray.training.journal.delivery import read_mark
+from marl_ray.training.journal.follower import Follower
+from marl_ray.training.journal.mlflow_sink import MlflowSink
+from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
+from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
     config_record,
@@ -48,10 +54,8 @@ from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
 from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
-from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
-from marl_ray.training.tracking.mlflow_run import Tracker
-from marl_ray.training.tracking.other_sinks import Sink, open_sinks
-from marl_ray.training.tracking.rows_to_driver import FAILURE, metrics_queue
+from marl_ray.training.tracking.mlflow_run import uri_of
+from marl_ray.training.tracking.other_sinks import open_sinks
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 from marl_ray.training.worker import REFUSED, STOPPED, worker
 
@@ -68,7 +72,8 @@ class RunResult:
 
     name: str
     model: str
-    """`models:/name/version`, which names the best bundle in MLflow's registry."""
+    """`models:/name/version`, which names the best bundle in MLflow's registry; empty while MLflow has not registered it.
+    The same command does that when MLflow answers."""
     bundle: str
     """The link to the best bundle in the run's folder, or the bundle's URI on remote storage."""
     curve: Path | None
@@ -103,16 +108,50 @@ def finished(config: RunConfig) -> RunResult | None:
     return RunResult(**outcome | {"curve": curve, "bundle": bundle}, trained=False)
 
 
+def delivered(config: RunConfig, result: RunResult) -> RunResult:
+    """Deliver what the sinks have not got of a finished run, and register its bundle if it is not registered yet; returns
+    the result with the bundle's name in the registry. It trains nothing and needs no Ray."""
+    filesystem, folder = filesystem_of(config)
+    try:
+        names = incomplete(config, filesystem, folder)
+    except OSError:  # a folder that cannot be read has nothing to deliver
+        return result
+    if not names:
+        return result
+    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}"):
+        console.open()
+        console.phase(f"delivering the rest to {', '.join(names)}")
+        record = record_of(config)
+        deliveries = Deliveries(config, result.run_id, filesystem, folder, console.say, {}, names=names)
+        return _closed(config, record, result, deliveries)
+
+
+def _closed(config: RunConfig, record: dict[str, Any], result: RunResult, deliveries: Deliveries) -> RunResult:
+    """Close the sinks of a finished run, and note its bundle's name in the registry."""
+    filesystem, folder = filesystem_of(config)
+    bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED].get("score"))
+    model = deliveries.close(ALL_TAKEN, bundle, model=result.model)
+    run_id = (
+        read_mark(filesystem, folder, MLFLOW).run_id or result.run_id
+    )  # another one if MLflow did not know the first
+    if (model, run_id) != (result.model, result.run_id):
+        result = replace(result, model=model, run_id=run_id)
+        record[FINISHED]["outcome"] |= {"model": model, "run_id": run_id}
+        record["mlflow_run_id"] = run_id
+        write_record(config, record)
+    return result
+
+
 def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
-    """Run to the end on the Ray that this process is connected to; a run that is finished is not run again. `console` holds
-    the lines of what came before.
+    """Run to the end on the Ray that this process is connected to. A run that is finished is not run again, but what its
+    sinks have not got is delivered. `console` holds the lines of what came before.
 
     Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
     which checkpoint is kept, and raises.
     """
     before = finished(config)
     if before is not None:
-        return before
+        return delivered(config, before)
     use_gpu = check_capacity(config)
     filesystem, folder = filesystem_of(config)
     with (
@@ -121,16 +160,20 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         spoken(log.say) as notes,
     ):
         record = record_of(config)
-        if config.resume_from is not None and latest_checkpoint(filesystem, folder) is None:
+        resumes = latest_checkpoint(filesystem, folder) is not None
+        if config.resume_from is not None and not resumes:
             record[ORIGIN] = source_of(config)
-        tracker = Tracker(config, record.get("mlflow_run_id"))
-        return _train(config, record, tracker, use_gpu, log, lease, notes)
+        # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
+        run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
+        record["mlflow_run_id"] = run_id
+        opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
+        return _train(config, record, opened, use_gpu, log, lease, notes)
 
 
 def _train(
     config: RunConfig,
     record: dict[str, Any],
-    tracker: Tracker,
+    opened: dict[str, Any],
     use_gpu: bool,
     console: RunLog,
     lease: Lease,
@@ -143,32 +186,32 @@ def _train(
 
     filesystem, folder = filesystem_of(config)
     status, shield = "FAILED", contextlib.ExitStack()
-    sinks: dict[str, Sink] = {}
     controllers: list[Any] = []
-    queue: Any = None
-    log: MetricsLog | None = None
+    follower: Follower | None = None
+    deliveries: Deliveries | None = None
     try:
         shield.enter_context(answering(lambda: say_kept(config, console)))
-        tracker.reopen()
-        if ORIGIN in record:
-            tracker.tag({"resume_from": record[ORIGIN]})
-        record |= {"mlflow_run_id": tracker.run_id, **config_record(config)}
+        tags = {"resume_from": record[ORIGIN]} if ORIGIN in record else {}
+        if opened:
+            record["mlflow_run_id"] = opened[MLFLOW].run_id
+            opened[MLFLOW].tracker.tag(tags)
+        run_id = record["mlflow_run_id"]
+        record |= config_record(config)
         pinned = pin_bundles(config, record)
         write_record(config, record)
         console.open()
         workers = config.resources.workers
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
-        sinks = open_sinks(config, tracker.run_id)
+        if opened:
+            opened |= open_sinks(config, run_id)
         poll_often(workers)
         give_up_silent_workers()
-        queue = metrics_queue(config.name)
         trainer: Any = TorchTrainer(
             worker,
             train_loop_config={
                 "config": pinned,
-                "queue": queue,
-                "run_id": tracker.run_id,
-                "tracking_uri": tracker.uri,
+                "run_id": run_id,
+                "tracking_uri": uri_of(config),
                 "folder": os.getcwd(),
                 "origin": record.get(ORIGIN),
                 "lease": lease.number,
@@ -191,7 +234,7 @@ def _train(
                 callbacks=[
                     named_workers(config.name),
                     _linking_bundles(f"{storage_of(config)}/{config.name}"),
-                    _sending_failures(queue),
+                    _noting_failures(filesystem, folder),
                     watched_workers(WorkerWatch(notes)),
                 ],
             ),
@@ -199,20 +242,23 @@ def _train(
         without_own_interrupts(trainer, controllers.append)
         lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
-        log = MetricsLog(config, queue, tracker, MetricsFile(filesystem, folder), {"mlflow": tracker, **sinks}, console)
+        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags)
+        follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
-        log.close()
+        follower.close()
         lease.check()
         if refused := (result.return_value or {}).get(REFUSED):
             raise MarlRayError(f"run {config.name!r} failed: {refused}")
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
             raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
-        console.phase("registering the best bundle")
-        outcome = _finish(config, tracker, sinks, result, console)
+        outcome, score = _finish(config, run_id, result)
         plain = asdict(outcome) | {"curve": None if outcome.curve is None else str(outcome.curve)}
         plain.pop("trained")
-        write_record(config, record | {FINISHED: {"total_steps": config.train.total_steps, "outcome": plain}})
+        record[FINISHED] = {"total_steps": config.train.total_steps, "outcome": plain, "score": score}
+        write_record(config, record)
+        console.phase("registering the best bundle")
+        outcome = _closed(config, record, outcome, deliveries)
         status = "FINISHED"
         console.write("finished", *outcome.summary)
         return outcome
@@ -230,19 +276,15 @@ def _train(
         raise
     finally:
         with shield:
-            if log is not None:
-                log.close(LEAVE_S if status == "KILLED" else DRAIN_S)
-                _try(METRICS, partial(log.stored.end, status), console)
-            if queue is not None:
-                queue.shutdown(force=True)
-            for name, sink in sinks.items():
-                _try(f"tracking.also: {name}", partial(sink.end, status), console)
+            if follower is not None:
+                follower.close()
             if lease.lost.is_set():
-                pass  # MLflow's run is now the other owner's
-            elif status != "KILLED":
-                tracker.end(status)
-            elif not within(LEAVE_S, lambda: tracker.end(status)):
-                console.say(f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
+                if deliveries is not None:
+                    deliveries.leave()  # the sinks are now the other owner's
+            elif deliveries is None and opened:
+                within(LEAVE_S, lambda: opened[MLFLOW].end(status))
+            elif deliveries is not None and status != "FINISHED":
+                deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
 
 
 def _linking_bundles(uri: str) -> Any:
@@ -262,18 +304,16 @@ def _linking_bundles(uri: str) -> Any:
     return LinkingBundles()
 
 
-def _sending_failures(queue: Any) -> Any:
-    """A callback of Ray Train that sends the cause of each failure of the workers to the driver as a row. Ray Train itself
+def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
+    """A callback of Ray Train that writes the cause of each failure of the workers to the run's `folder`. Ray Train itself
     starts the workers again without a word."""
-    from ray.exceptions import RayError
     from ray.train import UserCallback
 
-    class SendingFailures(UserCallback):
+    class NotingFailures(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, BaseException]) -> None:
-            with contextlib.suppress(RayError):  # a queue that is lost must not end the run
-                queue.put_nowait_batch([{FAILURE: _first(unwrapped(worker_exceptions))}])
+            write_failure(filesystem, folder, unwrapped(worker_exceptions))
 
-    return SendingFailures()
+    return NotingFailures()
 
 
 def say_kept(config: RunConfig, console: RunLog) -> None:
@@ -281,22 +321,8 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
     console.say(f"interrupted; {kept(config)}")
 
 
-def _try(what: str, action: Callable[[], None], console: RunLog) -> None:
-    """End something of a tracker. Neither its error nor one that does not end makes the run fail."""
-
-    def end() -> None:
-        try:
-            action()
-        except Exception as error:
-            console.say(f"{what}: {one_line(error)}")
-
-    if not within(DRAIN_S, end):
-        console.say(f"{what} did not end within {DRAIN_S:g} s")
-
-
-def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], result: Any, console: RunLog) -> RunResult:
-    """Register the best bundle, draw the curves, and return the run's result."""
-    from marl_ray.policies.bundles.actor_critic import load_bundle
+def _finish(config: RunConfig, run_id: str, result: Any) -> tuple[RunResult, float | None]:
+    """Draw the curves; returns the run's result, whose bundle is not registered yet, and the bundle's score."""
     from marl_ray.training.loop import BUNDLE
 
     filesystem, folder = filesystem_of(config)
@@ -306,35 +332,27 @@ def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], resu
     best, best_metrics = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
     with contextlib.suppress(OSError):  # some file systems have no links
         link_bundle(filesystem, folder, Path(best).parent.name, f"{storage_of(config)}/{config.name}")
+    history = partial(history_of, read_metrics(filesystem, folder))
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-        local = Path(temporary) / BUNDLE
-        local.mkdir()
-        fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        digest = load_bundle(local).digest
-        model = tracker.register(local, digest, best_score_of(config, best_metrics))
-        for name, sink in sinks.items():
-            keep_bundle = getattr(sink, "keep_bundle", None)
-            if keep_bundle is not None:
-                _try(f"tracking.also: {name}", partial(keep_bundle, local, model, digest), console)
-        curve = plot_run(panels_of(config, tracker.history), Path(temporary) / "return.png", title_of(config))
-        benchmarks = plot_benchmarks(config, tracker.history, Path(temporary) / "benchmarks.png")
+        curve = plot_run(panels_of(config, history), Path(temporary) / "return.png", title_of(config))
+        benchmarks = plot_benchmarks(config, history, Path(temporary) / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):
-            tracker.artifact(picture)
             with picture.open("rb") as source, filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
                 target.write(source.read())
     is_local = "://" not in config.storage
     last = result.return_value or {}
-    return RunResult(
+    outcome = RunResult(
         name=config.name,
-        model=model,
+        model="",
         bundle=linked_bundle(filesystem, folder) or best,
         curve=Path(folder) / "return.png" if is_local else None,
-        tracking_uri=tracker.uri,
-        run_id=tracker.run_id,
+        tracking_uri=uri_of(config),
+        run_id=run_id,
         best_return=best_metrics.get("best/return", best_metrics.get("return")),
         metrics=last,
-        summary=[*run_summary(config, best_metrics, last), *benchmark_lines(config, tracker.history)],
+        summary=[*run_summary(config, best_metrics, last), *benchmark_lines(config, history)],
     )
+    return outcome, best_score_of(config, best_metrics)
 
 
 def cause(error: BaseException) -> str:

@@ -320,7 +320,8 @@ def run_worker(
 
     `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. `report` gets a
     checkpoint folder and its metrics, on every worker. The folder is removed when `report` returns; if `report` is
-    None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, on rank 0 alone.
+    None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, before `emit`, on
+    rank 0 alone.
     `phase` gets the name of each part of the run when it begins. `origin` names the checkpoint `resume_from` if another
     run wrote it. Returns the metrics of the last iteration.
     """
@@ -348,10 +349,10 @@ def run_worker(
     while not run.done:
         metrics = run.step()
         if run.rank == 0:
+            if run.save_due and run.transcripts:
+                show(run.iteration, run.transcripts)
             emit(metrics)
         if run.save_due:
-            if run.rank == 0 and run.transcripts:
-                show(run.iteration, run.transcripts)
             save(metrics)
     run.close()
     return run.metrics

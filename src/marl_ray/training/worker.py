@@ -1,4 +1,4 @@
-"""One worker process of a training run on Ray Train: it runs the loop, and sends its rows to the driver."""
+"""One worker process of a training run on Ray Train: it runs the loop, and rank 0 writes the run's journal."""
 
 import contextlib
 import os
@@ -8,10 +8,10 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
 from marl_ray.training.surroundings.full_disk import disk_full
-from marl_ray.training.tracking.rows_to_driver import PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS, Rows
 
 REFUSED = "refused"
 """Key under which a worker returns the message of an error that would come again after every restart."""
@@ -32,11 +32,12 @@ def worker(payload: dict[Any, Any]) -> Any:
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
     work_in(payload["folder"])
-    rows, system = Rows(payload["queue"]), MachineReadings()
+    config = RunConfig.model_validate(payload["config"])
     rank = ray.train.get_context().get_world_rank()
+    system = MachineReadings()
 
     def emit(metrics: dict[str, float]) -> None:
-        rows.add(metrics | system.read())
+        journal.row(metrics | system.read())
 
     def check_owner() -> None:
         filesystem, path = filesystem_of(config)
@@ -45,18 +46,14 @@ def worker(payload: dict[Any, Any]) -> Any:
     def report(folder: Path, metrics: dict[str, float]) -> None:
         if rank == 0:
             check_owner()  # the driver may sleep while another owner's workers write to the same folder
-        rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
+        journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
-    def phase(text: str) -> None:
-        if rank == 0:
-            rows.send({PHASE: text})
-
-    config = RunConfig.model_validate(payload["config"])
     try:
         check_owner()
     except Disowned as error:
         return {REFUSED: str(error)}
+    journal = Journal(*filesystem_of(config), rank)
     latest, origin = ray.train.get_checkpoint(), payload["origin"]
     if latest is not None:
         origin = None
@@ -64,9 +61,8 @@ def worker(payload: dict[Any, Any]) -> Any:
         latest = ray.train.Checkpoint(origin)
     with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
         try:
-            if rank == 0:
-                own = Path(resume_from) if resume_from and origin is None else None
-                rows.send({STARTS_AFTER: iteration_of(own) if own else None})
+            own = Path(resume_from) if resume_from and origin is None else None
+            journal.begin(iteration_of(own) if own else None)
             return run_worker(
                 config,
                 ray.train.torch.get_device(),
@@ -74,9 +70,9 @@ def worker(payload: dict[Any, Any]) -> Any:
                 emit=emit,
                 report=report,
                 run_id=payload["run_id"],
-                show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
+                show=journal.transcripts,
                 engine_of=_engine_actors(config) if config.engine_actors else None,
-                phase=phase,
+                phase=journal.phase,
                 origin=origin,
             )
         except Diverged as error:  # all workers raise it together, and would raise it again after every restart
@@ -84,14 +80,13 @@ def worker(payload: dict[Any, Any]) -> Any:
         except EngineRefused as error:
             return {REFUSED: str(error)}
         except Exception as error:
-            text = traceback.format_exc()
-            write_traceback(config, f"worker-{rank}", text)
-            rows.add({PROBLEM: f"worker {rank}: {text}"})
+            write_traceback(config, f"worker-{rank}", traceback.format_exc())
             if full := disk_full(error, storage_of(config)):
                 raise full from error
             raise
         finally:
-            rows.flush()
+            with contextlib.suppress(OSError):  # rows after the last checkpoint are played again
+                journal.close()
 
 
 def _engine_actors(config: RunConfig) -> Any:

@@ -24,8 +24,8 @@ from marl_ray.runs.comparison import student
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.stored import find_run
+from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.run_folder.metrics_file import MetricsFile
 from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.run_folder.standing import read_standing
@@ -52,7 +52,9 @@ def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finish
         | {"eval/return_high": score * n / 2 + 0.5}
         for n in range(3)
     ]
-    MetricsFile(filesystem, folder).log(rows)
+    journal = Journal(filesystem, folder)
+    for row in rows:
+        journal.row(row)
     with RunLog(whole) as log:
         log.open()
         log.write("training")

@@ -1,23 +1,17 @@
-"""The files that a run leaves in its folder: metrics, log, the link to the best bundle."""
+"""The files that a run leaves in its folder: log, picture, the link to the best bundle. Metrics are in test_journal.py."""
 
-import json
-import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyarrow import fs
 from toys.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder.appended_file import AppendedFile
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
-from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile, history_of, iteration_of, read_metrics
+from marl_ray.training.run_folder.metrics_file import history_of
 from marl_ray.training.run_folder.run_log import LOG, RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_run, title_of
-from marl_ray.training.tracking.rows_to_driver import STARTS_AFTER
 
 LOCAL = fs.LocalFileSystem()
 
@@ -25,88 +19,6 @@ LOCAL = fs.LocalFileSystem()
 def away(root: Path) -> fs.FileSystem:
     """A file system that is not the local one, as an object store is not."""
     return fs.SubTreeFileSystem(str(root), LOCAL)
-
-
-def row(iteration: int) -> dict[str, Any]:
-    return {"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2}
-
-
-def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
-    return [iteration_of(row) for row in read_metrics(filesystem, folder)]
-
-
-@given(st.lists(st.integers(0, 6), max_size=6))
-@settings(max_examples=30, deadline=None)
-def test_groups_of_workers_that_start_again_leave_every_iteration_once(tmp_path_factory: Any, checkpoints: list[int]):
-    folder = str(tmp_path_factory.mktemp("run"))
-    file, done = MetricsFile(LOCAL, folder), -1
-    for last in (None, *checkpoints):
-        if last is not None and last > done:
-            continue  # there is no such checkpoint yet
-        first = 0 if last is None else last + 1
-        file.log([{STARTS_AFTER: last}, *(row(iteration) for iteration in range(first, first + 3))])
-        done = first + 2
-        assert iterations(LOCAL, folder) == list(range(done + 1))
-
-
-def test_a_run_that_begins_anew_repeats_no_epoch_of_its_warm_start(tmp_path: Path):
-    file = MetricsFile(LOCAL, str(tmp_path))
-    epochs = [{"steps": 0.0, "warm_start/epoch": epoch, "warm_start/log_likelihood": -1.0} for epoch in (1.0, 2.0)]
-    file.log([{STARTS_AFTER: None}, *epochs])
-    file.log([{STARTS_AFTER: None}, *epochs, row(0), row(1)])
-    assert iterations(LOCAL, str(tmp_path)) == [-1, -1, 0, 1]
-    file.log([{STARTS_AFTER: 0}, row(1)])  # from the checkpoint after the warm start
-    assert iterations(LOCAL, str(tmp_path)) == [-1, -1, 0, 1]
-
-
-def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path: Path):
-    MetricsFile(LOCAL, str(tmp_path)).log([row(1) | {"loss": float("nan"), "kl": float("inf"), "entropy": 0.25}])
-    (line,) = (tmp_path / METRICS).read_text().splitlines()
-    stored = json.loads(line)
-    assert stored.pop("timestamp") > 1.7e9
-    assert stored == {"iteration": 1, "steps": 32, "return": 0.5, "entropy": 0.25}
-    assert line.startswith('{"iteration": 1, "steps": 32, "timestamp": ')
-
-
-def test_a_line_that_was_cut_is_not_read_and_goes_with_the_next_start(tmp_path: Path):
-    folder = str(tmp_path)
-    MetricsFile(LOCAL, folder).log([row(1), row(2)])
-    path = tmp_path / METRICS
-    path.write_bytes(path.read_bytes()[:-9])
-    assert iterations(LOCAL, folder) == [1]
-    file = MetricsFile(LOCAL, folder)
-    file.log([{STARTS_AFTER: 1}, row(2)])
-    assert iterations(LOCAL, folder) == [1, 2]
-    path.write_text("{}\n[1]\n")
-    with pytest.raises(MarlRayError, match=rf"^{path}, line 2: expected a row of metrics as a JSON object$"):
-        read_metrics(LOCAL, folder)
-    assert read_metrics(LOCAL, str(tmp_path / "none")) == []
-
-
-def test_on_remote_storage_the_file_is_whole_after_its_end_and_goes_on_from_there(tmp_path: Path):
-    remote = away(tmp_path)
-    remote.create_dir("run")
-    for last, steps in ((None, range(3)), (1, range(2, 5))):
-        file = MetricsFile(remote, "run")
-        file.log([{STARTS_AFTER: last}])
-        for iteration in steps:
-            file.log([row(iteration)])
-        file.end("FINISHED")
-    assert iterations(remote, "run") == list(range(5))
-
-
-def test_a_disk_that_is_full_leaves_no_half_of_a_line(tmp_path: Path):
-    path = tmp_path / "file"
-    file, limits = AppendedFile(LOCAL, str(path)), resource.getrlimit(resource.RLIMIT_FSIZE)
-    file.append(["first"])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(OSError, match=f"{path} could not be written; is the disk full"):
-            file.append(["second"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    file.append(["third"])
-    assert path.read_text() == "first\nthird\n"
 
 
 def test_the_link_leads_to_the_last_bundle_that_was_linked(tmp_path: Path):

@@ -45,7 +45,7 @@ def result_lines(outcome: "RunResult") -> Iterator[str]:
         again = "raise train.total_steps to go on with it, or choose another name"
         yield f"{outcome.name}: is finished, and nothing was trained; {again}"
     reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
-    yield f"{outcome.name}: {reached}{outcome.model}"
+    yield f"{outcome.name}: {reached}{outcome.model or 'not registered yet'}"
     yield from (f"  {line}" for line in outcome.summary)
     yield f"  bundle  {outcome.bundle}"
     if outcome.curve:

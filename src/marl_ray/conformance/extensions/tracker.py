@@ -14,7 +14,10 @@ from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
 RUN_ID = "0123456789abcdef0123456789abcdef"
 QUICK_S = 10.0
 """Seconds that a call may take; a run waits for its rows at its end, and no longer than three times this."""
-ROWS = [{"steps": 64 * number, "iteration": number, "return": number / 10, "loss": math.nan} for number in range(100)]
+ROWS = [
+    {"iteration": number, "steps": 64 * number, "timestamp": 1.7e9 + number, "return": number / 10, "loss": math.nan}
+    for number in range(100)
+]
 
 
 def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:

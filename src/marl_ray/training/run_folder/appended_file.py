@@ -1,97 +1,216 @@
-"""A text file that grows by lines while a run goes on, on any storage."""
+"""A text file that grows by lines while a run goes on, on any storage.
+
+On a file system it is one file. Object stores cannot append: there it is a folder of parts of at most PART_BYTES, each
+named by the number of its first line, and only the last part is ever written again.
+"""
 
 import contextlib
+import errno
 import os
-import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from pyarrow import fs
 
-UPLOAD_S = 30.0
-"""Least seconds between two uploads of a file to remote storage, which takes whole files alone."""
+UPLOAD_S = 3.0
+"""Seconds between two uploads of lines to an object store."""
+PART_BYTES = 2**20
 
 
-class AppendedFile:
-    """Appends lines to a file and removes lines from it.
-
-    Object stores cannot append. For these the file grows in a temporary folder of this machine; it is uploaded at most
-    every UPLOAD_S seconds, and when it is closed.
-    """
-
-    def __init__(self, filesystem: fs.FileSystem, path: str):
-        """Continue the file at `path`, if there is one, without a last line that was cut. Raises OSError."""
-        self.filesystem, self.path = filesystem, path
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
-        self.uploaded, self.changed = float("-inf"), False
-        if isinstance(filesystem, fs.LocalFileSystem):
-            self.local = Path(path)
-        else:
-            self.folder = tempfile.TemporaryDirectory(prefix="marl-ray-")
-            self.local = Path(self.folder.name, Path(path).name)
-            if filesystem.get_file_info(path).type == fs.FileType.File:
-                with filesystem.open_input_stream(path) as stream:
-                    self.local.write_bytes(stream.read())
-        _remove_cut_line(self.local)
+class AppendedFile(Protocol):
+    """Takes lines, which have no line ends. One process writes a file at a time: one that was cut off, and comes back after
+    another has begun to write, gets an OSError."""
 
     def append(self, lines: Iterable[str]) -> None:
-        """Append lines, which have no line ends: all of them or, with an OSError, none."""
-        data = "".join(f"{line}\n" for line in lines).encode()
-        if not data:
-            return
-        self.local.parent.mkdir(parents=True, exist_ok=True)
-        with self.local.open("ab", buffering=0) as stream:
-            size = stream.tell()
-            try:
-                written = stream.write(data)
-            except OSError:
-                written = 0
-            if written != len(data):
-                stream.truncate(size)
-                raise OSError(f"{self.local} could not be written; is the disk full?")
-        self._upload_if_due()
+        """Add lines: all of them or, with an OSError, none."""
 
-    def keep(self, wanted: Callable[[str], bool]) -> None:
-        """Keep the lines that are wanted, and remove the others; raises OSError."""
-        lines = self.local.read_text().splitlines() if self.local.exists() else []
-        kept = [line for line in lines if wanted(line)]
-        if len(kept) == len(lines):
-            return
-        temporary = self.local.with_name(f".{self.local.name}.{os.getpid()}")
-        try:
-            temporary.write_text("".join(f"{line}\n" for line in kept))
-            temporary.replace(self.local)  # a reader sees the old lines or the new ones
-        finally:
-            temporary.unlink(missing_ok=True)
-        self._upload_if_due()
+    def keep_while(self, wanted: Callable[[str], bool]) -> int:
+        """Remove the first line that is not wanted and all that follow it; returns the number of lines that are left.
+        Raises OSError."""
+
+    def flush(self) -> None:
+        """Make all lines durable; raises OSError."""
 
     def close(self) -> None:
-        """Upload what is not uploaded yet; raises OSError. A local file is complete after every call."""
-        if self.folder is None:
+        """Make all lines durable, and take no more; raises OSError."""
+
+
+def appended_file(filesystem: fs.FileSystem, path: str) -> AppendedFile:
+    """Continue the file at `path`, or begin it, without a last line that was cut. Raises OSError."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return _OneFile(Path(path))
+    return _Parts(filesystem, path)
+
+
+def content_of(filesystem: fs.FileSystem, path: str) -> bytes | None:
+    """The complete lines of a file; None where there is none. Raises OSError."""
+    kind = filesystem.get_file_info(path).type
+    if kind == fs.FileType.NotFound:
+        return None
+    paths = [path] if kind == fs.FileType.File else [info.path for info in parts_of(filesystem, path)]
+    content = b"".join(_read(filesystem, part) for part in paths)
+    return content[: content.rfind(b"\n") + 1]
+
+
+def parts_of(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """The parts of a file of an object store, in order. The base name of each is the number of its first line."""
+    infos = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    return sorted((info for info in infos if info.base_name.isdigit()), key=lambda info: info.base_name)
+
+
+def _read(filesystem: fs.FileSystem, path: str) -> bytes:
+    with filesystem.open_input_stream(path) as stream:
+        return bytes(stream.read())
+
+
+def _ended(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _changed(path: object) -> OSError:
+    return OSError(f"{path} was changed by another process; only one may write it")
+
+
+class _OneFile:
+    def __init__(self, path: Path):
+        self.path = path
+        self.left_at: tuple[int, int] | None = None
+        """Number and size of the file as this process left it."""
+        if path.exists():
+            content = path.read_bytes()
+            if not content.endswith(b"\n"):  # a process was killed while it wrote
+                with path.open("r+b") as stream:
+                    stream.truncate(content.rfind(b"\n") + 1)
+
+    def append(self, lines: Iterable[str]) -> None:
+        data = _ended(lines)
+        if not data:
             return
-        if self.changed:
-            self._upload()
-        self.folder.cleanup()
+        with self.path.open("ab", buffering=0) as stream:
+            number, size = os.fstat(stream.fileno()).st_ino, stream.tell()
+            if self.left_at not in (None, (number, size)):
+                raise _changed(self.path)
+            try:
+                written, cause = stream.write(data), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                written, cause = 0, error
+            if written != len(data):
+                stream.truncate(size)
+                raise OSError(f"{self.path} could not be written; is the disk full?") from cause
+            self.left_at = number, size + written
 
-    def _upload_if_due(self) -> None:
-        self.changed = True
-        if self.folder is not None and time.monotonic() - self.uploaded > UPLOAD_S:
-            with contextlib.suppress(OSError):  # the lines are safe here, and the next upload has them too
-                self._upload()
+    def keep_while(self, wanted: Callable[[str], bool]) -> int:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        count = next((number for number, line in enumerate(lines) if not wanted(line)), len(lines))
+        if count == len(lines):
+            return count
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(_ended(lines[:count]))
+            _sync(temporary)
+            temporary.replace(self.path)  # a reader sees the old lines or the new ones, and that the file is another
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.left_at = None
+        return count
 
-    def _upload(self) -> None:
-        self.uploaded = time.monotonic()
-        with self.filesystem.open_output_stream(self.path) as stream:
-            stream.write(self.local.read_bytes())
+    def flush(self) -> None:
+        if self.path.exists():
+            _sync(self.path)
+
+    def close(self) -> None:
+        self.flush()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+class _Parts:
+    """Uploads on a thread of its own, so that whoever appends does not wait for the store."""
+
+    def __init__(self, filesystem: fs.FileSystem, path: str):
+        self.filesystem, self.path = filesystem, path
+        self.lock, self.sending = threading.Lock(), threading.Lock()
+        self.parts: dict[int, bytes] = {0: b""}
+        """Number of the first line -> content, of the last part and of those that are not uploaded yet."""
         self.changed = False
+        self.tried: set[tuple[str, int]] = set()
+        """Name and size of parts whose upload failed: the store may have them even so."""
+        self.done, self.thread = threading.Event(), threading.Thread(target=self._upload_often, daemon=True)
+        stored = parts_of(filesystem, path)
+        if stored:
+            self.parts = {int(stored[-1].base_name): _read(filesystem, stored[-1].path)}
+        self.left_at = self._last()
+        """Name, size and time of the last part as this process left it."""
 
+    def append(self, lines: Iterable[str]) -> None:
+        data = _ended(lines)
+        if not data:
+            return
+        with self.lock:
+            last = max(self.parts)
+            if self.parts[last] and len(self.parts[last]) + len(data) > PART_BYTES:
+                last += self.parts[last].count(b"\n")
+            self.parts[last] = self.parts.get(last, b"") + data
+            self.changed = True
+        if not self.thread.is_alive() and not self.done.is_set():
+            self.thread.start()
 
-def _remove_cut_line(path: Path) -> None:
-    """A process that was killed while it wrote leaves a line without an end."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        with path.open("r+b") as stream:
-            stream.truncate(content.rfind(b"\n") + 1)
+    def keep_while(self, wanted: Callable[[str], bool]) -> int:
+        self.flush()
+        stored = parts_of(self.filesystem, self.path)
+        for number, info in enumerate(stored):
+            first, content = int(info.base_name), _read(self.filesystem, info.path)
+            lines = content.decode().splitlines()
+            count = next((at for at, line in enumerate(lines) if not wanted(line)), len(lines))
+            if count < len(lines):
+                for later in reversed(stored[number + 1 :]):
+                    self.filesystem.delete_file(later.path)
+                self.left_at = self._last()
+                with self.lock:
+                    self.parts, self.changed = {first: _ended(lines[:count])}, True
+                self.flush()
+                return first + count
+        with self.lock:
+            return max(self.parts) + self.parts[max(self.parts)].count(b"\n")
+
+    def flush(self) -> None:
+        with self.sending:
+            with self.lock:
+                parts, changed, self.changed = dict(self.parts), self.changed, False
+            if not changed:
+                return
+            try:
+                last = self._last()
+                if last != self.left_at and last[:2] not in self.tried:
+                    raise _changed(self.path)
+                self.filesystem.create_dir(self.path)
+                for first, content in sorted(parts.items()):
+                    self.tried.add((f"{first:012d}", len(content)))
+                    with self.filesystem.open_output_stream(f"{self.path}/{first:012d}") as stream:
+                        stream.write(content)
+                self.left_at, self.tried = self._last(), set()
+            except OSError:
+                with self.lock:
+                    self.changed = True
+                raise
+            with self.lock:
+                for first in [first for first in self.parts if first < max(parts)]:
+                    del self.parts[first]
+
+    def close(self) -> None:
+        self.done.set()
+        self.flush()
+
+    def _last(self) -> tuple[str, int, int | None]:
+        stored = parts_of(self.filesystem, self.path)
+        return (stored[-1].base_name, stored[-1].size, stored[-1].mtime_ns) if stored else ("", 0, None)
+
+    def _upload_often(self) -> None:
+        while not self.done.wait(UPLOAD_S):
+            with contextlib.suppress(OSError):  # the lines are kept here, and the next upload has them too
+                self.flush()

@@ -3,6 +3,7 @@
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
 NAME/owner/N.json    its driver: where it runs, whether it is alive, and how its attempt ended (standing.py, lease.py)
 NAME/metrics.jsonl   a row of metrics for each iteration (metrics_file.py)
+NAME/events.jsonl    and failures.jsonl, transcripts/, sinks/: the rest of the journal (journal/)
 NAME/run.log         what the driver prints and workers' errors, with times (run_log.py)
 NAME/bundle          the best bundle so far: a link, or on remote storage a file with its URI (bundle_link.py)
 NAME/return.png      the curve of a finished run

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import named
-from marl_ray.training.run_folder.appended_file import AppendedFile
+from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
 from marl_ray.training.run_folder.record import filesystem_of
 
 LOG = "run.log"
@@ -51,7 +51,7 @@ class RunLog:
         """Write to the run's folder from now on, which exists; the lines that wait are written."""
         with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
             filesystem, folder = filesystem_of(self.config)
-            self.file = self.file or AppendedFile(filesystem, f"{folder}/{LOG}")
+            self.file = self.file or appended_file(filesystem, f"{folder}/{LOG}")
         self.write()
 
     def phase(self, text: str) -> None:

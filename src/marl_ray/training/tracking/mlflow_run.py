@@ -1,25 +1,34 @@
 """The MLflow run of a training run: parameters, batched metrics, curve, registered bundle. A run that restarts keeps
 it."""
 
-import math
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
+from marl_ray.training.tracking.other_sinks import numbers
 
 BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
 BEST = "best"
 """Alias of the best version in the registry. MLflow itself keeps the alias `latest`."""
 BATCH = 1000
-GIT_S = 5.0
-PARAM_BATCH = 100
 """Most metrics of one request: MLflow's limit."""
+PARAM_BATCH = 100
+GIT_S = 5.0
+ANSWER_S = 15
+"""Seconds that a server may take for an answer, unless MLFLOW_HTTP_REQUEST_TIMEOUT says otherwise; MLflow's own is 120."""
+RETRIES = 1
+"""Times that a request is sent again at once, unless MLFLOW_HTTP_REQUEST_MAX_RETRIES says otherwise. MLflow's own 7 keep a
+caller waiting for four minutes."""
+_bounded: ContextVar[bool] = ContextVar("bounded", default=False)
+"""True within a call of a Tracker."""
 
 
 def uri_of(config: RunConfig) -> str:
@@ -36,7 +45,7 @@ class Tracker:
         self.config, self.tags = config, dict(tags or {})
         self.uri = uri_of(config)
         try:
-            self.client = mlflow_client(self.uri)
+            self.client: Any = _Bounded(mlflow_client(self.uri))
             self.run_id = run_id if run_id and self._has(run_id) else self._begin()
         except Exception as error:  # errors of MLflow, SQLAlchemy and HTTP mean the same to the user
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
@@ -94,18 +103,34 @@ class Tracker:
         return tags | ({"mlflow.source.git.commit": commit} if commit else {}) | self.tags
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Log rows of metrics, each with its `steps`. Values that are not finite are left out."""
+        """Log rows of metrics, each with its `steps`. Values that are not finite are left out.
+
+        MLflow stores a value once however often it gets it with the same time, so rows with a `timestamp` (seconds since
+        1970) may be logged again.
+        """
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(key, float(value), now, int(row["steps"]))
-            for row in rows
-            for key, value in row.items()
-            if math.isfinite(value)
-        ]
+        waiting: list[Any] = []
+        for row in rows:
+            at = int(row.get("timestamp", time.time()) * 1000)
+            values = {"steps": float(row["steps"])} | dict(numbers(row))
+            # The iteration comes last, so that MLflow has all of a row whose iteration it has.
+            values |= {"iteration": values.pop("iteration")} if "iteration" in values else {}
+            metrics = [Metric(key, value, at, int(row["steps"])) for key, value in values.items()]
+            if len(waiting) + len(metrics) > BATCH:
+                self._send(waiting)
+                waiting = []
+            waiting += metrics
+        self._send(waiting)
+
+    def _send(self, metrics: list[Any]) -> None:
         for start in range(0, len(metrics), BATCH):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+
+    def last_iteration(self) -> int | None:
+        """The last iteration of which all metrics were logged; None if there is none."""
+        value = self.client.get_run(self.run_id).data.metrics.get("iteration")
+        return None if value is None else int(value)
 
     def history(self, key: str) -> list[tuple[int, float]]:
         """The (environment steps, value) of a metric, ordered by step. Of several values for one step the last counts."""
@@ -151,6 +176,13 @@ class Tracker:
             self.client.set_registered_model_alias(name, BEST, best)
         return f"models:/{name}/{number}"
 
+    def run_with(self, tags: Mapping[str, str]) -> str | None:
+        """The id of a run of the same experiment that has all these tags; None if there is none."""
+        experiment = self.client.get_run(self.run_id).info.experiment_id
+        words = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        runs = self.client.search_runs([experiment], words, max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         for key, value in tags.items():
@@ -163,6 +195,44 @@ class Tracker:
     def end(self, status: str) -> None:
         """Close the run as FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status)
+
+
+class _Bounded:
+    """An MLflow client whose requests have ANSWER_S and RETRIES as limits. Files, which may be large, have MLflow's own."""
+
+    def __init__(self, client: Any):
+        _bound_requests()
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._client, name)
+        return member if name.startswith("log_artifact") or not callable(member) else _bounding(member)
+
+
+def _bounding(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def bounded(*args: Any, **options: Any) -> Any:
+        token = _bounded.set(True)
+        try:
+            return call(*args, **options)
+        finally:
+            _bounded.reset(token)
+
+    return bounded
+
+
+@cache
+def _bound_requests() -> None:
+    """Let MLflow's settings for requests have other defaults within a call of a Tracker, and there alone. MLflow takes them
+    from the environment, which belongs to the user and to all threads."""
+    from mlflow import environment_variables as settings
+
+    def bound(setting: Any, most: int) -> None:
+        usual = setting.get
+        setting.get = lambda: most if _bounded.get() and not setting.is_set() else usual()
+
+    bound(settings.MLFLOW_HTTP_REQUEST_TIMEOUT, ANSWER_S)
+    bound(settings.MLFLOW_HTTP_REQUEST_MAX_RETRIES, RETRIES)
 
 
 def git_commit() -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from marl_ray.config import RunConfig
@@ -20,18 +20,28 @@ TENSORBOARD = "tensorboard"
 TAG = 64
 """Most characters of a tag of W&B."""
 EVENTS_S = 1
-"""Most seconds until an event is on the disk. tensorboardX's default is 120, and its `flush` skips queued events."""
+"""Most seconds until an event of a sweep's trial is on the disk. tensorboardX's default is 120."""
+EVENTS_OF_FILE = 10_000
+"""Events after which a new file begins on an object store, which takes whole files alone."""
+PLACE = ("steps", "timestamp")
+"""Keys of a row that say where its metrics belong."""
 
 
 class Sink(Protocol):
-    """Takes rows of metrics, each with its `steps`, until the run ends.
+    """Takes rows of metrics, each with its `steps` and the `timestamp` at which it was written, until the run ends.
 
-    It may have a function `keep_bundle(folder, model, digest)`, which stores the best bundle when a run is finished.
+    Rows come in the order of the run, on a thread of this sink alone, which makes all its calls. A sink that fails, or takes
+    long, gets the rows that it has not taken later, or when the run's command is run again. So it gets each row once, unless
+    the process is killed between `log` and the note that its rows were taken, or `log` raises after it has written some.
+
+    It may have two more functions. `last_iteration()` returns the `iteration` of the last row that it has, or None where it
+    has none or cannot tell: then it gets no row twice even so. `keep_bundle(folder, model, digest)` stores the best bundle
+    when a run is finished; `model` is empty where MLflow has not registered the bundle.
     """
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Write the rows, without values that are not finite. Raises if they could not be written; the caller then
-        gives them again."""
+        """Write the rows, without values that are not finite, and return when they will not be lost with the process.
+        Raises if they could not be written; the caller then gives them again."""
 
     def end(self, status: str) -> None:
         """Close the sink; `status` is FINISHED, FAILED or KILLED."""
@@ -65,13 +75,21 @@ def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
     made: dict[str, Sink] = {}
     for name in config.tracking.also:
         try:
-            made[name] = _tracker(name)(config, run_id)
-        except Exception as error:  # each library has its own error types
+            made[name] = open_sink(config, run_id, name)
+        except MarlRayError:
             for sink in made.values():
                 with contextlib.suppress(Exception):
                     sink.end("FAILED")
-            raise MarlRayError(f"tracking.also: {name} cannot be used: {one_line(error)}") from error
+            raise
     return made
+
+
+def open_sink(config: RunConfig, run_id: str, name: str) -> Sink:
+    """The sink of this name; raises MarlRayError if it cannot be opened."""
+    try:
+        return _tracker(name)(config, run_id)
+    except Exception as error:  # each library has its own error types
+        raise MarlRayError(f"tracking.also: {name} cannot be used: {one_line(error)}") from error
 
 
 def _tracker(name: str) -> TrackerType:
@@ -94,22 +112,51 @@ class TensorBoard:
             raise MarlRayError(f"tensorboard writes to a local folder or s3://, not to {config.storage!r}")
 
     def __init__(self, config: RunConfig, run_id: str):
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import directory_check
 
-        remote = "://" in config.storage
-        root = config.storage.rstrip("/") if remote else str(Path(config.storage).resolve())
-        # tensorboardX names a file by the second, so a run that is resumed within a second would write over its first
-        # file.
-        suffix = f".{time.time_ns()}"
-        self.writer = SummaryWriter(f"{root}/{config.name}/{TENSORBOARD}", flush_secs=EVENTS_S, filename_suffix=suffix)
+        self.remote = "://" in config.storage
+        root = config.storage.rstrip("/") if self.remote else str(Path(config.storage).resolve())
+        self.folder = f"{root}/{config.name}/{TENSORBOARD}"
+        self.writer: Any = None
+        self.written = 0
+        directory_check(self.folder)
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-        for row in rows:
-            for key, value in numbers(row):
-                self.writer.add_scalar(key, value, int(row["steps"]))
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        try:
+            for row in rows:
+                if self.writer is None:
+                    self._open(row)
+                for key, value in numbers(row):
+                    at = row.get("timestamp", time.time())
+                    self.writer.write_event(Event(wall_time=at, step=int(row["steps"]), summary=scalar(key, value)))
+                    self.written += 1
+            if self.writer is not None:
+                self.writer.flush()
+        except Exception:
+            self.writer = None  # a new file replaces what this one has of the rows
+            raise
+        if self.remote and self.written > EVENTS_OF_FILE:
+            self.end("")
+
+    def _open(self, row: Mapping[str, float]) -> None:
+        """Begin a file whose events replace those of other files from this row on, such as those of a process that was
+        killed before it could note what it had written."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        # tensorboardX names a file by the second, and would write over one of the same second.
+        self.writer, self.written = EventsWriter(f"{self.folder}/events", f".{time.time_ns()}"), 0
+        if "iteration" in row:  # epochs of a warm start all have step 0
+            start = SessionLog(status=SessionLog.START)
+            self.writer.write_event(Event(wall_time=time.time(), step=int(row["steps"]), session_log=start))
 
     def end(self, status: str) -> None:
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
 
 
 class WeightsAndBiases:
@@ -142,12 +189,18 @@ class WeightsAndBiases:
             config=config.resolved(),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # wandb's own step may only rise, but a restarted run plays and reports some steps again.
+        # wandb's own step counts calls and may only rise.
         self.run.define_metric("*", step_metric="steps")
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         for row in rows:
             self.run.log(dict(numbers(row)) | {"steps": int(row["steps"])})
+
+    def last_iteration(self) -> int | None:
+        """The last iteration that W&B's server has; None without a server."""
+        summary: Any = self.run.summary
+        value = summary.get("iteration") if self.run.resumed else None
+        return None if value is None else int(value)
 
     def keep_bundle(self, folder: Path, model: str, digest: str) -> None:
         """Store a bundle as an artifact with the alias `best`; wandb copies its files before this returns."""
@@ -171,5 +224,5 @@ def _logged_in() -> bool:
 
 
 def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
-    """The finite metrics of a row by name, without `steps`."""
-    return ((key, float(value)) for key, value in row.items() if key != "steps" and math.isfinite(value))
+    """The finite metrics of a row by name, without its `steps` and its `timestamp`."""
+    return ((key, float(value)) for key, value in row.items() if key not in PLACE and math.isfinite(value))

@@ -1,66 +1,84 @@
-"""A sweep in MLflow: a parent run, and a child run per trial. An unreachable tracking server never ends a sweep."""
+"""A sweep in MLflow: a parent run, and a child run per trial. A tracking server that does not answer neither ends a sweep
+nor slows it.
 
+A line of `NAME/mlflow.jsonl` in the sweep's folder is a row of a trial, or says that a trial has ended. A thread delivers
+the lines as a run's rows are delivered (training/journal/delivery.py); the same command delivers what is left.
+"""
+
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.journal.delivery import Delivery
+from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, content_of
+from marl_ray.training.surroundings.interruption import within
+from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
 from marl_ray.training.tracking.summary import best_score_of
+from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord
 
-FLUSH_S = 5.0
-"""Least number of seconds between two uploads of a trial's rows."""
+OUTBOX = "mlflow.jsonl"
+END_S = 30.0
+"""Seconds that a sweep waits for its winner to be registered, and at its end for the rest."""
 PARENT_TAG = "mlflow.parentRunId"
 ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
 PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
 
 class SweepTracker:
+    """Tells MLflow of a sweep. No call waits for the server, but for the first one and `register`."""
+
     def __init__(self, config: SweepConfig, records: SweepRecords):
-        """Open the parent run; raises MarlRayError if the tracking server does not answer."""
-        self.records, self.config = records, config
-        self.base = config.example()
-        self.parent = Tracker(self.base, records.mlflow_run_id or None, {"marl_ray.kind": "sweep"})
-        self.parent.reopen()
-        records.mlflow_run_id = self.parent.run_id
-        self.children: dict[int, Tracker] = {}
-        self.waiting: dict[int, list[dict[str, float]]] = {}
-        self.sent: dict[int, float] = {}
-        self.problem = ""
+        """Open the parent run. Raises MarlRayError if the tracking server does not answer when a sweep begins; a sweep that
+        goes on does not need it."""
+        self.config, self.base = config, config.example()
+        self.uri = uri_of(self.base)
+        folder = Folder(config.storage, config.name)
+        self.filesystem, self.path = folder.filesystem, f"{folder.path}/{OUTBOX}"
+        self.page = b""
+        self.outbox: AppendedFile | None = None
+        self.logged: dict[int, tuple[int, int]] = {}
+        """Trial -> exploits and iteration of its last row."""
+        self.runs = _SweepRuns(config, records, self.uri)
+        opened = None
+        if records.mlflow_run_id:
+            self._read_logged()
+        else:
+            opened = self.runs
+            opened.open()
+        self.delivery = Delivery(
+            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, file=OUTBOX
+        )
+
+    @property
+    def parent(self) -> Tracker:
+        """The sweep's own MLflow run; raises MarlRayError if the tracking server does not answer."""
+        return self.runs.parent
 
     def log(self, record: TrialRecord, rows: list[dict[str, float]]) -> None:
-        """Queue rows of a trial; they are sent every few seconds."""
-        self.waiting.setdefault(record.number, []).extend(rows)
-        if time.monotonic() - self.sent.get(record.number, float("-inf")) > FLUSH_S:
-            self.flush(record.number)
-
-    def flush(self, number: int) -> None:
-        rows = self.waiting.get(number)
-        if not rows:
-            return
-        child = self._child(self.records.trials[number])
-        if child is not None and self._try(lambda: child.log(rows)):
-            self.waiting[number] = []
-        self.sent[number] = time.monotonic()
+        """Log rows of a trial. Rows that it has played again after its process was lost are logged once."""
+        new = []
+        for row in rows:
+            place = (int(row.get("exploits", 0)), int(row.get("iteration", 0)))
+            if place > self.logged.get(record.number, (-1, -1)):
+                self.logged[record.number] = place
+                new.append({"trial": record.number, "row": row | {"timestamp": time.time()}})
+        self._append(new)
 
     def end(self, record: TrialRecord) -> None:
-        """Send a trial's last state and close its run."""
-        child = self._child(record)
-        if child is None:
-            return
+        """Log a trial's last state and close its run."""
         tags = {"status": record.status} | ({"error": record.error} if record.error else {})
-        self._try(lambda: child.tag(tags))
-        self._try(lambda: child.end(ENDINGS.get(record.status, "FAILED")))
+        self._append([{"trial": record.number, "end": ENDINGS.get(record.status, "FAILED"), "tags": tags}])
 
     def register(self, record: TrialRecord, bundle: Path) -> str:
-        """Register the winner's bundle as a version of the sweep's name; empty if that failed.
+        """Register the winner's bundle as a version of the sweep's name; empty if that failed, or takes too long.
 
         The version's `best_score` is the score of this bundle alone, as for a single run: the sweep's metric is a mean
         over seeds, or another number altogether, and the versions of one name must be comparable.
@@ -68,49 +86,115 @@ class SweepTracker:
         from marl_ray.policies.bundles.actor_critic import load_bundle
 
         versions: list[str] = []
+        problems: list[str] = []
 
         def make() -> None:
-            loaded = load_bundle(bundle)
-            score = best_score_of(self._config(record) or self.base, loaded.manifest.lineage.metrics)
-            versions.append(self.parent.register(bundle, loaded.digest, score))
+            try:
+                loaded = load_bundle(bundle)
+                score = best_score_of(self.runs.config_of(record) or self.base, loaded.manifest.lineage.metrics)
+                version = self.parent.register(bundle, loaded.digest, score)
+                self.parent.tag({"winner": f"{record.number:04d}"})
+                versions.append(version)
+            except Exception as error:
+                problems.append(one_line(error))
 
-        self._try(make)
-        self._try(lambda: self.parent.tag({"winner": f"{record.number:04d}"}))
+        within(END_S, make)
+        if not versions:
+            why = problems[0] if problems else f"MLflow did not answer within {END_S:g} s"
+            self._say(f"the winner is not registered in MLflow yet ({why}); the same command registers it")
         return versions[0] if versions else ""
 
     def report(self, page: bytes) -> None:
-        """Store the report as an artifact of the parent run."""
-        with tempfile.TemporaryDirectory(prefix="marl-ray-report-") as folder:
-            path = Path(folder, "report.html")
-            path.write_bytes(page)
-            self._try(lambda: self.parent.artifact(path))
+        """Store the report as an artifact of the parent run when the sweep's tracking is closed."""
+        self.page = page
 
     def close(self, status: str) -> None:
-        for number in list(self.waiting):
-            self.flush(number)
-        for number, child in self.children.items():
-            if self.records.trials[number].state != "ended":
-                self._try(partial(child.end, "KILLED"))  # running the same command again resumes it
-        self._try(lambda: self.parent.end(PARENT_ENDINGS.get(status, "KILLED")))
-        if self.problem:
-            print(f"{self.config.name}: not all is in MLflow: {self.problem}", file=sys.stderr)
+        """Deliver what MLflow has not got, and close the runs; print what could not be delivered in END_S seconds."""
+        left = [record.number for record in self.runs.records.trials if record.state != "ended"]
+        logged = [number for number in left if number in self.logged]
+        self._append(
+            [{"trial": number, "end": "KILLED", "tags": {}} for number in logged]
+        )  # the same command resumes it
+        if self.outbox is not None:
+            self.outbox.close()
+        self.delivery.end(PARENT_ENDINGS.get(status, "KILLED"), lambda runs: runs.store(self.page))
+        self.delivery.thread.join(END_S)
+        self.delivery.leave()
 
-    def _child(self, record: TrialRecord) -> Tracker | None:
-        if record.number not in self.children:
-            config = self._config(record)
-            if config is None:
-                return None
-            tags = {PARENT_TAG: self.parent.run_id, "trial": f"{record.number:04d}"}
-            trackers: list[Tracker] = []
-            if not self._try(lambda: trackers.append(Tracker(config, record.mlflow_run_id or None, tags))):
-                return None
-            if record.mlflow_run_id:
-                self._try(trackers[0].reopen)
-            record.mlflow_run_id = trackers[0].run_id
-            self.children[record.number] = trackers[0]
-        return self.children[record.number]
+    def _append(self, entries: list[dict[str, Any]]) -> None:
+        try:
+            if self.outbox is None:
+                self.filesystem.create_dir(self.path.rpartition("/")[0])
+                self.outbox = appended_file(self.filesystem, self.path)
+            self.outbox.append([json.dumps(entry) for entry in entries])
+        except OSError as error:
+            self._say(f"rows of trials will not be in MLflow: {one_line(error)}")
 
-    def _config(self, record: TrialRecord) -> RunConfig | None:
+    def _read_logged(self) -> None:
+        """Find the last row of each trial among what was logged before."""
+        for line in (content_of(self.filesystem, self.path) or b"").splitlines():
+            entry = json.loads(line)
+            if "row" in entry:
+                self.logged[entry["trial"]] = (entry["row"].get("exploits", 0), entry["row"].get("iteration", 0))
+
+    def _say(self, text: str) -> None:
+        print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
+
+
+class _SweepRuns:
+    """The MLflow runs of a sweep, as a sink of the lines of its outbox."""
+
+    def __init__(self, config: SweepConfig, records: SweepRecords, uri: str):
+        self.config, self.records, self.uri = config, records, uri
+        self._parent: Tracker | None = None
+        self.children: dict[int, Tracker | None] = {}
+
+    @property
+    def parent(self) -> Tracker:
+        return self.open()._parent  # type: ignore[return-value]
+
+    @property
+    def run_id(self) -> str:
+        return self.parent.run_id
+
+    def open(self) -> "_SweepRuns":
+        """Open the parent run if it is not open; raises MarlRayError if the server does not answer."""
+        if self._parent is None:
+            parent = Tracker(self.config.example(), self.records.mlflow_run_id or None, {"marl_ray.kind": "sweep"})
+            parent.reopen()
+            self.records.mlflow_run_id = parent.run_id
+            self._parent = parent
+        return self
+
+    def log(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        waiting: dict[int, list[Mapping[str, float]]] = {}
+        for entry in entries:
+            number = entry["trial"]
+            if "row" in entry:
+                waiting.setdefault(number, []).append(entry["row"])
+                continue
+            child = self._child(number)
+            if child is not None:
+                child.log(waiting.pop(number, []))
+                child.tag(entry["tags"])
+                child.end(entry["end"])
+        for number, rows in waiting.items():
+            child = self._child(number)
+            if child is not None:
+                child.log(rows)
+
+    def store(self, page: bytes) -> None:
+        """Store the report as an artifact of the parent run."""
+        if page:
+            with tempfile.TemporaryDirectory(prefix="marl-ray-report-") as folder:
+                path = Path(folder, "report.html")
+                path.write_bytes(page)
+                self.parent.artifact(path)
+
+    def end(self, status: str) -> None:
+        self.parent.end(status)
+
+    def config_of(self, record: TrialRecord) -> RunConfig | None:
         """The run config whose values become the child's parameters; None for a trial whose config is invalid."""
         try:
             return self.config.run_config(
@@ -119,10 +203,20 @@ class SweepTracker:
         except Exception:
             return None
 
-    def _try(self, action: Callable[[], Any]) -> bool:
-        try:
-            action()
-        except Exception as error:
-            self.problem = one_line(error)
-            return False
-        return True
+    def _child(self, number: int) -> Tracker | None:
+        """The run of a trial; None for a trial whose config is invalid."""
+        if number not in self.children:
+            record = self.records.trials[number]
+            config = self.config_of(record)
+            if config is None:
+                self.children[number] = None
+                return None
+            tags = {PARENT_TAG: self.parent.run_id, "trial": f"{number:04d}"}
+            # A driver may have been killed after it began a trial's run and before it noted that.
+            run_id = record.mlflow_run_id or self.parent.run_with(tags)
+            child = Tracker(config, run_id, tags)
+            if run_id:
+                child.reopen()
+            record.mlflow_run_id = child.run_id
+            self.children[number] = child
+        return self.children[number]

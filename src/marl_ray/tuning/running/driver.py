@@ -273,7 +273,6 @@ class _Sweep:
     def leg_ended(self, leg: Leg, outcome: Mapping[str, Any] | None, failed: bool) -> None:
         """Note that a leg has ended, with a result unless its process was lost."""
         self.events.end(leg.name)
-        self.tracker.flush(leg.number)
         problem = {"error": "its process was lost again and again"} if failed else {}
         self.plan.done(leg.number, outcome or problem or None, failed, leg.until)
 
@@ -297,7 +296,7 @@ class _Sweep:
             need.nested,
             need.use_gpu,
             need.cpus,
-            self.tracker.parent.uri,
+            self.tracker.uri,
             os.getcwd(),
         )
 

@@ -1,0 +1,129 @@
+"""All sinks of a run: MLflow, and those of `tracking.also`."""
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.config import RunConfig
+from marl_ray.training.journal.delivery import Delivery, read_mark
+from marl_ray.training.journal.mlflow_sink import MlflowSink
+from marl_ray.training.journal.tail import Tail
+from marl_ray.training.run_folder.metrics_file import METRICS
+from marl_ray.training.tracking.other_sinks import Sink, open_sink
+
+MLFLOW = "mlflow"
+FINISHED = "FINISHED"
+END_S = 30.0
+"""Seconds that a run waits at its end for all sinks together."""
+REGISTERED_S = 10.0
+"""Seconds of these that the other sinks wait for the name of the bundle in MLflow's registry."""
+
+
+@dataclass(frozen=True)
+class BestBundle:
+    """The bundle of a finished run."""
+
+    place: str
+    """Folder, or URI on remote storage."""
+    score: float | None
+    """Its score on episodes that chose nothing."""
+
+
+class Deliveries:
+    """The sinks of a run, each on a thread of its own: none delays another, or the run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str,
+        filesystem: fs.FileSystem,
+        folder: str,
+        say: Callable[[str], None],
+        opened: Mapping[str, Sink],
+        tags: Mapping[str, str] | None = None,
+        names: list[str] | None = None,
+    ):
+        """Deliver to MLflow's run `run_id`, which gets `tags`, and to `tracking.also`, or to `names` of these alone.
+        `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line."""
+        self.model = ""
+        """Name of the bundle in MLflow's registry, when it is registered."""
+        self.registered = threading.Event()
+        self.deliveries: list[Delivery] = []
+        for name in names_of(config) if names is None else names:
+            make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
+            if name == MLFLOW:
+                make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
+            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name)))
+
+    def watch(self) -> None:
+        """Print a line about each sink that does not return from a call."""
+        for delivery in self.deliveries:
+            delivery.watch()
+
+    def close(self, status: str, bundle: BestBundle | None = None, wait_s: float = END_S, model: str = "") -> str:
+        """Deliver the rest and close the sinks, in `wait_s` seconds; print what is not delivered. A finished run has a
+        `bundle`, which is registered unless its name in the registry, `model`, is known. Returns that name; empty where
+        there is none."""
+        self.model = model
+        if bundle is None or model or MLFLOW not in (delivery.name for delivery in self.deliveries):
+            self.registered.set()
+        for delivery in self.deliveries:
+            delivery.end(status, (lambda sink: None) if bundle is None else partial(self._keep, bundle, delivery.name))
+        deadline = time.monotonic() + wait_s
+        for delivery in self.deliveries:
+            delivery.thread.join(max(0.0, deadline - time.monotonic()))
+        self.leave()
+        return self.model
+
+    def leave(self) -> None:
+        """Make no more calls of any sink, and print what is not delivered."""
+        for delivery in self.deliveries:
+            delivery.leave()
+        self.deliveries = []
+
+    def _keep(self, bundle: BestBundle, name: str, sink: Any) -> None:
+        from marl_ray.policies.bundles.actor_critic import load_bundle
+
+        keep_bundle = getattr(sink, "keep_bundle", None)
+        if name != MLFLOW and keep_bundle is None:
+            return
+        with local_copy(bundle.place) as folder:
+            digest = load_bundle(folder).digest
+            if name == MLFLOW:
+                self.model = sink.register(folder, digest, bundle.score)
+                self.registered.set()
+            elif keep_bundle is not None:
+                self.registered.wait(REGISTERED_S)
+                keep_bundle(folder, self.model, digest)
+
+
+def names_of(config: RunConfig) -> list[str]:
+    """The names of a run's sinks."""
+    return [MLFLOW, *config.tracking.also]
+
+
+def incomplete(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> list[str]:
+    """The sinks that have not got all of a finished run. Raises OSError."""
+    rows = Tail(filesystem, f"{folder}/{METRICS}").count()
+    marks = {name: read_mark(filesystem, folder, name) for name in names_of(config)}
+    return [name for name, mark in marks.items() if mark.ended != FINISHED or mark.rows < rows]
+
+
+@contextlib.contextmanager
+def local_copy(place: str) -> Iterator[Path]:
+    """A folder of this machine with the content of `place`, a folder or a URI."""
+    if "://" not in place:
+        yield Path(place)
+        return
+    filesystem, path = fs.FileSystem.from_uri(place)
+    with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
+        fs.copy_files(path, temporary, source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
+        yield Path(temporary)

@@ -1,0 +1,194 @@
+"""Delivers the rows of a run's journal to one sink: in order, each once, however often the sink or the driver fails.
+
+Its mark in the run's folder, `NAME/sinks/SINK.json`, notes what the sink has taken. The journal itself is the outbox, so
+rows that wait take no memory, and wait as long as they must.
+"""
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.errors import one_line
+from marl_ray.training.journal.tail import Tail
+from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of
+from marl_ray.training.run_folder.record import read_json, write_json
+from marl_ray.training.tracking.other_sinks import Sink
+
+MARKS = "sinks"
+"""Folder of the marks in a run's folder."""
+LOG_EVERY_S = 1.0
+"""Least seconds between two calls of a sink that keeps up."""
+RETRY_S = 3.0
+"""Seconds after which a sink that failed is called again."""
+SILENT_S = 60.0
+"""Seconds after which a call that has not returned is reported."""
+LAST_TRIES = 3
+"""Calls that a sink may fail one after the other once the run has ended."""
+MOST_ROWS = 1000
+"""Most rows of one call."""
+
+
+@dataclass
+class Mark:
+    """The rows that a sink has taken."""
+
+    rows: int = 0
+    """The first rows of `metrics.jsonl`, this many. A row that a restart removes is written again in the same place, with
+    the same metrics, and is not given again."""
+    run_id: str = ""
+    """The run in the sink, where the sink says which: an MLflow that does not know it begins another, without rows."""
+    ended: str = ""
+    """The status with which the sink was closed after it had got all there was; empty while a run goes on."""
+
+
+def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
+    """The mark of a sink in a run's folder; that of a new sink where there is none. Raises OSError."""
+    try:
+        stored = read_json(filesystem, _path(folder, name))
+        return Mark() if stored is None else Mark(**stored)
+    except (ValueError, TypeError):  # a file of something else: the sink gets all rows
+        return Mark()
+
+
+def _path(folder: str, name: str) -> str:
+    return f"{folder}/{MARKS}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.json"
+
+
+class Delivery:
+    """One sink, on a thread of its own: it opens the sink, gives it rows, and closes it."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        filesystem: fs.FileSystem,
+        folder: str,
+        say: Callable[[str], None],
+        opened: Sink | None = None,
+        file: str = METRICS,
+    ):
+        """`make` opens the sink, which is `opened` already where a run begins. `say` prints a line. `file` has the rows in
+        `folder`. Raises OSError if the mark cannot be read."""
+        self.name, self.make, self.say, self.sink = name, make, say, opened
+        self.filesystem, self.folder = filesystem, folder
+        self.tail = Tail(filesystem, f"{folder}/{file}")
+        mark = read_mark(filesystem, folder, name)
+        self.mark = Mark(mark.rows, mark.run_id)
+        self.known = False
+        """True while the mark says exactly what the sink has."""
+        self.problem, self.failures = "", 0
+        self.called: float | None = None
+        """Time at which the call of the sink began that goes on, by the monotonic clock."""
+        self.status = ""
+        self.finish: Callable[[Any], None] = lambda sink: None
+        self.ends, self.left = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._deliver, name=f"sink {name}", daemon=True)
+        self.thread.start()
+
+    def end(self, status: str, finish: Callable[[Any], None]) -> None:
+        """Let the sink be closed when it has got all rows, as the journal is complete; `finish` is called with it first."""
+        self.status, self.finish, self.failures = status, finish, 0
+        self.ends.set()
+
+    def watch(self) -> None:
+        """Print a line if the sink does not return."""
+        called = self.called
+        if called is not None and time.monotonic() - called > SILENT_S and not self.problem:
+            self.problem = f"it has not answered for {SILENT_S:g} s"
+            self.say(f"{self.name}: {self.problem}; its rows wait in the run's folder")
+
+    def leave(self) -> None:
+        """Make no more calls of the sink, and print what it has not got."""
+        self.left.set()
+        if self.mark.ended:
+            return
+        waiting = 0
+        with contextlib.suppress(OSError):
+            waiting = max(0, Tail(self.filesystem, self.tail.path).count() - self.mark.rows)
+        what = f"{waiting:,} rows are not in {self.name} yet" if waiting else f"{self.name} is not complete yet"
+        self.say(f"{what} ({self.problem or 'it is too slow'}); the same command delivers them")
+
+    def _deliver(self) -> None:
+        while not self.left.is_set():
+            self.called = time.monotonic()
+            try:
+                if self._step():
+                    return
+            except Exception as error:  # each library has its own error types, and none may end a run
+                self._failed(one_line(error))
+
+    def _step(self) -> bool:
+        """Make one call of the sink, or wait for rows; returns True when the sink is closed."""
+        if self.sink is None:
+            self.sink = self.make()
+        if not self.known:
+            run_id = getattr(self.sink, "run_id", "")
+            if run_id != self.mark.run_id:
+                self.mark = Mark(0 if self.mark.run_id else self.mark.rows, run_id)
+                self._store()
+            self._ask()
+        ends = self.ends.is_set()  # before reading, so that the last rows are not missed
+        lines = self.tail.read(self.mark.rows, MOST_ROWS)
+        if lines:
+            self.known = False
+            self.sink.log([json.loads(line) for line in lines])
+            self.known = True
+            self._took(len(lines))
+        elif ends:
+            self.finish(self.sink)
+            self.sink.end(self.status)
+            self.mark.ended = self.status
+            self._store()
+            return True
+        self.called = None
+        if self.problem:
+            self.say(f"{self.name} takes rows again")
+            self.problem = ""
+        self.failures = 0
+        if len(lines) < MOST_ROWS:
+            self.ends.wait(max(LOG_EVERY_S, self.tail.poll_s))
+        return False
+
+    def _ask(self) -> None:
+        """Move the mark on to what the sink says that it has. A process may have been killed, or a request have run out of
+        time, after the sink took rows and before that was noted."""
+        last_iteration = getattr(self.sink, "last_iteration", None)
+        last = None if last_iteration is None else last_iteration()
+        while last is not None and (lines := self.tail.read(self.mark.rows, MOST_ROWS)):
+            rows = sum(iteration_of(json.loads(line)) <= last for line in lines)
+            self._took(rows)
+            if rows < len(lines):
+                break
+        self.known = True
+
+    def _took(self, rows: int) -> None:
+        if rows:
+            self.mark.rows += rows
+            self._store()
+
+    def _store(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the next note says all
+            path = _path(self.folder, self.name)
+            self.filesystem.create_dir(f"{self.folder}/{MARKS}")
+            if not isinstance(self.filesystem, fs.LocalFileSystem):
+                write_json(self.filesystem, path, asdict(self.mark))
+                return
+            write_json(self.filesystem, f"{path}.new", asdict(self.mark))
+            self.filesystem.move(f"{path}.new", path)  # a reader sees the old file or the new one
+
+    def _failed(self, problem: str) -> None:
+        self.called = None
+        ends = self.ends.is_set()
+        if not self.problem and not ends:
+            self.say(f"{self.name}: {problem}; its rows wait in the run's folder")
+        self.problem, self.failures = problem, self.failures + 1
+        if ends and self.failures >= LAST_TRIES:
+            self.left.set()
+        (self.left if ends else self.ends).wait(RETRY_S)

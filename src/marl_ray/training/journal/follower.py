@@ -1,0 +1,126 @@
+"""Shows what workers write to the journal while they train: a progress bar, lines for people, and the run's log."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from pyarrow import fs
+
+from marl_ray.config import RunConfig
+from marl_ray.training.journal.tail import Tail
+from marl_ray.training.journal.writer import ERRORS, EVENTS, FAILURE, FAILURES, KEPT_ROWS, LINE, PHASE, STARTS_AFTER
+from marl_ray.training.run_folder.metrics_file import METRICS
+from marl_ray.training.tracking.progress_bar import ProgressBar
+
+CLOSE_S = 10.0
+
+
+class Console(Protocol):
+    """Takes what is shown to people."""
+
+    def phase(self, text: str) -> None:
+        """Show that a part of the run begins."""
+
+    def say(self, text: str) -> None:
+        """Print a line, and keep it."""
+
+    def write(self, *texts: str) -> None:
+        """Keep texts without printing them."""
+
+
+class Follower:
+    """Reads the journal on a thread of its own until it is closed; what was written before is not shown."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        filesystem: fs.FileSystem,
+        folder: str,
+        console: Console,
+        watch: Callable[[], None] = lambda: None,
+    ):
+        """`watch` is called at every look."""
+        self.config, self.filesystem, self.folder, self.console = config, filesystem, folder, console
+        self.watch = watch
+        self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS, FAILURES, METRICS)}
+        self.taken = {name: tail.count() for name, tail in self.tails.items()}
+        self.failure: str | None = None
+        """The cause for which the last group of workers has ended, until the next group begins."""
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._follow, name="journal", daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Show the rest, and stop; a second call does nothing."""
+        self.done.set()
+        self.thread.join(CLOSE_S)
+
+    def _follow(self) -> None:
+        with ProgressBar(self.config, self.console.write) as progress:
+            while True:
+                ends = self.done.wait(
+                    self.tails[METRICS].poll_s
+                )  # before reading, so that the last lines are not missed
+                try:
+                    events = self._read(EVENTS)
+                    # Read later and shown earlier: the failure was written before the event that a new group begins.
+                    for failure in self._read(FAILURES):
+                        self._failed(failure)
+                    for event in events:
+                        self._event(event)
+                    rows = self._read(METRICS)
+                except OSError:  # storage that does not answer is asked again
+                    rows = []
+                self._show(rows, progress)
+                self.watch()
+                if ends:
+                    return
+
+    def _read(self, name: str) -> list[dict[str, Any]]:
+        """The entries that were written since the last call."""
+        entries: list[dict[str, Any]] = []
+        while lines := self.tails[name].read(self.taken[name]):
+            self.taken[name] += len(lines)
+            entries += map(json.loads, lines)
+        return entries
+
+    def _failed(self, failure: Mapping[str, Any]) -> None:
+        self.failure = failure[FAILURE]
+        for rank, error in failure[ERRORS].items():
+            path = f"{self.folder}/errors/worker-{rank}.txt"
+            if self.filesystem.get_file_info(path).type != fs.FileType.File:
+                continue
+            with self.filesystem.open_input_stream(path) as stream:
+                text = bytes(stream.read()).decode(errors="replace")
+            if error in text:  # and not the traceback of an earlier failure
+                self.console.write(f"worker {rank}: {text}")
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        if PHASE in event:
+            self.console.phase(event[PHASE])
+        elif LINE in event:
+            self.console.say(event[LINE])
+        elif STARTS_AFTER in event:
+            self.taken[METRICS] = event[KEPT_ROWS]
+            if self.failure is not None:
+                last = event[STARTS_AFTER]
+                begin = "the beginning" if last is None else f"the checkpoint of iteration {last:,}"
+                self.console.say(f"its workers start again from {begin}: {self.failure}")
+                self.failure = None
+
+    def _show(self, rows: list[dict[str, Any]], progress: ProgressBar) -> None:
+        for row in [row for row in rows if "iteration" not in row][-1:]:
+            line = _warm_start_line(row)
+            self.console.write(line)
+            if self.config.tracking.progress:
+                print(f"{self.config.name}: {line}", flush=True)
+        if rows and "iteration" in rows[-1]:
+            progress.show(rows[-1])
+
+
+def _warm_start_line(row: Mapping[str, float]) -> str:
+    """One epoch of a warm start as a line."""
+    shown = {key: value for key, value in row.items() if key not in ("steps", "timestamp")}
+    parts = (f"{key} {value:.4g}" for key, value in shown.items() if not key.startswith("system/"))
+    return "  ".join(parts)

@@ -1,0 +1,67 @@
+"""A run's MLflow run as a sink: metrics, transcripts, pictures, and the bundle in the registry."""
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pyarrow import fs
+
+from marl_ray.config import RunConfig
+from marl_ray.training.journal.writer import TRANSCRIPTS, transcripts_path
+from marl_ray.training.run_folder.metrics_file import iteration_of
+from marl_ray.training.tracking.mlflow_run import Tracker
+
+PICTURES = ("return.png", "benchmarks.png")
+"""Files of a finished run's folder that MLflow gets."""
+
+
+class MlflowSink:
+    """All that a run tells MLflow."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str | None,
+        filesystem: fs.FileSystem,
+        folder: str,
+        tags: Mapping[str, str] | None = None,
+    ):
+        """Open the MLflow run `run_id`, or begin one where it is None, and mark it as running. Raises MarlRayError if the
+        server does not answer."""
+        self.config, self.filesystem, self.folder = config, filesystem, folder
+        self.tracker = Tracker(config, run_id)
+        self.run_id = self.tracker.run_id
+        self.tracker.reopen()
+        self.tracker.tag(tags or {})
+
+    def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+        rows = list(rows)
+        if self.config.language:
+            self._store(transcripts_path(self.folder, iteration_of(row)) for row in rows)
+        self.tracker.log(rows)
+
+    def last_iteration(self) -> int | None:
+        """The last iteration that MLflow has."""
+        return self.tracker.last_iteration()
+
+    def register(self, bundle: Path, digest: str, score: float | None) -> str:
+        """Store the pictures, and register the best bundle; returns `models:/name/version`."""
+        self._store((f"{self.folder}/{name}" for name in PICTURES), None)
+        return self.tracker.register(bundle, digest, score)
+
+    def end(self, status: str) -> None:
+        self.tracker.end(status)
+
+    def _store(self, paths: Iterable[str], artifacts: str | None = TRANSCRIPTS) -> None:
+        """Store those of the files that are there as files of the MLflow run."""
+        for info in self.filesystem.get_file_info(list(paths)):
+            if info.type != fs.FileType.File:
+                continue
+            if isinstance(self.filesystem, fs.LocalFileSystem):
+                self.tracker.artifact(Path(info.path), artifacts)
+                continue
+            with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
+                path = Path(temporary, info.base_name)
+                with self.filesystem.open_input_stream(info.path) as stream:
+                    path.write_bytes(stream.read())
+                self.tracker.artifact(path, artifacts)

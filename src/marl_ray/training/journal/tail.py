@@ -1,0 +1,88 @@
+"""Reads the lines of a file that grows, by their numbers: a line that was removed and written again has the same number."""
+
+import os
+from pathlib import Path
+
+from pyarrow import fs
+
+from marl_ray.training.run_folder.appended_file import parts_of
+
+CHUNK = 2**20
+
+
+class Tail:
+    """A reader of an `AppendedFile` of another process. Each thread has its own."""
+
+    def __init__(self, filesystem: fs.FileSystem, path: str):
+        self.filesystem, self.path = filesystem, path
+        self.local = isinstance(filesystem, fs.LocalFileSystem)
+        self.poll_s = 0.5 if self.local else 3.0
+        """Seconds that a reader waits between two looks."""
+        self.handle: int | None = None
+        self.number = self.offset = 0
+        """Lines, and bytes, that were read of the open file."""
+        self.listed: list[tuple[str, int, int | None]] = []
+
+    def read(self, after: int, most: int = 1000) -> list[str]:
+        """The complete lines that follow the first `after` ones, at most about `most`; empty while there are none. Raises
+        OSError."""
+        return self._of_file(after, most) if self.local else self._of_parts(after, most)
+
+    def count(self) -> int:
+        """The number of complete lines now; raises OSError."""
+        count = 0
+        while lines := self.read(count):
+            count += len(lines)
+        return count
+
+    def close(self) -> None:
+        if self.handle is not None:
+            os.close(self.handle)
+            self.handle = None
+
+    def _of_file(self, after: int, most: int) -> list[str]:
+        try:
+            now = Path(self.path).stat()
+        except FileNotFoundError:
+            return []
+        # Workers that start again replace the file. As long as it is open here, no other file gets its number.
+        if self.handle is None or os.fstat(self.handle).st_ino != now.st_ino:
+            self.close()
+            self.handle = os.open(self.path, os.O_RDONLY)
+            self.number = self.offset = 0
+        if after < self.number:
+            self.number = self.offset = 0
+        lines: list[str] = []
+        while len(lines) < most:
+            data = os.pread(self.handle, CHUNK, self.offset)
+            *complete, _ = data.split(b"\n")
+            if not complete and len(data) == CHUNK:
+                raise OSError(f"{self.path}: expected lines of less than {CHUNK} bytes")
+            for line in complete:
+                if len(lines) == most:
+                    break
+                self.number, self.offset = self.number + 1, self.offset + len(line) + 1
+                if self.number > after:
+                    lines.append(line.decode())
+            if len(data) < CHUNK:
+                break
+        return lines
+
+    def _of_parts(self, after: int, most: int) -> list[str]:
+        parts = parts_of(self.filesystem, self.path)
+        listed = [(info.path, info.size, info.mtime_ns) for info in parts]
+        if listed == self.listed and after == self.number:
+            return []
+        lines: list[str] = []
+        firsts = [int(info.base_name) for info in parts]
+        for first, following, info in zip(firsts, [*firsts[1:], None], parts, strict=True):
+            if (following is not None and following <= after) or len(lines) >= most:
+                continue
+            with self.filesystem.open_input_stream(info.path) as stream:
+                content = bytes(stream.read()).decode().split("\n")[:-1]
+            lines += content[max(0, after - first) :]
+            if first + len(content) != following:
+                break  # the last part, or one that is being cut
+        if not lines:
+            self.listed, self.number = listed, after
+        return lines

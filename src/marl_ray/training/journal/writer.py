@@ -1,0 +1,121 @@
+"""Workers and Ray Train's controller write a run's journal into its folder while it trains.
+
+NAME/metrics.jsonl               rows of metrics, by the first of the workers (run_folder/metrics_file.py)
+NAME/events.jsonl                that a part of the run begins, or a group of workers; by the first of the workers
+NAME/failures.jsonl              why groups of workers ended; by the controller
+NAME/transcripts/ITERATION.jsonl a few episodes as text, one a line; by the first of the workers
+
+Each file has one writer. The driver reads them (follower.py, delivery.py); nothing waits for it.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyarrow import fs
+
+from marl_ray.errors import named
+from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
+from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of
+
+EVENTS, FAILURES, TRANSCRIPTS = "events.jsonl", "failures.jsonl", "transcripts"
+PHASE, LINE, STARTS_AFTER, KEPT_ROWS = "phase", "line", "starts_after", "kept_rows"
+"""Keys of events: a part of the run that begins; a line for people; the iteration of the checkpoint that a group of workers
+goes on from, or null where it begins anew, and the number of rows that are left then."""
+FAILURE, ERRORS = "failure", "errors"
+"""Keys of failures: one line about the cause, and rank -> text of the error."""
+
+
+class Journal:
+    """The journal of one worker; any thread may call it. Workers of other ranks than 0 may make every call too, and write
+    nothing."""
+
+    def __init__(self, filesystem: fs.FileSystem, folder: str, rank: int = 0):
+        """Continue the journal in the run's `folder`, which exists. Raises OSError."""
+        self.filesystem, self.folder, self.writes = filesystem, folder, rank == 0
+        self.lock = threading.Lock()
+        self.waiting: list[str] = []
+        """Lines of rows that a full disk did not take."""
+        if self.writes:
+            self.rows: AppendedFile = appended_file(filesystem, f"{folder}/{METRICS}")
+            self.events: AppendedFile = appended_file(filesystem, f"{folder}/{EVENTS}")
+
+    def begin(self, after: int | None) -> None:
+        """Say that these workers go on from the checkpoint of iteration `after`, or begin anew where it is None. The rows
+        after it are removed, because the workers play these iterations again. Raises OSError."""
+        if not self.writes:
+            return
+        count = self.rows.keep_while(lambda line: after is not None and iteration_of(json.loads(line)) <= after)
+        self._event({STARTS_AFTER: after, KEPT_ROWS: count})
+
+    def row(self, metrics: Mapping[str, float]) -> None:
+        """Write a row of metrics. One that a full disk refuses is written with the next."""
+        if self.writes:
+            with self.lock, contextlib.suppress(OSError):
+                self.waiting.append(line_of(metrics))
+                self._write_waiting()
+
+    def phase(self, text: str) -> None:
+        """Say that a part of the run begins."""
+        self._note({PHASE: text})
+
+    def say(self, line: str) -> None:
+        """Let the driver print a line."""
+        self._note({LINE: line})
+
+    def transcripts(self, iteration: int, episodes: Sequence[Mapping[str, Any]]) -> None:
+        """Keep episodes as text. It is called before the iteration's row is written, because sinks look for them then."""
+        if self.writes:
+            with contextlib.suppress(OSError):
+                self.filesystem.create_dir(f"{self.folder}/{TRANSCRIPTS}")
+                with self.filesystem.open_output_stream(transcripts_path(self.folder, iteration)) as stream:
+                    stream.write("".join(json.dumps(episode) + "\n" for episode in episodes).encode())
+
+    def flush(self) -> None:
+        """Make all rows durable; raises OSError. It is called before a checkpoint is published: what a checkpoint covers is
+        never played again."""
+        if self.writes:
+            with self.lock:
+                self._write_waiting()
+            self.rows.flush()
+
+    def close(self) -> None:
+        """Make all lines durable; raises OSError."""
+        if self.writes:
+            with self.lock:
+                self._write_waiting()
+            self.rows.close()
+            self.events.close()
+
+    def _write_waiting(self) -> None:
+        self.rows.append(self.waiting)
+        self.waiting = []
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if self.writes:
+            with contextlib.suppress(OSError):  # events are for people; nothing depends on them
+                self._event(event)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.events.append([json.dumps({"timestamp": round(time.time(), 3)} | event)])
+
+
+def transcripts_path(folder: str, iteration: int) -> str:
+    """Path of the transcripts of an iteration in a run's folder."""
+    return f"{folder}/{TRANSCRIPTS}/{iteration}.jsonl"
+
+
+def write_failure(filesystem: fs.FileSystem, folder: str, errors: Mapping[int, BaseException]) -> None:
+    """Write why a group of workers has ended, from what its ranks have raised, the most telling one first."""
+    rank, error = next(iter(errors.items()))
+    event = {
+        FAILURE: f"worker {rank}: {named(error)}",
+        ERRORS: {str(rank): str(error) for rank, error in errors.items()},
+    }
+    with contextlib.suppress(OSError):  # the run goes on without a word about it
+        file = appended_file(filesystem, f"{folder}/{FAILURES}")
+        file.append([json.dumps({"timestamp": round(time.time(), 3)} | event)])
+        file.close()

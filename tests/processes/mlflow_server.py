@@ -1,0 +1,51 @@
+"""An MLflow server in a process of its own, which may be killed and started again on the same data."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+START_S = 90.0
+
+
+class MlflowServer:
+    """Its address stays the same."""
+
+    def __init__(self, folder: Path):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.settings = {
+            "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{folder}/mlflow.db",
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "artifacts"),
+            "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+            "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server's one process; `mlflow server` starts ten."""
+        place = ["--host", "127.0.0.1", "--port", str(self.port), "--log-level", "error"]
+        command = [sys.executable, "-W", "ignore", "-m", "uvicorn", *place, "mlflow.server.fastapi_app:app"]
+        self.process = subprocess.Popen(command, env=os.environ | self.settings)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                assert time.monotonic() < deadline and self.process.poll() is None
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End the process at once; nothing answers at its address then."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(30)
+            self.process = None

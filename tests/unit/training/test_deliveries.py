@@ -1,0 +1,184 @@
+"""Sinks that are dead, slow, full or interrupted: each gets every row once and in order in the end, and delays nobody."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toy_serving.gateways import make_bundle
+from toys.runs import config
+from toys.trackers import taken
+
+from marl_ray.config import RunConfig
+from marl_ray.training.journal import deliveries, delivery
+from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.delivery import Mark, read_mark
+from marl_ray.training.journal.mlflow_sink import MlflowSink
+from marl_ray.training.journal.writer import Journal
+from marl_ray.training.tracking.mlflow_run import Tracker
+
+LOCAL = fs.LocalFileSystem()
+SOON_S = 60.0
+
+
+def run_of(storage: Path, *trackers: str) -> tuple[RunConfig, str]:
+    """A run with these trackers, and its folder."""
+    also = ", ".join(f'"toys.trackers:{name}"' if name[0].isupper() else name for name in trackers)
+    (storage / "toy").mkdir(parents=True, exist_ok=True)
+    return config(f"storage={storage}", f"tracking.also=[{also}]"), str(storage / "toy")
+
+
+def write(journal: Journal, first: int, last: int, generation: float = 0.0) -> None:
+    for iteration in range(first, last + 1):
+        journal.row(
+            {"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2, "time/rollout": generation}
+        )
+
+
+def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "RETRY_S", 0.2)
+    monkeypatch.setattr(delivery, "LOG_EVERY_S", 0.1)
+    monkeypatch.setattr(delivery, "SILENT_S", 2.0)
+    monkeypatch.setattr(deliveries, "REGISTERED_S", 1.0)
+
+
+def delivering(
+    run: RunConfig, folder: str, run_id: str = "id", lines: list[str] | None = None, **more: Any
+) -> Deliveries:
+    """The sinks of a run, without MLflow unless `names` has it."""
+    say = [].append if lines is None else lines.append
+    return Deliveries(run, run_id, LOCAL, folder, say, {}, names=more.pop("names", run.tracking.also), **more)
+
+
+def test_no_sink_delays_another_or_the_end(tmp_path: Path):
+    run, folder = run_of(tmp_path, "Lines", "Dead", "Hanging", "Slow")
+    lines: list[str] = []
+    sinks, journal = delivering(run, folder, lines=lines), Journal(LOCAL, folder)
+    for iteration in range(20):
+        write(journal, iteration, iteration)
+        time.sleep(0.02)
+    until(lambda: taken(tmp_path, "Lines") == list(range(20)) and bool(lines))
+    until(lambda: sinks.watch() or (len(lines) > 1 and taken(tmp_path, "Slow") == list(range(20))))
+    began = time.monotonic()
+    sinks.close("FINISHED", wait_s=5)
+    assert time.monotonic() - began < 15
+    assert taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == list(range(20))
+    assert taken(tmp_path, "Dead") == taken(tmp_path, "Hanging") == []
+    assert (tmp_path / "Slow.ended").read_text() == "FINISHED" and not (tmp_path / "Dead.ended").exists()
+    assert lines == [
+        "toys.trackers:Dead: nobody answers; its rows wait in the run's folder",
+        "toys.trackers:Hanging: it has not answered for 2 s; its rows wait in the run's folder",
+        "20 rows are not in toys.trackers:Dead yet (nobody answers); the same command delivers them",
+        "20 rows are not in toys.trackers:Hanging yet (it has not answered for 2 s); the same command delivers them",
+    ]
+    assert incomplete(run, LOCAL, folder) == [MLFLOW, "toys.trackers:Dead", "toys.trackers:Hanging"]
+
+
+def test_a_sink_that_is_back_gets_what_it_missed(tmp_path: Path):
+    run, folder = run_of(tmp_path, "Full")
+    lines: list[str] = []
+    sinks, journal = delivering(run, folder, lines=lines), Journal(LOCAL, folder)
+    write(journal, 0, 9)
+    until(lambda: bool(lines))
+    (tmp_path / "room").touch()
+    write(journal, 10, 19)
+    until(lambda: taken(tmp_path, "Full") == list(range(20)))
+    (tmp_path / "room").unlink()
+    write(journal, 20, 29)
+    sinks.close("FINISHED", wait_s=20)
+    assert lines[:2] == [
+        "toys.trackers:Full: [Errno 28] No space left on device; its rows wait in the run's folder",
+        "toys.trackers:Full takes rows again",
+    ]
+    assert "10 rows are not in toys.trackers:Full yet" in lines[-1]
+    (tmp_path / "room").touch()  # the same command again
+    delivering(run, folder).close("FINISHED", wait_s=30)
+    assert taken(tmp_path, "Full") == list(range(30)) and incomplete(run, LOCAL, folder) == [MLFLOW]
+
+
+def test_rows_that_workers_play_again_are_not_given_again(tmp_path: Path):
+    run, folder = run_of(tmp_path, "Lines")
+    sinks = delivering(run, folder)
+    for first, after in ((0, None), (4, 3), (7, 6), (0, None)):
+        journal = Journal(LOCAL, folder)
+        journal.begin(after)
+        write(journal, first, first + 6, generation=first)
+        until(lambda last=first + 6: taken(tmp_path, "Lines")[-1:] >= [last])
+    write(journal, 7, 15)
+    sinks.close("FINISHED", wait_s=30)
+    assert taken(tmp_path, "Lines") == list(range(16))
+
+
+def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_path: Path):
+    run, folder = run_of(tmp_path, "tensorboard")
+    journal, names = Journal(LOCAL, folder), [MLFLOW, "tensorboard"]
+    sink = MlflowSink(run, None, LOCAL, folder)
+    epochs = [{"steps": 0, "warm_start/epoch": epoch, "warm_start/loss": -epoch} for epoch in (1.0, 2.0)]
+    for epoch in epochs:
+        journal.row(epoch)
+    write(journal, 0, 9)
+    for last in (9, 19, 20):
+        write(journal, last, last) if last == 20 else None
+        sinks = delivering(run, folder, sink.run_id, names=names)
+        until(lambda last=last: all(read_mark(LOCAL, folder, name).rows == last + 3 for name in names))
+        sinks.close("KILLED", wait_s=30)
+        for name in names:  # as if the driver had been killed before it noted the last rows
+            (tmp_path / "toy" / "sinks" / f"{name}.json").write_text('{"rows": 7, "ended": ""}')
+        if last == 9:
+            write(journal, 10, 19)
+    delivering(run, folder, sink.run_id, names=names).close("FINISHED", wait_s=60)
+    expected = [(32 * iteration, iteration / 2) for iteration in range(21)]
+    tracker = Tracker(run, sink.run_id)
+    history = tracker.client.get_metric_history(sink.run_id, "return")
+    assert [(point.step, point.value) for point in history] == expected
+    assert len(tracker.client.get_metric_history(sink.run_id, "warm_start/loss")) == 2
+    events = EventAccumulator(str(tmp_path / "toy" / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("return")] == expected
+    assert len(events.Scalars("warm_start/loss")) == 2
+    assert read_mark(LOCAL, folder, MLFLOW) == Mark(23, sink.run_id, "FINISHED")
+
+
+def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path: Path):
+    run, folder = run_of(tmp_path)
+    sink = MlflowSink(run, None, LOCAL, folder)
+    write(Journal(LOCAL, folder), 0, 4)
+    bundle = BestBundle(make_bundle(tmp_path / "bundles", 1), 0.5)
+    database = tmp_path / "mlflow.db"
+    database.rename(tmp_path / "away.db")
+    database.mkdir()  # in the way of the database
+    lines: list[str] = []
+    assert delivering(run, folder, sink.run_id, lines, names=[MLFLOW]).close("FINISHED", bundle, wait_s=20) == ""
+    assert lines[-1].startswith("5 rows are not in mlflow yet (")
+    database.rmdir()
+    (tmp_path / "away.db").rename(database)
+    assert incomplete(run, LOCAL, folder) == [MLFLOW]
+    again = delivering(run, folder, sink.run_id, names=[MLFLOW])
+    assert again.close("FINISHED", bundle, wait_s=60) == "models:/toy/1"
+    assert incomplete(run, LOCAL, folder) == []
+    assert Tracker(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
+
+
+def test_a_request_to_mlflow_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
+
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    client = Tracker(config(f"storage={tmp_path}")).client
+    settings = (MLFLOW_HTTP_REQUEST_TIMEOUT, MLFLOW_HTTP_REQUEST_MAX_RETRIES)
+    seen: list[list[int]] = []
+    monkeypatch.setattr(client._client, "get_run", lambda run_id: seen.append([each.get() for each in settings]))
+    client.get_run("")
+    assert seen == [[15, 1]] and [each.get() for each in settings] == [120, 7]
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # the user's word counts
+    client.get_run("")
+    assert seen[1] == [15, 3]

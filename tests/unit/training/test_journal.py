@@ -1,0 +1,242 @@
+"""The journal of a run: what workers write, what is left when they start again, and who reads it meanwhile."""
+
+import json
+import resource
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+from toys.object_store import object_store
+from toys.runs import config
+
+from marl_ray.errors import MarlRayError
+from marl_ray.training.journal.deliveries import Deliveries
+from marl_ray.training.journal.delivery import Mark, read_mark
+from marl_ray.training.journal.follower import Follower
+from marl_ray.training.journal.tail import Tail
+from marl_ray.training.journal.writer import Journal, write_failure
+from marl_ray.training.run_folder import appended_file as files
+from marl_ray.training.run_folder.appended_file import appended_file, content_of, parts_of
+from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, read_metrics
+from marl_ray.training.run_folder.record import filesystem_of
+from marl_ray.training.run_folder.run_log import RunLog
+
+LOCAL = fs.LocalFileSystem()
+
+
+def away(root: Path) -> fs.FileSystem:
+    """A file system that is not the local one, as an object store is not."""
+    return fs.SubTreeFileSystem(str(root), LOCAL)
+
+
+def row(iteration: int) -> dict[str, Any]:
+    return {"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2}
+
+
+def write(journal: Journal, after: int | None, *rows: dict[str, Any]) -> None:
+    """Write as a group of workers does that goes on after a checkpoint."""
+    journal.begin(after)
+    for each in rows:
+        journal.row(each)
+
+
+def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
+    return [iteration_of(row) for row in read_metrics(filesystem, folder)]
+
+
+@given(st.lists(st.integers(0, 6), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_groups_of_workers_that_start_again_leave_every_iteration_once(tmp_path_factory: Any, checkpoints: list[int]):
+    folder = str(tmp_path_factory.mktemp("run"))
+    done = -1
+    for last in (None, *checkpoints):
+        if last is not None and last > done:
+            continue  # there is no such checkpoint yet
+        first = 0 if last is None else last + 1
+        journal = Journal(LOCAL, folder)
+        write(journal, last, *(row(iteration) for iteration in range(first, first + 3)))
+        done = first + 2
+        assert iterations(LOCAL, folder) == list(range(done + 1))
+
+
+def test_a_run_that_begins_anew_repeats_no_epoch_of_its_warm_start(tmp_path: Path):
+    journal = Journal(LOCAL, str(tmp_path))
+    epochs = [{"steps": 0.0, "warm_start/epoch": epoch, "warm_start/log_likelihood": -1.0} for epoch in (1.0, 2.0)]
+    write(journal, None, *epochs)
+    write(journal, None, *epochs, row(0), row(1))
+    assert iterations(LOCAL, str(tmp_path)) == [-1, -1, 0, 1]
+    write(journal, 0, row(1))  # from the checkpoint after the warm start
+    assert iterations(LOCAL, str(tmp_path)) == [-1, -1, 0, 1]
+
+
+def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path: Path):
+    Journal(LOCAL, str(tmp_path)).row(row(1) | {"loss": float("nan"), "kl": float("inf"), "entropy": 0.25})
+    (line,) = (tmp_path / METRICS).read_text().splitlines()
+    stored = json.loads(line)
+    assert stored.pop("timestamp") > 1.7e9
+    assert stored == {"iteration": 1, "steps": 32, "return": 0.5, "entropy": 0.25}
+    assert line.startswith('{"iteration": 1, "steps": 32, "timestamp": ')
+
+
+def test_a_line_that_was_cut_is_not_read_and_goes_with_the_next_start(tmp_path: Path):
+    folder = str(tmp_path)
+    write(Journal(LOCAL, folder), None, row(1), row(2))
+    path = tmp_path / METRICS
+    path.write_bytes(path.read_bytes()[:-9])
+    assert iterations(LOCAL, folder) == [1]
+    write(Journal(LOCAL, folder), 1, row(2))
+    assert iterations(LOCAL, folder) == [1, 2]
+    path.write_text("{}\n[1]\n")
+    with pytest.raises(MarlRayError, match=rf"^{path}, line 2: expected a row of metrics as a JSON object$"):
+        read_metrics(LOCAL, folder)
+    assert read_metrics(LOCAL, str(tmp_path / "none")) == []
+
+
+def test_on_remote_storage_the_file_is_whole_after_its_end_and_goes_on_from_there(tmp_path: Path):
+    remote = away(tmp_path)
+    remote.create_dir("run")
+    for last, steps in ((None, range(3)), (1, range(2, 5))):
+        journal = Journal(remote, "run")
+        write(journal, last, *map(row, steps))
+        journal.close()
+    assert iterations(remote, "run") == list(range(5))
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_line(tmp_path: Path):
+    path = tmp_path / "file"
+    file, limits = appended_file(LOCAL, str(path)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    file.append(["first"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"{path} could not be written; is the disk full"):
+            file.append(["second"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.append(["third"])
+    assert path.read_text() == "first\nthird\n"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20), st.booleans()), min_size=1, max_size=8), st.booleans()
+)
+@settings(max_examples=40, deadline=None)
+def test_readers_get_every_line_once_however_often_workers_start_again(
+    tmp_path_factory: Any, groups: list[tuple[int, int, bool]], remote: bool
+):
+    """Each group goes on after a checkpoint, which may lie before lines that were read already."""
+    root = tmp_path_factory.mktemp("run")
+    filesystem, path = (away(root), "rows") if remote else (LOCAL, str(root / "rows"))
+    tails, taken = (Tail(filesystem, path), Tail(filesystem, path)), ([], [])
+    done, generation = 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "PART_BYTES", 60)
+        for kept, more, reads in groups:
+            kept, generation = min(kept, done), generation + 1
+            file = appended_file(filesystem, path)
+            assert file.keep_while(lambda line, kept=kept: int(line.split()[0]) < kept) == kept
+            for number in range(kept, kept + more):
+                file.append([f"{number} {'x' * generation}"])  # a line that is played again has another length
+                if number % 3 == 0:
+                    file.flush()
+            file.close()
+            done = kept + more
+            for tail, lines in zip(tails[: 1 + reads], taken, strict=False):
+                while new := tail.read(len(lines), most=7):
+                    lines += new
+            expected = [str(number) for number in range(done)]
+            assert [line.split()[0] for line in content_of(filesystem, path).decode().splitlines()] == expected
+            assert [line.split()[0] for line in taken[0]][:done] == expected
+    assert Tail(filesystem, path).count() == done
+    if remote:
+        assert all(info.size <= 60 for info in parts_of(filesystem, path))
+
+
+def test_a_flush_to_an_object_store_writes_the_last_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "PART_BYTES", 1000)
+    file = appended_file(away(tmp_path), "rows")
+    for number in range(100):
+        file.append([f"{number:049d}"])
+    file.flush()
+    parts = sorted((tmp_path / "rows").iterdir())
+    assert [part.name for part in parts] == [f"{first:012d}" for first in range(0, 100, 20)]
+    for part in parts[:-1]:
+        part.chmod(0o400)
+        part.rename(part.with_suffix(".kept"))
+    file.append(["more"])
+    file.close()
+    assert [part.name for part in sorted((tmp_path / "rows").iterdir()) if part.name.isdigit()] == [
+        f"{first:012d}" for first in (80, 100)
+    ]
+
+
+def test_another_rank_writes_nothing(tmp_path: Path):
+    journal = Journal(LOCAL, str(tmp_path), rank=1)
+    write(journal, None, row(1))
+    journal.phase("training")
+    journal.transcripts(1, [{"text": "hello"}])
+    journal.flush()
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path: Path, remote: bool):
+    (tmp_path / "run").mkdir()
+    filesystem, folder = (away(tmp_path), "run") if remote else (LOCAL, str(tmp_path / "run"))
+    lost = Journal(filesystem, folder)
+    write(lost, None, row(1), row(2))
+    lost.flush()
+    following = Journal(filesystem, folder)
+    write(following, 1, row(2))
+    following.flush()
+    lost.row(row(3))
+    with pytest.raises(OSError, match=r"metrics.jsonl was changed by another process; only one may write it"):
+        lost.flush()
+    following.row(row(3))
+    following.flush()
+    assert iterations(filesystem, folder) == [1, 2, 3]
+
+
+def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_start_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    class Taker:
+        """Keeps the iterations that it gets."""
+
+        def __init__(self) -> None:
+            self.iterations: list[int] = []
+
+        def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+            self.iterations += map(iteration_of, rows)
+
+        def end(self, status: str) -> None: ...
+
+    monkeypatch.setattr(files, "PART_BYTES", 2000)
+    monkeypatch.setattr(files, "UPLOAD_S", 0.2)
+    with object_store() as bucket:
+        run = config(f"storage={bucket}/runs", "tracking.uri=sqlite:///none.db")
+        filesystem, folder = filesystem_of(run)
+        taker, console = Taker(), RunLog(run)
+        deliveries = Deliveries(run, "id", filesystem, folder, console.say, {"taker": taker}, names=["taker"])
+        follower = Follower(run, filesystem, folder, console)
+        for after, last in ((None, 60), (40, 90), (90, 120)):
+            journal = Journal(filesystem, folder)
+            journal.begin(after)
+            journal.say(f"a line after {after}")
+            for iteration in range(0 if after is None else after + 1, last + 1):
+                journal.row(row(iteration))
+            journal.close()
+            write_failure(filesystem, folder, {1: ConnectionError(f"lost at {last}")})
+        assert iterations(filesystem, folder) == list(range(121))
+        follower.close()
+        deliveries.close("FINISHED", wait_s=20)
+        assert taker.iterations == list(range(121))
+        assert read_mark(filesystem, folder, "taker") == Mark(121, ended="FINISHED")
+        sizes = [info.size for info in parts_of(filesystem, f"{folder}/{METRICS}")]
+        assert len(sizes) > 3 and max(sizes) <= 2000
+    said = capsys.readouterr().err
+    assert "toy: a line after 90" in said and "121 rows" not in said
