@@ -22,10 +22,11 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.training.checkpoints.index import kept
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.metrics_file import MetricsFile, history_of, iteration_of, read_metrics
-from marl_ray.training.run_folder.record import kept, storage_of
+from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.tracking.metrics_log import MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker

@@ -24,14 +24,14 @@ from marl_ray.ray_seams import (
     without_datasets,
     without_own_interrupts,
 )
-from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
+from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, kept, published
+from marl_ray.training.checkpoints.origin import source_of
+from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
-from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
     config_record,
     filesystem_of,
-    kept,
-    latest_checkpoint,
     pin_bundles,
     record_of,
     storage_of,
@@ -104,7 +104,7 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         return before
     use_gpu = check_capacity(config)
     record = record_of(config)
-    if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
+    if config.resume_from is not None and not checkpoints_in(StoredFolder(*filesystem_of(config))):
         record[ORIGIN] = source_of(config)
     tracker = Tracker(config, record.get("mlflow_run_id"))
     with console or RunLog(config) as log, contextlib.ExitStack() as standing:
@@ -120,7 +120,7 @@ def _train(
     standing: contextlib.ExitStack,
 ) -> RunResult:
     import ray
-    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+    from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -165,14 +165,7 @@ def _train(
                 name=config.name,
                 storage_path=storage_of(config),
                 failure_config=FailureConfig(max_failures=config.resources.max_failures),
-                checkpoint_config=CheckpointConfig(
-                    num_to_keep=config.checkpoint.keep, checkpoint_score_attribute="score", checkpoint_score_order="max"
-                ),
-                callbacks=[
-                    named_workers(config.name),
-                    _linking_bundles(f"{storage_of(config)}/{config.name}"),
-                    _sending_failures(queue),
-                ],
+                callbacks=[named_workers(config.name), _sending_failures(queue)],
             ),
         )
         without_own_interrupts(trainer, controllers.append)
@@ -217,23 +210,6 @@ def _train(
                 console.say(f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
 
 
-def _linking_bundles(uri: str) -> Any:
-    """A callback of Ray Train that lets the link `bundle` of the run's folder lead to the best bundle so far. `uri` names
-    the folder. A checkpoint has a bundle only if it is the best so far."""
-    from ray.train import UserCallback
-
-    class LinkingBundles(UserCallback):
-        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
-            if checkpoint is None:
-                return
-            folder, _, name = str(checkpoint.path).rpartition("/")
-            with contextlib.suppress(OSError):  # a run that cannot make links goes on
-                if checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{LINK}").type == fs.FileType.Directory:
-                    link_bundle(checkpoint.filesystem, folder, name, uri)
-
-    return LinkingBundles()
-
-
 def _sending_failures(queue: Any) -> Any:
     """A callback of Ray Train that sends the cause of each failure of the workers to the driver as a row. Ray Train itself
     starts the workers again without a word."""
@@ -269,19 +245,18 @@ def _try(what: str, action: Callable[[], None], console: RunLog) -> None:
 def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], result: Any, console: RunLog) -> RunResult:
     """Register the best bundle, draw the curves, and return the run's result."""
     from marl_ray.policies.bundles.actor_critic import load_bundle
-    from marl_ray.training.loop import BUNDLE
 
     filesystem, folder = filesystem_of(config)
-    # Among equal scores, such as those of a run that played nothing, the newest checkpoint counts.
-    kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
-    paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
-    best, best_metrics = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
+    checkpoint = best(published(StoredFolder(filesystem, folder)))
+    if checkpoint is None:
+        raise MarlRayError(f"run {config.name!r} failed: {folder} has no checkpoint with a bundle")
+    bundle, best_metrics = f"{checkpoint.place}/{BUNDLE}", dict(checkpoint.manifest.metrics)
     with contextlib.suppress(OSError):  # some file systems have no links
-        link_bundle(filesystem, folder, Path(best).parent.name, f"{storage_of(config)}/{config.name}")
+        link_bundle(filesystem, folder, checkpoint.name, f"{storage_of(config)}/{config.name}")
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
         local = Path(temporary) / BUNDLE
         local.mkdir()
-        fs.copy_files(best, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
+        fs.copy_files(bundle, str(local), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
         digest = load_bundle(local).digest
         model = tracker.register(local, digest, best_score_of(config, best_metrics))
         for name, sink in sinks.items():
@@ -299,7 +274,7 @@ def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], resu
     return RunResult(
         name=config.name,
         model=model,
-        bundle=linked_bundle(filesystem, folder) or best,
+        bundle=linked_bundle(filesystem, folder) or bundle,
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=tracker.uri,
         run_id=tracker.run_id,

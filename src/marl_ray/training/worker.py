@@ -3,16 +3,21 @@
 import contextlib
 import os
 import traceback
-from pathlib import Path
+from functools import partial
 from typing import Any
+
+from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
-from marl_ray.training.run_folder.record import work_in, write_traceback
+from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.run_folder.bundle_link import link_bundle
+from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
 from marl_ray.training.tracking.rows_to_driver import PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS, Rows
 
 REFUSED = "refused"
-"""Key under which a worker returns the error message of an engine that would refuse again after every restart."""
+"""Key under which a worker returns the error message of an engine that would refuse, or of a checkpoint that could not be
+written or read, again after every restart."""
 STOPPED = "stopped"
 """Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
@@ -23,9 +28,12 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train.torch
 
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
-    from marl_ray.training.checkpoint import iteration_of
+    from marl_ray.training.checkpoints.index import attempt_number, checkpoint_name, checkpoints_in
+    from marl_ray.training.checkpoints.loading import Unreadable
+    from marl_ray.training.checkpoints.storage import Unwritable
+    from marl_ray.training.collectives import from_first
     from marl_ray.training.errors import Diverged
-    from marl_ray.training.loop import run_worker
+    from marl_ray.training.loop import Keeping, run_worker
     from marl_ray.training.tracking.machine_readings import MachineReadings
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
@@ -36,48 +44,60 @@ def worker(payload: dict[Any, Any]) -> Any:
     def emit(metrics: dict[str, float]) -> None:
         rows.add(metrics | system.read())
 
-    def report(folder: Path, metrics: dict[str, float]) -> None:
-        rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
-        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
-
-    def phase(text: str) -> None:
+    def send(row: dict[str, Any]) -> None:
         if rank == 0:
-            rows.send({PHASE: text})
+            rows.send(row)
 
     config = RunConfig.model_validate(payload["config"])
-    latest, origin = ray.train.get_checkpoint(), payload["origin"]
-    if latest is not None:
-        origin = None
-    elif origin is not None:
-        latest = ray.train.Checkpoint(origin)
-    with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
-        try:
-            if rank == 0:
-                own = Path(resume_from) if resume_from and origin is None else None
-                rows.send({STARTS_AFTER: iteration_of(own) if own else None})
-            return run_worker(
-                config,
-                ray.train.torch.get_device(),
-                Path(resume_from) if resume_from else None,
-                emit=emit,
-                report=report,
-                run_id=payload["run_id"],
-                show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
-                engine_of=_engine_actors(config) if config.engine_actors else None,
-                phase=phase,
-                origin=origin,
-            )
-        except Diverged as error:  # all workers raise it together, and would raise it again after every restart
-            return {STOPPED: str(error)}
-        except EngineRefused as error:
-            return {REFUSED: str(error)}
-        except Exception:
-            text = traceback.format_exc()
-            write_traceback(config, f"worker-{rank}", text)
-            rows.add({PROBLEM: f"worker {rank}: {text}"})
-            raise
-        finally:
-            rows.flush()
+    folder, origin = StoredFolder(*filesystem_of(config)), payload["origin"]
+    try:
+        # Rank 0 decides for all: a storage may show others an older list.
+        own, attempt = from_first(lambda: ([place.path for place in checkpoints_in(folder)], attempt_number()))
+        places = [StoredFolder(folder.filesystem, path) for path in reversed(own)]
+        if places:
+            origin = None
+        elif origin is not None:
+            places = [StoredFolder(*fs.FileSystem.from_uri(origin))]
+        return run_worker(
+            config,
+            ray.train.torch.get_device(),
+            places,
+            emit=emit,
+            keeping=Keeping(
+                lambda iteration: folder / checkpoint_name(iteration, attempt),
+                before=rows.flush,  # steps up to a checkpoint are not played again, so their rows must not be lost
+                published=partial(_tidy, config, folder),
+            ),
+            run_id=payload["run_id"],
+            show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
+            engine_of=_engine_actors(config) if config.engine_actors else None,
+            phase=lambda text: send({PHASE: text}),
+            origin=origin,
+            begins=lambda iteration: send({STARTS_AFTER: iteration}),
+            say=lambda line: send({PROBLEM: line}),
+        )
+    except Diverged as error:  # all workers raise it together, and would raise it again after every restart
+        return {STOPPED: str(error)}
+    except (EngineRefused, Unwritable, Unreadable) as error:
+        return {REFUSED: str(error)}
+    except Exception:
+        text = traceback.format_exc()
+        write_traceback(config, f"worker-{rank}", text)
+        rows.add({PROBLEM: f"worker {rank}: {text}"})
+        raise
+    finally:
+        rows.flush()
+
+
+def _tidy(config: RunConfig, folder: StoredFolder) -> None:
+    """Let the run's link lead to the best bundle so far, and remove the checkpoints that are not kept."""
+    from marl_ray.training.checkpoints.index import best, published, tidy
+
+    with contextlib.suppress(OSError):  # a run that cannot make links, or not delete, goes on
+        chosen = best(published(folder))
+        if chosen is not None:
+            link_bundle(*folder, chosen.name, f"{storage_of(config)}/{config.name}")
+        tidy(folder, config.checkpoint.keep, config.checkpoint.keep_every)
 
 
 def _engine_actors(config: RunConfig) -> Any:

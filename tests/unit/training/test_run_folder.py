@@ -15,16 +15,18 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
+from marl_ray.training.checkpoints.index import kept
+from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
+from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
-    CHECKPOINTS,
-    kept,
     record_of,
     traceback_of,
     write_record,
     write_traceback,
 )
+from marl_ray.training.single_process import process_group
 from marl_ray.training.surroundings.interruption import answering, within
 from marl_ray.training.worker import worker
 
@@ -91,13 +93,19 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path):
 def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
     whole = config(f"storage={tmp_path}")
     assert kept(whole) == "no checkpoint had been written, so the same command begins anew"
-    (tmp_path / "toy").mkdir()
-    latest = {"checkpoint_dir_name": "checkpoint_7", "metrics": {"iteration": 12, "steps": 3456}}
-    for content in ("{", "[]", json.dumps({"latest_checkpoint_result": None})):
-        (tmp_path / "toy" / CHECKPOINTS).write_text(content)
+    for number, content in enumerate(("", "{", "[]", "{}")):
+        folder = tmp_path / "toy" / f"checkpoint_{number + 20}"
+        folder.mkdir(parents=True)
+        if content:
+            (folder / "manifest.json").write_text(content)
         assert kept(whole).startswith("no checkpoint")
-    (tmp_path / "toy" / CHECKPOINTS).write_text(json.dumps({"latest_checkpoint_result": latest}))
-    where = f"{tmp_path}/toy/checkpoint_7"
+    for number, steps in ((6, 1728), (12, 3456)):
+        (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
+        publish(
+            folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"),
+            CheckpointManifest(FORMAT, "toy", number, steps, 1, 0.0, {}, {}),
+        )
+    where = f"{tmp_path}/toy/checkpoint_12"
     assert kept(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
 
 
@@ -181,7 +189,6 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
         folder.mkdir()
     monkeypatch.chdir(rays)
     monkeypatch.setenv(TRACKING_URI, "")
-    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
     monkeypatch.setattr("marl_ray.training.loop.run_worker", lambda *given, **more: Path.cwd())
@@ -194,4 +201,5 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
         "folder": folder,
         "origin": None,
     }
-    assert worker(payload) == (theirs if known else rays)
+    with process_group():
+        assert worker(payload) == (theirs if known else rays)

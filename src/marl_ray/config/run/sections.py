@@ -183,7 +183,9 @@ class CheckpointConfig(Config):
     every: PositiveInt = 10
     """Iterations (batches) between checkpoints; the last iteration always has one."""
     keep: PositiveInt = 2
-    """Newest checkpoints kept."""
+    """Newest checkpoints kept; the best one, which has the bundle, is kept besides."""
+    keep_every: PositiveInt | None = None
+    """Also keep one checkpoint, the first, of every so many iterations."""
 
 
 IN_RUNS = ("humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "jsonl", "math")
