@@ -128,6 +128,8 @@ class Run:
             from marl_ray.training.team.language import build_data
 
             data = build_data(config, self.team.agents, self.team.models)
+        self.facts = {HOLDS: holds_of(config, self.env, self.team.agents), PLAY: play_of(config)}
+        """The facts by which a checkpoint shows which other runs may begin from it."""
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs, data)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
         self.recent = RecentEpisodes(config, self.state["recent"])
@@ -289,8 +291,7 @@ class Run:
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
             "run": self.config.name,
-            HOLDS: holds_of(self.config, self.env, self.team.agents),
-            PLAY: play_of(self.config),
+            **self.facts,
         }
         if place is not None:
             self.saver.wait()
@@ -298,7 +299,7 @@ class Run:
             if best and self.rank == 0:
                 bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state["origin"])
             learners = {name: learner.plain() for name, learner in self.team.learners.items()}
-            contents = Contents(dict(self.state), learners, self.collector.state(), score, bundle)
+            contents = Contents(dict(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)
         self.evaluated, self.measured = None, False
 

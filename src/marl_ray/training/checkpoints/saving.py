@@ -48,8 +48,8 @@ class Contents:
     """The run's state, equal on all workers."""
     learners: Mapping[str, Any]
     """Policy -> the plain state of its learner."""
-    envs: Mapping[str, Any]
-    """The running episodes of this worker's environment copies."""
+    envs: Callable[[], Mapping[str, Any]]
+    """Makes the running episodes of this worker's environment copies."""
     score: float
     bundle: Callable[[Path], None] | None = None
     """On rank 0, if the score is the best so far: writes the bundle into a local folder that does not exist yet."""
@@ -130,7 +130,7 @@ def write(
 
 
 def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Mapping[str, float]) -> None:
-    files.write(envs_file(rank), json.dumps(contents.envs).encode())
+    files.write(envs_file(rank), json.dumps(contents.envs()).encode())
     if rank != 0:
         return
     state = {**contents.state, "learners": contents.learners, SCALARS: scalars}

@@ -37,6 +37,7 @@ class StoredFiles(FileSystemBase):
     def __init__(self, place: StoredFolder, known: Mapping[str, StoredFile] | None = None):
         self.place, self.known = place, known or {}
         self.written: dict[str, StoredFile] = {}
+        self.folders: set[str] = set()
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
@@ -47,7 +48,10 @@ class StoredFiles(FileSystemBase):
             return
         place, stream = self.place / name, None
         try:
-            place.filesystem.create_dir(place.path.rpartition("/")[0])
+            parent = place.path.rpartition("/")[0]
+            if parent not in self.folders:
+                place.filesystem.create_dir(parent)
+                self.folders.add(parent)
             stream = HashedStream(place)
             yield cast(io.IOBase, stream)
             stream.close()
