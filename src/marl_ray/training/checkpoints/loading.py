@@ -73,8 +73,9 @@ def _try_load(
     errors = [each for each in gather(error) if each is not None]
     if loaded is None or errors:
         return None, *errors[0]
+    plain = loaded.state.pop("learners")
     for name, learner in learners.items():
-        learner.load_state(loaded.state["learners"][name])
+        learner.load_state(plain[name])
         if own_hyper:
             learner.apply_hyper()
     return loaded, "", False
@@ -108,7 +109,7 @@ def _read(place: StoredFolder, manifest: CheckpointManifest, learners: dict[str,
         envs |= files.read_json(envs_file(each))
     reader = TensorReader(files, WEIGHTS)
     try:
-        tensors = make_room(learners, reader.read_metadata(), state[SCALARS])
+        tensors = make_room(learners, reader.read_metadata(), state.pop(SCALARS))
         with warnings.catch_warnings():  # torch warns of a load without collectives, which one damaged part would block
             warnings.simplefilter("ignore")
             state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
