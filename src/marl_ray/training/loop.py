@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -354,26 +354,31 @@ def run_worker(
         keeping.before()
         run.save(keeping.place_of(run.iteration), keeping.published)
 
-    if run.fresh:
-        if config.evaluates or run.benchmarks:
-            phase("evaluating before training")
-        metrics = run.begin()
-        if run.rank == 0 and metrics:
-            emit(metrics)
-        # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
-        # begins with, so that it needs the other no more.
-        if run.done or origin is not None or (run.save_due and metrics):
-            save()
-    if not run.done:
-        phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")
-    while not run.done:
-        metrics = run.step()
-        if run.rank == 0:
-            emit(metrics)
-        if run.save_due:
-            if run.rank == 0 and run.transcripts:
-                show(run.iteration, run.transcripts)
-            save()
+    try:
+        if run.fresh:
+            if config.evaluates or run.benchmarks:
+                phase("evaluating before training")
+            metrics = run.begin()
+            if run.rank == 0 and metrics:
+                emit(metrics)
+            # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
+            # begins with, so that it needs the other no more.
+            if run.done or origin is not None or (run.save_due and metrics):
+                save()
+        if not run.done:
+            phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")
+        while not run.done:
+            metrics = run.step()
+            if run.rank == 0:
+                emit(metrics)
+            if run.save_due:
+                if run.rank == 0 and run.transcripts:
+                    show(run.iteration, run.transcripts)
+                save()
+    except Exception:
+        with suppress(Exception):  # what is being written is complete before the group ends
+            run.saver.wait()
+        raise
     run.close()
     return run.metrics
 

@@ -66,7 +66,7 @@ def worker(payload: dict[Any, Any]) -> Any:
             keeping=Keeping(
                 lambda iteration: folder / checkpoint_name(iteration, attempt),
                 before=rows.flush,  # steps up to a checkpoint are not played again, so their rows must not be lost
-                published=partial(_tidy, config, folder),
+                published=partial(_tidy, config, folder, attempt),
             ),
             run_id=payload["run_id"],
             show=lambda iteration, transcripts: rows.add({"iteration": float(iteration), TRANSCRIPTS: transcripts}),
@@ -89,7 +89,7 @@ def worker(payload: dict[Any, Any]) -> Any:
         rows.flush()
 
 
-def _tidy(config: RunConfig, folder: StoredFolder) -> None:
+def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
     """Let the run's link lead to the best bundle so far, and remove the checkpoints that are not kept."""
     from marl_ray.training.checkpoints.index import best, published, tidy
 
@@ -97,7 +97,7 @@ def _tidy(config: RunConfig, folder: StoredFolder) -> None:
         chosen = best(published(folder))
         if chosen is not None:
             link_bundle(*folder, chosen.name, f"{storage_of(config)}/{config.name}")
-        tidy(folder, config.checkpoint.keep, config.checkpoint.keep_every)
+        tidy(folder, config.checkpoint.newest, config.checkpoint.interval, attempt)
 
 
 def _engine_actors(config: RunConfig) -> Any:

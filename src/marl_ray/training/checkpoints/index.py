@@ -99,29 +99,31 @@ def kept(config: RunConfig) -> str:
     return f"kept iteration {at.iteration:,}, step {at.steps:,} in {latest.place}; the same command goes on from there"
 
 
-def unneeded(checkpoints: Sequence[Published], keep: int, keep_every: int | None) -> list[Published]:
+def unneeded(checkpoints: Sequence[Published], keep: int, interval: int | None) -> list[Published]:
     """The checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and the first of
-    every `keep_every` iterations."""
+    every `interval` iterations."""
     kept = {checkpoint.name for checkpoint in checkpoints[-keep:]}
     chosen = best(checkpoints)
     if chosen is not None:
         kept.add(chosen.name)
-    if keep_every is not None:
+    if interval is not None:
         firsts: dict[int, str] = {}
         for checkpoint in checkpoints:
-            firsts.setdefault(checkpoint.manifest.iteration // keep_every, checkpoint.name)
+            firsts.setdefault(checkpoint.manifest.iteration // interval, checkpoint.name)
         kept |= set(firsts.values())
     return [checkpoint for checkpoint in checkpoints if checkpoint.name not in kept]
 
 
-def tidy(folder: StoredFolder, keep: int, keep_every: int | None) -> None:
-    """Remove the checkpoints that are not needed, and what groups of workers that are gone have left unfinished; raises
-    OSError. Nothing of a checkpoint that is being written may be there."""
-    for checkpoint in unneeded(published(folder), keep, keep_every):
+def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) -> None:
+    """Remove the checkpoints that are not needed, and what this `attempt` and those before it have left unfinished; raises
+    OSError. This attempt writes none meanwhile; a later one may, if this one was cut off and does not know that."""
+    for checkpoint in unneeded(published(folder), keep, interval):
         folder.filesystem.delete_file((checkpoint.place / MANIFEST).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
     for place in _folders(folder):
-        if not is_checkpoint(place) and not is_checkpoint(place / WITHDRAWN):
+        number = place.path.rpartition("_")[2]
+        ended = number.isdecimal() and int(number) <= attempt
+        if ended and not is_checkpoint(place) and not is_checkpoint(place / WITHDRAWN):
             folder.filesystem.delete_dir(place.path)
 
 

@@ -6,6 +6,7 @@ rank 0 publishes the checkpoint by its manifest.
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -66,6 +67,7 @@ class CheckpointSaver:
         self.mesh: DeviceMesh | None = None
         self.thread: threading.Thread | None = None
         self.place: StoredFolder | None = None
+        self.began = 0.0
         self.error: BaseException | None = None
 
     def save(self, place: StoredFolder, contents: Contents, published: Callable[[], None] = lambda: None) -> None:
@@ -73,10 +75,11 @@ class CheckpointSaver:
         checkpoint is complete. Raises as `wait` does, for the checkpoint before."""
         self.wait()
         if self.mesh is None:
-            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_S))
+            # Longer than the wait of the training thread, so that all workers raise the same error.
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
             self.mesh = DeviceMesh.from_group(self.group, "cpu")
         self.copy.take(tensors_of(self.learners), self.mesh)
-        self.place = place
+        self.place, self.began = place, time.monotonic()
         arguments = (place, self.copy.tensors, contents, self.group, published)
         self.thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self.thread.start()
@@ -85,7 +88,7 @@ class CheckpointSaver:
         """Wait until the last checkpoint is complete. Raises Unwritable, which names the file, and what a lost worker makes
         torch raise."""
         if self.thread is not None:
-            self.thread.join(SAVE_S)
+            self.thread.join(max(0.0, self.began + SAVE_S - time.monotonic()))
             if self.thread.is_alive():
                 raise Unwritable(f"{self.place} was not written within {SAVE_S:g} s")
             self.thread = None

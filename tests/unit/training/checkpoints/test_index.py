@@ -85,8 +85,9 @@ def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path
     withdraw(write(folder, 50))
     folder.filesystem.create_dir(f"{folder / checkpoint_name(60, 1)}/weights")
     folder.filesystem.create_dir(f"{folder}/errors")
-    tidy(folder, 2, None)
-    names = [checkpoint_name(k, 1) for k in (10, 30, 40, 50)]
+    folder.filesystem.create_dir(f"{folder / checkpoint_name(45, 2)}/weights")  # of those that took over
+    tidy(folder, 2, None, 1)
+    names = [*(checkpoint_name(k, 1) for k in (10, 30, 40)), checkpoint_name(45, 2), checkpoint_name(50, 1)]
     left = sorted(info.base_name for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path)))
     assert left == [*names, "errors"]
     assert [each.name for each in published(folder)] == names[:3]

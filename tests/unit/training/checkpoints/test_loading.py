@@ -2,17 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from moto.server import ThreadedMotoServer
 from processes.two_workers import two_workers
 from pyarrow import fs
 from toys.runs import config, timeless, trained, weights
 
 from marl_ray.training.checkpoints import tensor_files
+from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published, tidy
 from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
 from marl_ray.training.loop import Keeping, Metrics, run_worker
@@ -167,17 +169,50 @@ def test_another_number_of_workers_reads_all_parts(base: Path, tmp_path: Path):
     assert [row.get("return") for row in again] == [returns[row["iteration"]] for row in again] != []
 
 
-def test_checkpoints_on_other_storage_are_written_and_read_there(base: Path, tmp_path: Path):
-    remote = StoredFolder(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "bucket")
-    rows: list[Metrics] = []
-    with process_group():
-        keeping = Keeping(lambda iteration: remote / str(iteration))
-        run_worker(config("evaluation.every=2"), torch.device("cpu"), [], rows.append, keeping)
-        again: list[Metrics] = []
-        run_worker(config("evaluation.every=2"), torch.device("cpu"), [remote / "4"], again.append, None)
-    assert timeless(again) == timeless([row for row in rows if row["iteration"] > 4])
-    files, others = (
-        json.loads((at / "6" / "manifest.json").read_text())["files"] for at in (tmp_path / "bucket", base)
+@pytest.fixture
+def bucket() -> Iterator[StoredFolder]:
+    """A folder on an S3 that answers over HTTP."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    storage = fs.S3FileSystem(
+        access_key="key",
+        secret_key="secret",
+        scheme="http",
+        endpoint_override=f"{host}:{port}",
+        allow_bucket_creation=True,
     )
-    assert set(files) == set(others)
-    assert all(files[name] == others[name] for name in (PART, "envs-0.json"))
+    storage.create_dir("bucket")
+    yield StoredFolder(storage, "bucket/runs/toy")
+    server.stop()
+
+
+def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base: Path, bucket: StoredFolder):
+    rows: list[Metrics] = []
+    again: list[Metrics] = []
+    lines: list[str] = []
+    run = config("evaluation.every=2")
+    with process_group():
+        keeping = Keeping(lambda iteration: bucket / checkpoint_name(iteration, 1))
+        run_worker(run, torch.device("cpu"), [], rows.append, keeping)
+        places = checkpoints_in(bucket)
+        kept = [each.manifest.iteration for each in published(bucket)]
+        assert kept[-1] == 6 and len(kept) == len(places) > 2
+        manifest, local = (
+            published(bucket)[-1].manifest,
+            json.loads((base / "6" / "manifest.json").read_text())["files"],
+        )
+        assert set(manifest.files) == set(local)
+        assert all(list(manifest.files[name]) == local[name] for name in (PART, "envs-0.json"))
+        with bucket.filesystem.open_output_stream((places[-1] / PART).path) as stream:
+            stream.write(b"nonsense")
+        run_worker(run, torch.device("cpu"), places[::-1], again.append, None, say=lines.append)
+    assert timeless(again) == timeless([row for row in rows if row["iteration"] > kept[-2]])
+    assert f"{places[-1]}/{PART} has 8 bytes, expected " in lines[0]
+    assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]
+    chosen = best(published(bucket))
+    tidy(bucket, 1, None, 1)
+    assert chosen is not None and {place.path for place in checkpoints_in(bucket)} == {
+        places[-2].path,
+        chosen.place.path,
+    }

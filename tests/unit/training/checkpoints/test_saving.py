@@ -138,7 +138,7 @@ def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_els
     assert last is not None and last.manifest.iteration in ((4,) if published else (2, 3))
     rows: list[dict[str, float]] = []
     with process_group():
-        keeping = Keeping(lambda number: folder / f"checkpoint_{number}_2", published=lambda: tidy(folder, 10, None))
+        keeping = Keeping(lambda number: folder / f"checkpoint_{number}_2", published=lambda: tidy(folder, 10, None, 2))
         run_worker(config(), torch.device("cpu"), checkpoints_in(folder)[::-1], rows.append, keeping)
     assert timeless(rows) == timeless([row for row in whole if row["iteration"] > last.manifest.iteration])
     for name, value in weights(tmp_path / "whole" / "6").items():
