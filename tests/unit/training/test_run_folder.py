@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import kept
+from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import Unwritable, folder_here
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
@@ -28,7 +30,7 @@ from marl_ray.training.run_folder.record import (
 )
 from marl_ray.training.single_process import process_group
 from marl_ray.training.surroundings.interruption import answering, within
-from marl_ray.training.worker import worker
+from marl_ray.training.worker import REFUSED, worker
 
 OUTCOME = {
     "name": "toy",
@@ -178,28 +180,47 @@ def test_a_server_that_does_not_answer_holds_nobody_up():
     assert not within(0.05, lambda: 1 / 0)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
-    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]) -> Any:
+    """The answer of a worker on Ray Train, but without Ray, whose run does no more than `body`."""
     import ray.train
     import ray.train.torch
 
-    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
-    for folder in (theirs, rays):
-        folder.mkdir()
-    monkeypatch.chdir(rays)
     monkeypatch.setenv(TRACKING_URI, "")
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
-    monkeypatch.setattr("marl_ray.training.loop.run_worker", lambda *given, **more: Path.cwd())
-    folder = str(theirs if known else tmp_path / "elsewhere")
+    monkeypatch.setattr("marl_ray.training.loop.run_worker", body)
     payload = {
         "config": config().given(),
         "queue": None,
         "run_id": "0",
         "tracking_uri": "",
-        "folder": folder,
+        "folder": str(folder),
         "origin": None,
     }
     with process_group():
-        assert worker(payload) == (theirs if known else rays)
+        return worker(payload)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
+    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
+    for folder in (theirs, rays):
+        folder.mkdir()
+    monkeypatch.chdir(rays)
+    answer = work(monkeypatch, theirs if known else tmp_path / "elsewhere", lambda *given, **more: Path.cwd())
+    assert answer == (theirs if known else rays)
+
+
+@pytest.mark.parametrize("kind", [Unwritable, Unreadable])
+def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_to_start_again(
+    tmp_path: Path, monkeypatch, kind: type[MarlRayError]
+):
+    """Ray Train restarts workers that raise, and these would meet the full disk again."""
+
+    def fails(*given: Any, **more: Any) -> None:
+        raise kind("checkpoint_1/state.json cannot be written: No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    answer = work(monkeypatch, tmp_path, fails)
+    assert answer == {REFUSED: "checkpoint_1/state.json cannot be written: No space left on device"}

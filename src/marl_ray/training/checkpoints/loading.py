@@ -40,20 +40,25 @@ def load_newest(
 ) -> LoadedCheckpoint:
     """Restore the learners from the first of the checkpoints `places` that is whole; every worker calls it with the same.
 
-    `say` gets a line on rank 0 for each that is damaged, and such a checkpoint is withdrawn. With `own_hyper` the learners
+    `say` gets a line on rank 0 for each that cannot be read. One that is damaged is withdrawn, but only where another one is
+    whole: a storage that shows no file at all is no damage. With `own_hyper` the learners
     keep their own hyper-parameters. Raises Unreadable, which names what is wrong with each, if none is whole.
     """
     lines: list[str] = []
+    damages: list[StoredFolder] = []
     for place in places:
         loaded, line, damaged = _try_load(place, learners, own_hyper)
-        if loaded is not None:
-            return loaded
-        lines.append(line)
-        if world()[0] == 0 and len(lines) < len(places):
-            say(f"{line}; the run goes on from the checkpoint before it")
-            if damaged:
+        if loaded is None:
+            lines.append(line)
+            damages += [place] * damaged
+            continue
+        if world()[0] == 0:
+            for line in lines:
+                say(f"{line}; the run goes on from {place}")
+            for each in damages:
                 with contextlib.suppress(OSError, NotImplementedError):  # then the next start passes it again
-                    withdraw(place)
+                    withdraw(each)
+        return loaded
     raise Unreadable(f"no checkpoint can be read: {'; '.join(lines)}")
 
 
