@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
         sizes["bytes"] = path.stat().st_size
         path.unlink()
         run.state["best_score"] = float("inf")
-        blocked = timed(lambda n=repeat: run.save(folder_here(folder / f"checkpoint-{n}")))
+        blocked = timed(partial(run.save, folder_here(folder / f"checkpoint-{repeat}")))
         written = blocked + timed(run.saver.wait)
         run.state["best_score"] = float("-inf")
-        with_bundle = timed(lambda n=repeat: run.save(folder_here(folder / f"best-{n}")))
+        with_bundle = timed(partial(run.save, folder_here(folder / f"best-{repeat}")))
         run.saver.wait()
         for key, value in zip(times, (synchronous, blocked, written, with_bundle), strict=True):
             times[key].append(value)

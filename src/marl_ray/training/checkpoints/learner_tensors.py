@@ -74,33 +74,37 @@ def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class CpuCopy:
-    """A copy of tensors in CPU memory, which is taken again for each checkpoint."""
+    """A copy of the learners' tensors in CPU memory, which is taken again for each checkpoint."""
 
-    def __init__(self) -> None:
-        self.sources: list[Tensor] = []
+    def __init__(self, learners: Mapping[str, Learner]) -> None:
+        self.learners = learners
+        self.live: dict[str, Tensor] = {}
+        self.states: list[int] = []
+        """The identities of the tensors of the optimisers' states: a first step makes new ones."""
         self.targets: list[Tensor] = []
         self.tensors: dict[str, Tensor] = {}
         """The copies by name, in the form that torch's distributed checkpoints take."""
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> None:
-        """Copy the tensors' current values; every DTensor is sharded over all workers, and `mesh` is these on CPU."""
-        self.sources = [value.to_local() if isinstance(value, DTensor) else value for value in tensors.values()]
-        if list(self.tensors) != list(tensors):
-            self._allocate(tensors, mesh)
+    def take(self, mesh: DeviceMesh) -> None:
+        """Copy the tensors' current values. Every DTensor is sharded over all workers, and `mesh` is these on CPU."""
+        optimizers = [learner.policy.optimizer for learner in self.learners.values()]
+        states = [id(own) for each in optimizers for state in each.state.values() for own in state.values()]
+        if states != self.states or not self.tensors:
+            self.live, self.states = tensors_of(self.learners), states
+            self._allocate(mesh)
+        sources = [value.to_local() if isinstance(value, DTensor) else value for value in self.live.values()]
         # To pinned memory all transfers are under way at once.
-        for target, source in zip(self.targets, self.sources, strict=True):
-            target.copy_(source, non_blocking=True)
-        if any(source.is_cuda for source in self.sources):
+        torch._foreach_copy_(self.targets, sources, non_blocking=True)
+        if any(source.is_cuda for source in sources):
             torch.cuda.synchronize()
 
-    def _allocate(self, tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> None:
-        self.targets = [
-            torch.empty_like(source, device="cpu", pin_memory=source.is_cuda, requires_grad=False)
-            for source in self.sources
-        ]
-        self.tensors = {}
-        for (name, live), target in zip(tensors.items(), self.targets, strict=True):
+    def _allocate(self, mesh: DeviceMesh) -> None:
+        self.targets, self.tensors = [], {}
+        for name, live in self.live.items():
+            source = live.to_local() if isinstance(live, DTensor) else live
+            target = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda, requires_grad=False)
+            self.targets.append(target)
             self.tensors[name] = target
             if isinstance(live, DTensor):
                 self.tensors[name] = DTensor.from_local(

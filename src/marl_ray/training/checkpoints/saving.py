@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.errors import MarlRayError, named
 from marl_ray.training.checkpoints.index import BUNDLE, STATE
-from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of, tensors_of
+from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, Unwritable
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorWriter
@@ -34,6 +34,10 @@ WEIGHTS = "weights"
 """Folder of the tensors in a checkpoint."""
 SAVE_S = 1800.0
 """Seconds that a checkpoint may take from its copy to its manifest."""
+
+YIELD_S = 0.001
+"""Seconds that a thread waits before it writes: one that begins at once keeps Python's lock for up to 5 ms, for which the
+training would wait."""
 
 
 def envs_file(rank: int) -> str:
@@ -60,8 +64,7 @@ class CheckpointSaver:
     """Writes the checkpoints of one run, one at a time; every worker makes the same calls."""
 
     def __init__(self, learners: Mapping[str, Learner]):
-        self.learners = learners
-        self.copy = CpuCopy()
+        self.copy = CpuCopy(learners)
         self.group: Any = None
         """The workers on CPU: the training's own group may know GPUs alone, and is in use meanwhile."""
         self.mesh: DeviceMesh | None = None
@@ -78,7 +81,7 @@ class CheckpointSaver:
             # Longer than the wait of the training thread, so that all workers raise the same error.
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
             self.mesh = DeviceMesh.from_group(self.group, "cpu")
-        self.copy.take(tensors_of(self.learners), self.mesh)
+        self.copy.take(self.mesh)
         self.place, self.began = place, time.monotonic()
         arguments = (place, self.copy.tensors, contents, self.group, published)
         self.thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
@@ -103,6 +106,7 @@ class CheckpointSaver:
             self.group = self.mesh = None
 
     def _run(self, *arguments: Any) -> None:
+        time.sleep(YIELD_S)
         try:
             write(*arguments)
         except BaseException as error:  # it is raised where the training waits
