@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -34,10 +35,6 @@ WEIGHTS = "weights"
 """Folder of the tensors in a checkpoint."""
 SAVE_S = 1800.0
 """Seconds that a checkpoint may take from its copy to its manifest."""
-
-YIELD_S = 0.001
-"""Seconds that a thread waits before it writes: one that begins at once keeps Python's lock for up to 5 ms, for which the
-training would wait."""
 
 
 def envs_file(rank: int) -> str:
@@ -68,7 +65,10 @@ class CheckpointSaver:
         self.group: Any = None
         """The workers on CPU: the training's own group may know GPUs alone, and is in use meanwhile."""
         self.mesh: DeviceMesh | None = None
-        self.thread: threading.Thread | None = None
+        # A thread that waits already is handed its job in microseconds, also on a machine that is busy.
+        self.jobs: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self.idle = threading.Event()
+        self.idle.set()
         self.place: StoredFolder | None = None
         self.began = 0.0
         self.error: BaseException | None = None
@@ -81,20 +81,17 @@ class CheckpointSaver:
             # Longer than the wait of the training thread, so that all workers raise the same error.
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
             self.mesh = DeviceMesh.from_group(self.group, "cpu")
+            threading.Thread(target=self._write, name="checkpoints", daemon=True).start()
         self.copy.take(self.mesh)
         self.place, self.began = place, time.monotonic()
-        arguments = (place, self.copy.tensors, contents, self.group, published)
-        self.thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
-        self.thread.start()
+        self.idle.clear()
+        self.jobs.put((place, self.copy.tensors, contents, self.group, published))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete. Raises Unwritable, which names the file, and what a lost worker makes
         torch raise."""
-        if self.thread is not None:
-            self.thread.join(max(0.0, self.began + SAVE_S - time.monotonic()))
-            if self.thread.is_alive():
-                raise Unwritable(f"{self.place} was not written within {SAVE_S:g} s")
-            self.thread = None
+        if not self.idle.wait(max(0.0, self.began + SAVE_S - time.monotonic())):
+            raise Unwritable(f"{self.place} was not written within {SAVE_S:g} s")
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -102,15 +99,19 @@ class CheckpointSaver:
     def close(self) -> None:
         """Leave the group; no checkpoint is being written."""
         if self.group is not None:
+            self.jobs.put(None)
             dist.destroy_process_group(self.group)
             self.group = self.mesh = None
 
-    def _run(self, *arguments: Any) -> None:
-        time.sleep(YIELD_S)
-        try:
-            write(*arguments)
-        except BaseException as error:  # it is raised where the training waits
-            self.error = error
+    def _write(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            try:
+                write(*job)
+            except BaseException as error:  # it is raised where the training waits
+                self.error = error
+            finally:
+                del job  # with the bundle's copy of the weights
+                self.idle.set()
 
 
 def write(

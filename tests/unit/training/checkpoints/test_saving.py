@@ -99,12 +99,10 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run: Run, tmp_path:
     monkeypatch.setattr(saving, "SAVE_S", 0.3)
     monkeypatch.setattr(saving, "publish", lambda place, manifest: answers.wait(60))
     run.save(folder_here(tmp_path / "now"))
-    thread = run.saver.thread
-    assert thread is not None
     with pytest.raises(Unwritable, match=r"now was not written within 0.3 s"):
         run.saver.wait()
     answers.set()
-    thread.join(60)
+    assert run.saver.idle.wait(60)
 
 
 def dies(folder: str, iteration: int, published: bool) -> None:
