@@ -5,13 +5,12 @@ rank 0 publishes the checkpoint by its manifest.
 """
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -66,12 +65,10 @@ class CheckpointSaver:
         """The workers on CPU: the training's own group may know GPUs alone, and is in use meanwhile."""
         self.mesh: DeviceMesh | None = None
         # A thread that waits already is handed its job in microseconds, also on a machine that is busy.
-        self.jobs: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        self.idle = threading.Event()
-        self.idle.set()
+        self.thread = ThreadPoolExecutor(1, "checkpoints")
+        self.written: Future[None] | None = None
         self.place: StoredFolder | None = None
         self.began = 0.0
-        self.error: BaseException | None = None
 
     def save(self, place: StoredFolder, contents: Contents, published: Callable[[], None] = lambda: None) -> None:
         """Copy the state, and begin to write it to `place`. Rank 0 calls `published`, which must not raise, when the
@@ -81,37 +78,26 @@ class CheckpointSaver:
             # Longer than the wait of the training thread, so that all workers raise the same error.
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
             self.mesh = DeviceMesh.from_group(self.group, "cpu")
-            threading.Thread(target=self._write, name="checkpoints", daemon=True).start()
         self.copy.take(self.mesh)
         self.place, self.began = place, time.monotonic()
-        self.idle.clear()
-        self.jobs.put((place, self.copy.tensors, contents, self.group, published))
+        self.written = self.thread.submit(write, place, self.copy.tensors, contents, self.group, published)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete. Raises Unwritable, which names the file, and what a lost worker makes
         torch raise."""
-        if not self.idle.wait(max(0.0, self.began + SAVE_S - time.monotonic())):
+        if self.written is None:
+            return
+        if not wait([self.written], max(0.0, self.began + SAVE_S - time.monotonic())).done:
             raise Unwritable(f"{self.place} was not written within {SAVE_S:g} s")
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        written, self.written = self.written, None
+        written.result()
 
     def close(self) -> None:
         """Leave the group; no checkpoint is being written."""
+        self.thread.shutdown()
         if self.group is not None:
-            self.jobs.put(None)
             dist.destroy_process_group(self.group)
             self.group = self.mesh = None
-
-    def _write(self) -> None:
-        while (job := self.jobs.get()) is not None:
-            try:
-                write(*job)
-            except BaseException as error:  # it is raised where the training waits
-                self.error = error
-            finally:
-                del job  # with the bundle's copy of the weights
-                self.idle.set()
 
 
 def write(
