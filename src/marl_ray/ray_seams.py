@@ -4,17 +4,29 @@
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from marl_ray.errors import MarlRayError
 
-POLL_S = 0.25
-"""Seconds between two looks of Ray Train after its workers. A look takes in at most one checkpoint of each, and workers that
-have another one wait, so Ray's own 2 s would be the pace of short iterations."""
+POLL_S, POLL_MOST_S = 0.25, 2.0
+"""Least and most seconds between two looks of Ray Train after its workers; the most is Ray's own value. A look shows that
+workers have ended or died."""
+POLL_WORKER_S = 0.002
+"""Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
+
+SILENCE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
+"""Ray Train's variable for the time after which a worker that does not answer counts as lost."""
+LOST_S = 60.0
+"""Seconds without an answer after which a worker counts as lost. It answers from a thread of its own, however long an update
+takes."""
+
+_poll_set: str | None = None
+"""The interval that this process has set, and may change for its next group."""
 
 
 def autoscaled_resources() -> dict[str, float]:
@@ -62,12 +74,100 @@ def answers(address: str, seconds: float) -> bool:
     return True
 
 
-def poll_often() -> None:
-    """Let the next TorchTrainer of this process look after its workers every POLL_S, unless the user says otherwise.
+def poll_often(workers: int) -> None:
+    """Let the next TorchTrainer of this process look after its workers every `poll_interval`, unless the user sets another.
 
     No argument of Ray Train sets the interval; it reads this variable.
     """
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_S))
+    global _poll_set
+    variable = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+    if os.environ.get(variable) in (None, _poll_set):
+        os.environ[variable] = _poll_set = str(poll_interval(workers))
+
+
+def poll_interval(workers: int) -> float:
+    """Seconds between two looks after so many workers."""
+    return min(max(POLL_S, POLL_WORKER_S * workers), POLL_MOST_S)
+
+
+def give_up_silent_workers() -> None:
+    """Let the workers of the next TorchTrainer of this process count as lost LOST_S seconds after they stop answering,
+    unless the user says otherwise.
+
+    No argument of Ray Train sets the limit, which is ten minutes; it reads this variable.
+    """
+    os.environ.setdefault(SILENCE, str(LOST_S))
+
+
+def lost_after() -> float:
+    """Seconds without an answer after which a worker counts as lost, in this process and those that it starts."""
+    return float(os.environ.get(SILENCE, LOST_S))
+
+
+def alive_nodes() -> set[str]:
+    """The addresses of the cluster's nodes."""
+    import ray
+
+    return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+def free_resources() -> dict[str, float]:
+    """The resources of the cluster that nobody has booked."""
+    import ray
+
+    return dict(ray.available_resources())
+
+
+class WorkerObserver(Protocol):
+    """Is called by Ray Train's controller, in its process."""
+
+    def wanted(self, workers: int, each: Mapping[str, float]) -> None:
+        """Note that workers are about to be started, with these resources each; an error ends the run."""
+
+    def begun(self, nodes: Mapping[int, str]) -> None:
+        """Note that the workers run, on the nodes of these addresses by rank."""
+
+    def silent(self, seconds: Mapping[int, float]) -> None:
+        """Note since how many seconds workers have not answered, by rank."""
+
+    def failed(self, errors: Mapping[int, BaseException]) -> None:
+        """Note the errors with which workers have ended, by rank."""
+
+    def not_begun(self, error: BaseException) -> None:
+        """Note why workers could not be started."""
+
+
+def watched_workers(observer: WorkerObserver) -> Any:
+    """A callback of Ray Train that tells `observer` of its workers.
+
+    The public callback is called for reports and errors alone, not while workers are waited for or do not answer.
+    """
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+    from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+
+    class WatchedWorkers(WorkerGroupCallback, ControllerCallback):
+        group: Any = None
+
+        def before_worker_group_start(self, worker_group_context: Any) -> None:
+            observer.wanted(worker_group_context.num_workers, worker_group_context.resources_per_worker)
+
+        def after_worker_group_start(self, worker_group: Any) -> None:
+            self.group = worker_group
+            workers = worker_group.get_workers()
+            observer.begun({w.distributed_context.world_rank: w.metadata.node_ip for w in workers})
+
+        def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+            if worker_group_status.errors:
+                observer.failed(unwrapped(worker_group_status.errors))
+            polls, now = self.group._world_rank_to_ongoing_poll, time.monotonic()
+            observer.silent({rank: now - poll.start_time for rank, poll in polls.items()})
+
+        def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+            error = getattr(getattr(current_state, "training_failed_error", None), "controller_failure", None)
+            if isinstance(error, WorkerGroupStartupFailedError):
+                observer.not_begun(error.__cause__ or error)
+
+    return WatchedWorkers()
 
 
 def without_datasets(trainer: Any) -> None:

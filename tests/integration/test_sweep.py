@@ -228,14 +228,13 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
     records = tmp_path / "killed" / "toy-sweep" / "sweep.json"
     try:
         deadline = time.monotonic() + 200
-        while not records.exists() or sum(bool(t["scores"]) for t in json.loads(records.read_text())["trials"]) < 2:
+        while not records.exists() or sum(bool(t.scores) for t in find_sweep(str(records.parent))[1].trials) < 2:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.02)
     finally:
         process.kill()
         process.wait(30)
-    before = json.loads(records.read_text())["trials"]
-    assert any(trial["state"] != "ended" for trial in before)
+    assert any(trial.state != "ended" for trial in find_sweep(str(records.parent))[1].trials)
     report = write_report(*find_sweep("toy-sweep", str(tmp_path / "killed")))
     assert "The sweep has not ended" in Path(report).read_text()
     resumed = run_sweep(parse_config(SweepConfig, config))

@@ -1,7 +1,10 @@
 """Training runs on a real Ray: tracking, registry, resume, death of a worker, and refusals by name."""
 
+import contextlib
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,9 +29,12 @@ from marl_ray.training.checkpoints.index import kept, published
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.metrics_file import MetricsFile, history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_folder.run_log import RunLog
+from marl_ray.training.run_folder.standing import owner_file
 from marl_ray.training.tracking.metrics_log import MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
 from marl_ray.training.tracking.rows_to_driver import PHASE, STARTS_AFTER, metrics_queue
@@ -134,6 +140,25 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     assert load_bundle(second.bundle).digest == load_bundle(second.model, second.tracking_uri).digest
 
 
+def test_a_copied_run_goes_on_where_it_lies_now(died: tuple[RunConfig, RunResult], storage: Path, tmp_path: Path):
+    _, outcome = died
+    shutil.copytree(storage / "toy", tmp_path / "toy", symlinks=True)
+    before = {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
+    options = (TWO, FEW, fragile(storage / "died"), f"storage={tmp_path}", "tracking.progress=false")
+    steps = json.loads((tmp_path / "toy" / "run.json").read_text())["finished"]["total_steps"]
+    same = finished(config(*options, f"train.total_steps={steps}"))
+    assert same is not None and same.curve == tmp_path / "toy" / "return.png" and same.curve.exists()
+    assert same.bundle == f"{tmp_path}/toy/bundle" and load_bundle(same.bundle).manifest.lineage.run == "toy"
+    longer = config(*options, f"train.total_steps={steps + 32}")
+    check_run(longer)
+    result = train(longer)
+    assert result.metrics["steps"] == steps + 32 and result.run_id != outcome.run_id
+    rows = read_metrics(LocalFileSystem(), str(tmp_path / "toy"))
+    assert [iteration_of(row) for row in rows] == list(range(steps // 32 + 2))
+    assert load_bundle(result.bundle).digest == load_bundle(result.model, result.tracking_uri).digest
+    assert before == {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
+
+
 def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):
     whole = config(
         f"storage={tmp_path}",
@@ -233,6 +258,141 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
         assert time.monotonic() < deadline, "a worker is left"
         time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "13")
+    monkeypatch.setattr(standing, "BEAT_S", 0.2)
+    more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
+    whole = config(f"storage={tmp_path}", "name=stopped", TWO, *more)
+    held = placement_group([{"CPU": 3}])
+    ray.get(held.ready(), timeout=60)
+    log = tmp_path / "stopped" / "run.log"
+
+    def until(text: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not (log.exists() and text in log.read_text()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+
+    problems: list[str] = []
+
+    def disturb() -> None:
+        try:
+            until("; the cluster has 1 CPU free on 1 node")
+            remove_placement_group(held)
+            until("its workers are there, after")
+            while "kept iteration" not in kept(whole):
+                time.sleep(0.1)
+            stopped = next(actor.pid for actor in alive(ray_cluster) if actor.class_name == "stopped worker")
+            os.kill(stopped, signal.SIGSTOP)
+            until(" has not answered for 1")
+            until("its workers start again from the checkpoint of iteration ")
+        except AssertionError as error:
+            problems.append(str(error))
+        finally:
+            Path(owner_file(str(tmp_path / "stopped"), 2)).write_text("{}")  # another owner: so the run ends
+
+    thread = threading.Thread(target=disturb, daemon=True)
+    thread.start()
+    with pytest.raises(Disowned):
+        train(whole)
+    thread.join(60)
+    assert problems == []
+    lines = log.read_text()
+    assert re.search(
+        r"waiting for 2 workers of 1 CPU each, since [\d:]+ and at most until [\d :-]+; the cluster has", lines
+    )
+    silent = r"worker \d on node [\d.]+ has not answered for 1\d s; it counts as lost at [\d:]+, and all start again"
+    assert re.search(silent, lines)
+    assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*has been hanging for 1\d", lines)
+
+
+@pytest.mark.slow
+def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_restart(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "5")
+    stalling = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path}/x", "at": 35, "stall": 40}}}}'
+    whole = config(TWO, FEW, stalling, f"storage={tmp_path}", "name=stalls", "tracking.progress=false")
+    assert train(whole).metrics["steps"] == 192
+    lines = (tmp_path / "stalls" / "run.log").read_text()
+    assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*[Tt]imed? ?out", lines), lines
+    rows = read_metrics(LocalFileSystem(), str(tmp_path / "stalls"))
+    assert [iteration_of(row) for row in rows] == list(range(7))
+
+
+def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay, tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], timeout=30).returncode:
+        pytest.skip("this user cannot mount a small disk")
+    more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
+    whole = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
+
+    def fill() -> None:
+        while "kept iteration" not in kept(whole):
+            time.sleep(0.1)
+        with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 12)):
+                pass
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(MarlRayError, match=r"run 'full' failed: .*No space left on device") as caught:
+            train(whole)
+        assert "\n" not in str(caught.value) and str(disk) in str(caught.value)
+    finally:
+        thread.join(60)
+        subprocess.run(["umount", "-l", disk], check=True, timeout=30)
+
+
+def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
+    whole, folder = config(f"storage={tmp_path}"), str(tmp_path / "toy")
+    with Lease(LocalFileSystem(), folder, "run 'toy'"):
+        with pytest.raises(
+            MarlRayError, match=rf"name: run 'toy' is owned by process {os.getpid()} of .* beat is \d s old"
+        ):
+            train(whole)
+        assert os.listdir(folder) == ["owner"] and not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(standing, "BEAT_S", 0.2)
+    monkeypatch.setattr(standing, "LOST_S", 0.0)
+    whole = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")
+    owner, ended = threading.Event(), threading.Event()
+
+    def take() -> None:
+        while "kept" not in kept(whole) and not ended.wait(0.1):
+            pass
+        with Lease(LocalFileSystem(), str(tmp_path / "taken"), "run 'taken'") as lease:
+            owner.set()
+            ended.wait(60)
+            assert lease.number == 2 and not lease.lost.is_set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(Disowned, match=f"run 'taken' is now owned by process {os.getpid()} of "):
+            train(whole)
+    finally:
+        ended.set()
+        thread.join(30)
+    assert owner.is_set()
+    record = json.loads((tmp_path / "taken" / "run.json").read_text())
+    client = Tracker(whole, record["mlflow_run_id"]).client
+    assert client.get_run(record["mlflow_run_id"]).info.status == "RUNNING"  # it is the other owner's
+    assert client.search_registered_models() == []
 
 
 def alive(ray_cluster: LocalRay) -> list[Any]:

@@ -19,15 +19,18 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(PRELOADED)
 
 
-def two_workers(body: Callable[..., Any], *arguments: Any) -> Any:
-    """What worker 0 returns of `body(*arguments)`, called by both within one process group.
+def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
+    """What worker 0 returns of `body(*arguments)`, called by both within one process group. With `cpu=False` the group
+    exchanges no tensor of the CPU, as NCCL does not.
 
     Raises AssertionError if a worker fails or none answers in time. Body and arguments travel by pickle.
     """
     with tempfile.TemporaryDirectory(prefix="marl-ray-two-") as folder:
         answers = _forks.SimpleQueue()
         store = str(Path(folder, "store"))
-        workers = [_forks.Process(target=_work, args=(k, store, answers, body, arguments), daemon=True) for k in (0, 1)]
+        workers = [
+            _forks.Process(target=_work, args=(k, store, answers, cpu, body, arguments), daemon=True) for k in (0, 1)
+        ]
         try:
             for worker in workers:
                 worker.start()
@@ -47,13 +50,18 @@ def two_workers(body: Callable[..., Any], *arguments: Any) -> Any:
                     worker.kill()
 
 
-def _work(rank: int, store: str, answers: Any, body: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _work(rank: int, store: str, answers: Any, cpu: bool, body: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     import torch
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    if cpu:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    else:
+        from processes.far_device import meet
+
+        meet(store, rank)
     answer = body(*arguments)
     if rank == 0:
         answers.put(answer)

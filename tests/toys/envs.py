@@ -1,6 +1,7 @@
 """Small PettingZoo environments with known behaviour, reachable from configs as `toys.envs:NAME`."""
 
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -101,18 +102,21 @@ def sprint(**kwargs: Any) -> Sprint:
 
 
 class Fragile(Countdown):
-    """Kills its process in the given episode step, once: the first to do it leaves the file `marker` behind."""
+    """Kills its process in the given episode step, or stalls it for so many seconds, once: the first to do it leaves the
+    file `marker` behind."""
 
-    def __init__(self, marker: str, at: int, **kwargs: Any):
+    def __init__(self, marker: str, at: int, stall: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)
-        self.marker, self.left = marker, at
+        self.marker, self.left, self.stall = marker, at, stall
 
     def step(self, actions: dict[str, int]) -> Any:
         self.left -= 1
         if self.left == 0 and not os.path.exists(self.marker):
             with open(self.marker, "w"):
                 pass
-            os._exit(1)
+            if not self.stall:
+                os._exit(1)
+            time.sleep(self.stall)
         return super().step(actions)
 
 

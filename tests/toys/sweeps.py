@@ -1,6 +1,8 @@
 """Folders of sweeps without any training: records and rows as a sweep's driver and trials write them."""
 
+import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of, ranked, save_records
+from marl_ray.tuning.lines import ROWS
+from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked
 from toys.envs import Countdown
 
 TOTAL = 50_000
@@ -24,6 +27,10 @@ SPACE = {
 NAN = "seed 1: policy 'shared', iteration 7, epoch 2: the gradient is not finite"
 LOST = "its process was lost again and again"
 REFUSED = "resources.workers=8 on cuda needs 8 GPUs, but this cluster can never have more than 4"
+
+
+def write_rows(folder: Folder, rows: list[dict[str, float]]) -> None:
+    folder.write(ROWS, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 class ToySweep:
@@ -65,7 +72,7 @@ class ToySweep:
                 sign = 1 if metric.name.endswith("return") else 0.3
                 row |= {f"seed-{s}/{metric.name}": float(sign * curves[n, k]) for n, s in enumerate(seeds)}
             rows.append(row)
-        trial_folder(self.config.storage, self.config.name, record.number).write_rows(rows)
+        write_rows(trial_folder(self.config.storage, self.config.name, record.number), rows)
         record.steps, record.played = int(at[-1]), int(at[-1]) * len(seeds)
         record.objectives = [
             iqm(np.array([np.mean([row[f"seed-{s}/{m.name}"] for row in rows[-m.window :]]) for s in seeds]))
@@ -80,7 +87,7 @@ class ToySweep:
         if found:
             self.records.winner, self.records.winner_seed = found[0].number, self.config.seeds[0]
             self.records.winner_model = model
-        save_records(self.folder, self.records)
+        RecordsFile(self.folder, self.records).save_all()
         return self.folder
 
 
@@ -117,3 +124,20 @@ class Doomed(Countdown):
 def doomed(**kwargs: Any) -> Doomed:
     """What `env.id: toys.sweeps:doomed` calls."""
     return Doomed(**kwargs)
+
+
+class Slow(Countdown):
+    """Takes `seconds` for a step."""
+
+    def __init__(self, seconds: float, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.seconds = seconds
+
+    def step(self, actions: dict[str, int]) -> Any:
+        time.sleep(self.seconds)
+        return super().step(actions)
+
+
+def slow(**kwargs: Any) -> Slow:
+    """What `env.id: toys.sweeps:slow` calls."""
+    return Slow(**kwargs)

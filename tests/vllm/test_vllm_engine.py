@@ -1,6 +1,15 @@
-"""vLLM samples from the weights that the policy has, with the log-probabilities that the policy has."""
+"""vLLM samples from the weights that the policy has, and what happens to its process is one named error or a response that
+is written again.
 
-from collections.abc import Sequence
+A process takes ten seconds of CPU time to start, so the tests share two, and those that end one come last.
+"""
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +19,38 @@ from marl_ray.config.run.model import GenerationConfig, LoraConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.engines.vllm_process import process
+from marl_ray.policies.engines.vllm_process.messages import VllmRequest
+from marl_ray.policies.engines.vllm_process.process import EngineLost, EngineRefused, VllmProcess
 
 PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
 EXACT = 1e-5
 """Greatest difference of log-probabilities in float32."""
+
+
+@pytest.fixture(scope="module")
+def sampled() -> Iterator[Sampled]:
+    """A policy that is sampled whole."""
+    one = Sampled()
+    yield one
+    one.engine.close()
+
+
+@pytest.fixture(scope="module")
+def adapted() -> Iterator[Sampled]:
+    """A policy of which vLLM gets an adapter after each update."""
+    one = Sampled(LoraConfig(rank=4, alpha=16))
+    yield one
+    one.engine.close()
+
+
+def request(handle: int) -> VllmRequest:
+    return VllmRequest(handle, (5, 6, 7), 1.0, 0, 1.0, 8, (257,), 1)
+
+
+def update(one: Sampled, version: int) -> dict[str, Any]:
+    """The message about weights of this version in the engine's memory."""
+    return {"layout": one.engine._shared.layout, "version": version}
 
 
 def gap(one: Sampled, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> float:
@@ -97,16 +134,85 @@ def test_a_prompt_above_the_context_is_refused_and_the_engine_goes_on(sampled):
     assert len(sampled.engine.generate(PROMPTS, 0)) == len(PROMPTS)
 
 
-def test_adapters_follow_training_without_the_weights_below_them():
-    one = Sampled(LoraConfig(rank=4, alpha=16))
-    try:
-        base = one.engine.generate(PROMPTS, 7)
-        assert gap(one, PROMPTS, base) < EXACT
-        for update in range(2):
-            one.update(update)
-            answers = one.engine.generate(PROMPTS, 7)
-            assert gap(one, PROMPTS, answers) < EXACT
-            assert {answer.version for answer in answers} == {update + 1}
-            assert [answer.log_probs for answer in answers] != [answer.log_probs for answer in base]
-    finally:
-        one.engine.close()
+def test_adapters_follow_training_without_the_weights_below_them(adapted):
+    base = adapted.engine.generate(PROMPTS, 7)
+    assert gap(adapted, PROMPTS, base) < EXACT
+    for update in range(2):
+        adapted.update(update)
+        answers = adapted.engine.generate(PROMPTS, 7)
+        assert gap(adapted, PROMPTS, answers) < EXACT
+        assert {answer.version for answer in answers} == {update + 1}
+        assert [answer.log_probs for answer in answers] != [answer.log_probs for answer in base]
+
+
+@pytest.mark.parametrize("policy", ["sampled", "adapted"])
+def test_an_engine_that_has_slept_takes_the_weights_again(policy, request, monkeypatch):
+    """On a CPU vLLM keeps its memory, so what is seen here is the order of calls."""
+    one: Sampled = request.getfixturevalue(policy)
+    wanted = one.engine.generate(PROMPTS, 1)
+    monkeypatch.setattr(one.engine, "_sleeps", True)
+    one.engine.rest()
+    one.engine.rest()
+    assert one.engine.generate(PROMPTS, 1) == wanted
+    one.update()
+    one.engine.rest()
+    assert [answer.ids for answer in one.engine.generate(PROMPTS, 1)] != [answer.ids for answer in wanted]
+
+
+def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampled):
+    wanted = sampled.engine.generate(PROMPTS, 1)
+    held, version = sampled.engine.process, sampled.engine._version
+    with pytest.raises(EngineRefused, match=f"weights of version {version} arrived twice"):
+        held.ask("load", version, update(sampled, version))
+    with pytest.raises(EngineRefused, match=f"expected version {version + 1}, got {version} and a part of {version}"):
+        held.ask("load", version + 1, update(sampled, version + 1))
+    held.ask("add", [request(0)])
+    with pytest.raises(EngineRefused, match="arrived while responses are being written"):
+        held.ask("load", version + 1, update(sampled, version + 1))
+    held.ask("remove", [0])
+    assert sampled.engine.generate(PROMPTS, 1) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"context": 1 << 20}, "max_model_len"), ({"folder": "/no/such"}, "/no/such")]
+)
+def test_settings_that_vllm_refuses_are_one_line(sampled, changes, message):
+    wanted = sampled.engine.generate(PROMPTS, 1)
+    with pytest.raises(EngineRefused, match=message) as caught:
+        sampled.engine.process.ask("start", replace(sampled.engine._settings(), **changes))
+    assert str(caught.value).startswith("generation.engine=vllm: ") and "\n" not in str(caught.value)
+    assert sampled.engine.generate(PROMPTS, 1) == wanted
+
+
+def test_an_engine_without_room_for_its_cache_cannot_start(sampled):
+    with pytest.raises(EngineRefused, match="memory") as caught:
+        VllmProcess(replace(sampled.engine._settings(), cache_gib=100_000), 1)
+    assert str(caught.value).startswith("generation.engine=vllm: ") and "\n" not in str(caught.value)
+
+
+def test_an_engine_that_serves_an_old_version_trains_nobody(sampled):
+    wanted = sampled.engine.generate(PROMPTS, 1)
+    sampled.engine._version += 1  # as if the newest weights had been lost on their way
+    with pytest.raises(EngineLost, match="it samples with version"):
+        sampled.engine._generate(PROMPTS, 1, sampled.plain.generation)
+    assert sampled.engine.generate(PROMPTS, 1) == wanted
+
+
+def test_a_process_that_dies_or_falls_silent_is_replaced_and_its_responses_are_written_again(
+    sampled, tmp_path, monkeypatch
+):
+    wanted = sampled.engine.generate(PROMPTS, 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    os.kill(sampled.engine.process.pid, signal.SIGKILL)
+    assert sampled.engine.generate(PROMPTS, 1) == wanted
+    assert [*tmp_path.rglob("vllm*")]
+    held = sampled.engine.process
+    with monkeypatch.context() as soon:
+        soon.setattr(process, "ANSWER_S", 0.5)
+        os.kill(held.pid, signal.SIGSTOP)
+        with pytest.raises(EngineLost, match=r"generation.engine=vllm: no answer to `step` in 0\.5 s"):
+            held.ask("step")
+    with pytest.raises(ProcessLookupError):
+        os.kill(held.pid, 0)
+    assert not [*tmp_path.iterdir()], "vLLM's files go with its process"
+    assert sampled.engine.generate(PROMPTS, 1) == wanted

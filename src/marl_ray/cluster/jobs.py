@@ -8,7 +8,6 @@ import secrets
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.config.sweep import SweepConfig, load_sweep
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
     from ray.dashboard.modules.job.pydantic_models import JobDetails
@@ -69,7 +69,7 @@ def submit(
     if not script.is_file():
         raise MarlRayError(f"submit {kind}: {script} is missing; submit from a checkout of marl-ray")
     client = connect(address)
-    with tempfile.TemporaryDirectory(prefix="marl-ray-job-") as folder:
+    with temporary_folder("job") as folder:
         # Only what the job reads, so that the upload stays small whatever lies around the config.
         shutil.copytree(
             script.parent, Path(folder, "jobs"), ignore=lambda _, names: {n for n in names if n[-3:] != ".py"}
@@ -81,7 +81,7 @@ def submit(
         return run_job(
             client,
             shlex.join([python, f"jobs/{kind}.py", "config.yaml", *overrides]),
-            folder,
+            str(folder),
             submission_id=submission_id,
             metadata={"kind": kind, "run": config.name, "config_hash": config_hash(config)},
             timeout_s=timeout_s,

@@ -12,9 +12,11 @@ from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.record import read_json
 from marl_ray.training.run_folder.standing import Standing, read_standing
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.records import CHANGES, RECORDS, read_records
 
-RUN, SWEEP = "run.json", "sweep.json"
-"""The files by which a folder is a run's or a sweep's."""
+RUN = "run.json"
+"""The file by which a folder is a run's."""
 FINISHED = "finished"
 """Key of a run's record for its result, and the state of a run that has played all its steps."""
 
@@ -75,9 +77,9 @@ class StoredSweep:
     storage: str
     name: str
     records: Mapping[str, Any]
-    """Content of `sweep.json`."""
+    """Content of `sweep.json`, with the changes since."""
     changed: float
-    """Time of the last change of `sweep.json`, in seconds since 1970."""
+    """Time of the last change of the records, in seconds since 1970."""
 
 
 def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
@@ -138,11 +140,14 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
         if record is not None:
             record["config"]["train"]["total_steps"], record["identity"]
             return StoredRun(storage, name, filesystem, folder, record)
-        records = read_json(filesystem, f"{folder}/{SWEEP}")
+        if filesystem.get_file_info(f"{folder}/{RECORDS}").type != fs.FileType.File:
+            return None
+        records = read_records(Folder(storage, name))
         if records is not None:
             records["trials"], records["config"]
-            changed = filesystem.get_file_info(f"{folder}/{SWEEP}").mtime
-            return StoredSweep(storage, name, records, changed.timestamp() if changed else 0.0)
+            files = filesystem.get_file_info([f"{folder}/{RECORDS}", f"{folder}/{CHANGES}"])
+            changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)
+            return StoredSweep(storage, name, records, changed)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"{folder} has no record of a run: {one_line(error)}") from error
     return None

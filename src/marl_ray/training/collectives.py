@@ -18,16 +18,23 @@ def world() -> tuple[int, int]:
 
 
 def total(tensor: Tensor) -> Tensor:
-    """Sum a tensor over all workers; the result is bit for bit the same on each."""
-    workers = dist.get_world_size()
+    """Sum a tensor of any device over all workers; the result is on its device, and bit for bit the same on each."""
+    workers, device = dist.get_world_size(), tensor.device
     if workers == 1:
         return tensor
+    exchanged = tensor.to(_exchange_device(device))
     if tensor.numel() > SMALL:
-        dist.all_reduce(tensor)
-        return tensor
-    parts = tensor.new_empty(workers * tensor.numel())
-    dist.all_gather_single(parts, tensor.reshape(-1).contiguous())
-    return parts.reshape(workers, *tensor.shape).sum(0)
+        dist.all_reduce(exchanged)
+        return exchanged.to(device)
+    parts = exchanged.new_empty(workers * tensor.numel())
+    dist.all_gather_single(parts, exchanged.reshape(-1).contiguous())
+    return parts.to(device).reshape(workers, *tensor.shape).sum(0)
+
+
+def _exchange_device(device: torch.device) -> torch.device:
+    """The device itself if the process group exchanges its tensors, or else one that it does: NCCL knows no CPU."""
+    kinds = [pair.partition(":")[0] for pair in dist.get_backend_config().split(",")]
+    return device if device.type in kinds else torch.device(kinds[0])
 
 
 def totals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

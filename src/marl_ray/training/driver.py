@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,9 +19,11 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import (
     failures_of,
+    give_up_silent_workers,
     named_workers,
     poll_often,
     unwrapped,
+    watched_workers,
     without_datasets,
     without_own_interrupts,
 )
@@ -28,6 +31,7 @@ from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, ke
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import METRICS, MetricsFile
 from marl_ray.training.run_folder.record import (
     config_record,
@@ -39,9 +43,10 @@ from marl_ray.training.run_folder.record import (
     write_record,
 )
 from marl_ray.training.run_folder.run_log import RunLog
-from marl_ray.training.run_folder.standing import Beating
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
+from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.metrics_log import DRAIN_S, MetricsLog
 from marl_ray.training.tracking.mlflow_run import Tracker
@@ -89,26 +94,37 @@ def finished(config: RunConfig) -> RunResult | None:
     ended = record_of(config).get(FINISHED)
     if ended is None or ended["total_steps"] < config.train.total_steps:
         return None
-    outcome = ended["outcome"]
-    return RunResult(**outcome | {"curve": None if outcome["curve"] is None else Path(outcome["curve"])}, trained=False)
+    outcome, (filesystem, folder) = ended["outcome"], filesystem_of(config)
+    # The folder may have been copied or moved since.
+    curve = None if outcome["curve"] is None else Path(outcome["curve"])
+    if curve is not None and Path(folder, curve.name).exists():
+        curve = Path(folder, curve.name)
+    bundle = linked_bundle(filesystem, folder) or outcome["bundle"]
+    return RunResult(**outcome | {"curve": curve, "bundle": bundle}, trained=False)
 
 
 def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     """Run to the end on the Ray that this process is connected to; a run that is finished is not run again. `console` holds
     the lines of what came before.
 
-    Raises MarlRayError with the cause of a failure. On Ctrl-C and SIGTERM it prints which checkpoint is kept, and raises.
+    Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
+    which checkpoint is kept, and raises.
     """
     before = finished(config)
     if before is not None:
         return before
     use_gpu = check_capacity(config)
-    record = record_of(config)
-    if config.resume_from is not None and not checkpoints_in(StoredFolder(*filesystem_of(config))):
-        record[ORIGIN] = source_of(config)
-    tracker = Tracker(config, record.get("mlflow_run_id"))
-    with console or RunLog(config) as log, contextlib.ExitStack() as standing:
-        return _train(config, record, tracker, use_gpu, log, standing)
+    filesystem, folder = filesystem_of(config)
+    with (
+        console or RunLog(config) as log,
+        Lease(filesystem, folder, f"run {config.name!r}") as lease,
+        spoken(log.say) as notes,
+    ):
+        record = record_of(config)
+        if config.resume_from is not None and not checkpoints_in(StoredFolder(filesystem, folder)):
+            record[ORIGIN] = source_of(config)
+        tracker = Tracker(config, record.get("mlflow_run_id"))
+        return _train(config, record, tracker, use_gpu, log, lease, notes)
 
 
 def _train(
@@ -117,7 +133,8 @@ def _train(
     tracker: Tracker,
     use_gpu: bool,
     console: RunLog,
-    standing: contextlib.ExitStack,
+    lease: Lease,
+    notes: Path,
 ) -> RunResult:
     import ray
     from ray.train import FailureConfig, ScalingConfig
@@ -138,12 +155,12 @@ def _train(
         record |= {"mlflow_run_id": tracker.run_id, **config_record(config)}
         pinned = pin_bundles(config, record)
         write_record(config, record)
-        standing.enter_context(Beating(filesystem, folder))
         console.open()
         workers = config.resources.workers
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
         sinks = open_sinks(config, tracker.run_id)
-        poll_often()
+        poll_often(workers)
+        give_up_silent_workers()
         queue = metrics_queue(config.name)
         trainer: Any = TorchTrainer(
             worker,
@@ -154,8 +171,11 @@ def _train(
                 "tracking_uri": tracker.uri,
                 "folder": os.getcwd(),
                 "origin": record.get(ORIGIN),
+                "lease": lease.number,
             },
-            torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(exchange_s(config))
+            ),
             scaling_config=ScalingConfig(
                 num_workers=workers,
                 use_gpu=use_gpu,
@@ -165,14 +185,20 @@ def _train(
                 name=config.name,
                 storage_path=storage_of(config),
                 failure_config=FailureConfig(max_failures=config.resources.max_failures),
-                callbacks=[named_workers(config.name), _sending_failures(queue)],
+                callbacks=[
+                    named_workers(config.name),
+                    _sending_failures(queue),
+                    watched_workers(WorkerWatch(notes)),
+                ],
             ),
         )
         without_own_interrupts(trainer, controllers.append)
+        lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
         log = MetricsLog(config, queue, tracker, MetricsFile(filesystem, folder), {"mlflow": tracker, **sinks}, console)
         result: Any = trainer.fit()
         log.close()
+        lease.check()
         if refused := (result.return_value or {}).get(REFUSED):
             raise MarlRayError(f"run {config.name!r} failed: {refused}")
         stopped = (result.return_value or {}).get(STOPPED)
@@ -190,6 +216,9 @@ def _train(
         where = traceback_of(config, failures_of(error))
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
+    except OSError as error:
+        full = disk_full(error, storage_of(config))
+        raise MarlRayError(f"run {config.name!r} failed: {full}") if full else error from error
     except INTERRUPTS:
         status = "KILLED"
         for controller in controllers:  # the controller's workers end with it
@@ -204,7 +233,9 @@ def _train(
                 queue.shutdown(force=True)
             for name, sink in sinks.items():
                 _try(f"tracking.also: {name}", partial(sink.end, status), console)
-            if status != "KILLED":
+            if lease.lost.is_set():
+                pass  # MLflow's run is now the other owner's
+            elif status != "KILLED":
                 tracker.end(status)
             elif not within(LEAVE_S, lambda: tracker.end(status)):
                 console.say(f"MLflow was not told within {LEAVE_S:g} s that the run was killed")
@@ -287,6 +318,9 @@ def _finish(config: RunConfig, tracker: Tracker, sinks: Mapping[str, Sink], resu
 def cause(error: BaseException) -> str:
     """The first line of the error that a worker raised, without the wrappers around it."""
     failures = failures_of(error)
+    error = getattr(error, "controller_failure", error)
+    if isinstance(error, MarlRayError):
+        return str(error)
     return _first(failures) if failures else one_line(error)
 
 

@@ -1,7 +1,6 @@
 """Training in this process alone, without Ray: for tests, benchmarks and trials too small for workers of their own."""
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from marl_ray.config import RunConfig
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
 from marl_ray.training.loop import Keeping, Metrics, run_worker
@@ -25,7 +25,7 @@ def process_group() -> Iterator[None]:
         yield
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory(prefix="marl-ray-group-") as folder:
+    with temporary_folder("group") as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
             yield

@@ -12,12 +12,13 @@ from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import link_bundle
+from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
+from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.tracking.rows_to_driver import PHASE, PROBLEM, STARTS_AFTER, TRANSCRIPTS, Rows
 
 REFUSED = "refused"
-"""Key under which a worker returns the error message of an engine that would refuse, or of a checkpoint that could not be
-written or read, again after every restart."""
+"""Key under which a worker returns the message of an error that would come again after every restart."""
 STOPPED = "stopped"
 """Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
@@ -44,12 +45,25 @@ def worker(payload: dict[Any, Any]) -> Any:
     def emit(metrics: dict[str, float]) -> None:
         rows.add(metrics | system.read())
 
+    def check_owner() -> None:
+        filesystem, path = filesystem_of(config)
+        check_owned(filesystem, path, payload["lease"], f"run {config.name!r}")
+
+    def before() -> None:
+        if rank == 0:
+            check_owner()  # the driver may sleep while another owner's workers write to the same folder
+        rows.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
+
     def send(row: dict[str, Any]) -> None:
         if rank == 0:
             rows.send(row)
 
     config = RunConfig.model_validate(payload["config"])
     folder, origin = StoredFolder(*filesystem_of(config)), payload["origin"]
+    try:
+        check_owner()
+    except Disowned as error:
+        return {REFUSED: str(error)}
     try:
         # Rank 0 decides for all: a storage may show others an older list.
         own, attempt = from_first(lambda: ([place.path for place in checkpoints_in(folder)], attempt_number()))
@@ -65,7 +79,7 @@ def worker(payload: dict[Any, Any]) -> Any:
             emit=emit,
             keeping=Keeping(
                 lambda iteration: folder / checkpoint_name(iteration, attempt),
-                before=rows.flush,  # steps up to a checkpoint are not played again, so their rows must not be lost
+                before=before,
                 published=partial(_tidy, config, folder, attempt),
             ),
             run_id=payload["run_id"],
@@ -80,10 +94,12 @@ def worker(payload: dict[Any, Any]) -> Any:
         return {STOPPED: str(error)}
     except (EngineRefused, Unwritable, Unreadable) as error:
         return {REFUSED: str(error)}
-    except Exception:
+    except Exception as error:
         text = traceback.format_exc()
         write_traceback(config, f"worker-{rank}", text)
         rows.add({PROBLEM: f"worker {rank}: {text}"})
+        if full := disk_full(error, storage_of(config)):
+            raise full from error
         raise
     finally:
         rows.flush()

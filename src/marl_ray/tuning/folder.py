@@ -1,16 +1,15 @@
 """Files of a sweep under its storage, local or remote: JSON and safetensors, never a pickle.
 
-NAME/sweep.json                       records of all trials, written by the sweep's driver
+NAME/sweep.json, NAME/sweep.jsonl     records of all trials, and their changes since, written by the sweep's driver
 NAME/report.html, NAME/winner.yaml    the report, and the winner's run config
 NAME/trials/0003/trial.json           what the trial has, written by its process; the driver writes while it waits
-NAME/trials/0003/rows.jsonl           metrics, a row per iteration
+NAME/trials/0003/rows.jsonl           metrics, a row per iteration, appended by the trial's process
 NAME/trials/0003/attempt-1/checkpoint-000010/   seed-0/, seed-1/, ...: a checkpoint of each seed
 NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
 """
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.temporary_folders import temporary_folder
 
 
 def absolute(storage: str) -> str:
@@ -86,14 +86,6 @@ class Folder:
     def write_json(self, name: str, data: Any) -> None:
         self.write(name, json.dumps(data, indent=1).encode())
 
-    def read_rows(self) -> list[dict[str, float]]:
-        if not self.exists("rows.jsonl"):
-            return []
-        return [json.loads(line) for line in self.read("rows.jsonl").splitlines()]
-
-    def write_rows(self, rows: list[dict[str, float]]) -> None:
-        self.write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
-
     def upload(self, local: Path, name: str) -> None:
         self.filesystem.create_dir(f"{self.path}/{name}")
         fs.copy_files(str(local), f"{self.path}/{name}", fs.LocalFileSystem(), self.filesystem, use_threads=False)
@@ -121,9 +113,9 @@ class Folder:
         elif isinstance(self.filesystem, fs.LocalFileSystem):
             yield Path(self.path, name)
         else:
-            with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as temporary:
-                fs.copy_files(f"{self.path}/{name}", temporary, self.filesystem, fs.LocalFileSystem())
-                yield Path(temporary)
+            with temporary_folder("checkpoint") as temporary:
+                fs.copy_files(f"{self.path}/{name}", str(temporary), self.filesystem, fs.LocalFileSystem())
+                yield temporary
 
 
 def trial_folder(storage: str, sweep: str, number: int) -> Folder:

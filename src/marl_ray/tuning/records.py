@@ -1,17 +1,27 @@
-"""The records of a sweep: every trial's values, state, cost and files, and the winner."""
+"""The records of a sweep: every trial's values, state, cost and files, and the winner.
 
+`sweep.json` holds all of them as they were after so many changes; each line of `sweep.jsonl` is a later change and holds the
+fields that it changed. `read_records` puts the two together.
+"""
+
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.lines import Lines, read_lines
 
-RECORDS, REPORT = "sweep.json", "report.html"
+RECORDS, CHANGES, REPORT = "sweep.json", "sweep.jsonl", "report.html"
 FAILED = ("failed", "lost", "refused")
 """Statuses of trials that failed for reasons other than their configuration's worth."""
+LEAST_LOG = 1 << 16
+"""Bytes of changes that are never worth writing all records anew."""
+READ_TRIES = 5
+"""Attempts to read records while their writer replaces `sweep.json` and empties `sweep.jsonl`."""
 
 
 @dataclass
@@ -55,7 +65,7 @@ class TrialRecord:
 
 @dataclass
 class SweepRecords:
-    """The records of a whole sweep, stored as `sweep.json`."""
+    """The records of a whole sweep."""
 
     name: str
     config: dict[str, Any]
@@ -73,6 +83,8 @@ class SweepRecords:
     """Seed of the winner's registered bundle: the seed with the median score, so never just the lucky one."""
     winner_model: str = ""
     """Name of the registered model version: `models:/name/version`."""
+    changes: int = 0
+    """Number of times that the records have been written."""
     trials: list[TrialRecord] = field(default_factory=list)
 
     @property
@@ -127,9 +139,47 @@ def identity_of(config: SweepConfig) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
 
 
+def read_records(folder: Folder) -> dict[str, Any] | None:
+    """The records of a sweep as plain data, whoever writes them meanwhile; None if there is no file.
+
+    Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if the files are not a sweep's.
+    """
+    for _ in range(READ_TRIES):
+        data = folder.read_json(RECORDS)
+        if data is None:
+            return None
+        if not isinstance(data, dict):
+            raise TypeError(f"expected an object, got {type(data).__name__}")
+        if _apply(data, read_lines(folder, CHANGES)):
+            return data
+    raise ValueError(f"{CHANGES} lacks the changes that follow number {data.get('changes', 0)}")
+
+
+def _apply(data: dict[str, Any], lines: Sequence[str]) -> bool:
+    """Put later changes into `data`; False if the first of them is missing, because all records were written anew."""
+    number = data.get("changes", 0)
+    for at, line in enumerate(lines, 1):
+        try:
+            change = json.loads(line)
+            if change["changes"] <= number:
+                continue  # sweep.json is newer
+            if change["changes"] != number + 1:
+                return False
+            number, trials = number + 1, data["trials"]
+            for fields in change.pop("trials"):
+                if fields["number"] == len(trials):
+                    trials.append({})
+                trials[fields["number"]] |= fields
+            data |= change
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ValueError(f"{CHANGES}, line {at}: expected a change of the records: {one_line(error)}") from error
+    return True
+
+
 def load_records(folder: Folder) -> SweepRecords | None:
-    """Read a sweep's records; None if there is no file. Raises ValueError or TypeError if the file is not a sweep's."""
-    data = folder.read_json(RECORDS)
+    """Read a sweep's records; None if there is no file. Raises ValueError, TypeError or KeyError if the files are not a
+    sweep's."""
+    data = read_records(folder)
     if data is None:
         return None
     data.pop("format", None)
@@ -145,14 +195,86 @@ def _record(data: dict[str, Any]) -> TrialRecord:
     return TrialRecord(**data)
 
 
-def save_records(folder: Folder, records: SweepRecords) -> None:
-    """Write `sweep.json`, with the place of each trial's rows and bundles relative to it."""
-    data = asdict(records)
-    for trial in data["trials"]:
-        home = f"trials/{trial['number']:04d}"
-        trial["rows"] = f"{home}/rows.jsonl"
-        trial["bundles"] = {str(config["seed"]): f"{home}/bundles/seed-{config['seed']}" for config in trial["configs"]}
-    folder.write_json(RECORDS, {"format": 1} | data)
+class RecordsFile:
+    """Writes the records of a sweep as they change. Only one process may do so.
+
+    A change costs one line of `sweep.jsonl` with the fields that it changed. Once these lines have more bytes than
+    `sweep.json`, all records are written anew, so the cost of a change does not depend on the number of trials.
+    """
+
+    def __init__(self, folder: Folder, records: SweepRecords):
+        self.folder, self.records = folder, records
+        self.lines: Lines | None = None
+        """None until `sweep.json` has been written."""
+        self.written: dict[int | None, dict[str, str]] = {}
+        """Number of a trial (None for the sweep's own fields) -> field -> its JSON, as the files have it."""
+        self.marked: set[int] = {record.number for record in records.trials}
+        """Trials that have changed since."""
+        self.log_bytes = self.snapshot_bytes = 0
+
+    def mark(self, record: TrialRecord) -> None:
+        """Let the next change write this trial too."""
+        self.marked.add(record.number)
+
+    def save(self, *changed: TrialRecord, durable: bool = False) -> None:
+        """Write the sweep's fields, these trials and the marked ones.
+
+        When it returns, the change survives the death of this process and, if `durable`, that of the machine. Raises
+        OSError; then the next call writes this change too.
+        """
+        self.marked.update(record.number for record in changed)
+        if self.lines is None or self.log_bytes > max(LEAST_LOG, self.snapshot_bytes):
+            self.save_all()
+            return
+        self.records.changes += 1
+        fields = self._fields()
+        parts = {number: _differing(texts, self.written.get(number, {})) for number, texts in fields.items()}
+        trials = [_object({"number": str(number)} | part) for number, part in parts.items() if number is not None]
+        line = _object(parts[None] | {"trials": f"[{', '.join(trials)}]"})
+        try:
+            self.log_bytes += self.lines.append([line], durable)
+        except OSError:
+            self.records.changes -= 1
+            raise
+        self.written |= fields
+        self.marked.clear()
+
+    def save_all(self) -> None:
+        """Write `sweep.json` with all records, a trial per line, and empty `sweep.jsonl`; raises OSError."""
+        self.records.changes += 1
+        self.marked.update(record.number for record in self.records.trials)  # also what nobody has marked
+        self.written |= self._fields()
+        self.marked.clear()
+        own = self.written[None]
+        trials = (_object(self.written[record.number]) for record in self.records.trials)
+        text = _object({"format": "1"} | own | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
+        self.folder.write(RECORDS, text.encode())
+        lines = self.lines or Lines(self.folder, CHANGES)
+        lines.keep(0)
+        self.lines = lines
+        self.log_bytes, self.snapshot_bytes = 0, len(text)
+
+    def _fields(self) -> dict[int | None, dict[str, str]]:
+        """The sweep's own fields, and those of the marked trials, as JSON."""
+        own = {key: json.dumps(value) for key, value in vars(self.records).items() if key != "trials"}
+        return {None: own} | {number: _texts(self.records.trials[number]) for number in sorted(self.marked)}
+
+
+def _texts(record: TrialRecord) -> dict[str, str]:
+    """The fields of a trial as JSON, with the place of its rows and bundles relative to the sweep's folder."""
+    home = f"trials/{record.number:04d}"
+    bundles = {str(config["seed"]): f"{home}/bundles/seed-{config['seed']}" for config in record.configs}
+    places = {"rows": f"{home}/rows.jsonl", "bundles": bundles}
+    return {key: json.dumps(value) for key, value in (vars(record) | places).items()}
+
+
+def _differing(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in texts.items() if before.get(key) != text}
+
+
+def _object(texts: Mapping[str, str]) -> str:
+    """One line of JSON from the JSON of its values."""
+    return "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
 
 
 def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:

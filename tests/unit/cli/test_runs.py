@@ -24,10 +24,11 @@ from marl_ray.runs.comparison import student
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.stored import find_run
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import MetricsFile
 from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
 from marl_ray.training.run_folder.run_log import RunLog
-from marl_ray.training.run_folder.standing import Beating, read_standing
+from marl_ray.training.run_folder.standing import read_standing
 
 LOCAL = fs.LocalFileSystem()
 
@@ -120,7 +121,7 @@ def test_a_finished_run_is_resumed_with_its_config(storage: Path):
 
 
 def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):
-    with Beating(LOCAL, str(storage / "first")):
+    with Lease(LOCAL, str(storage / "first"), "run 'first'"):
         states = [row["state"] for row in document("runs", "ls", "--storage", storage)]
         assert states == ["running", "unfinished", "finished"]
         refused = marl_ray("runs", "rm", "first", "--storage", storage, "--yes")
@@ -138,8 +139,8 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
 
 def test_a_driver_that_was_killed_is_known_at_once(storage: Path):
     code = (
-        "import sys, time; from pyarrow import fs; from marl_ray.training.run_folder.standing import Beating\n"
-        "with Beating(fs.LocalFileSystem(), sys.argv[1]): print('alive', flush=True); time.sleep(60)"
+        "import sys, time; from pyarrow import fs; from marl_ray.training.run_folder.lease import Lease\n"
+        "with Lease(fs.LocalFileSystem(), sys.argv[1], 'it'): print('alive', flush=True); time.sleep(60)"
     )
     folder = str(storage / "other")
     with subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True) as driver:
@@ -153,7 +154,7 @@ def test_a_driver_that_was_killed_is_known_at_once(storage: Path):
 def test_a_log_is_followed_until_the_driver_ends(storage: Path):
     run, lines = find_run("other", str(storage)), list[str]()
     follower = threading.Thread(target=lambda: lines.extend(log_lines(run, follow=True)), daemon=True)
-    with Beating(LOCAL, run.folder):
+    with Lease(LOCAL, run.folder, "run 'other'"):
         follower.start()
         with (storage / "other" / "run.log").open("a") as log:
             log.write("and on\n")
@@ -163,7 +164,7 @@ def test_a_log_is_followed_until_the_driver_ends(storage: Path):
 
 @pytest.mark.parametrize(("error", "state"), [(MarlRayError("no"), "failed"), (KeyboardInterrupt(), "interrupted")])
 def test_an_attempt_leaves_how_it_ended(storage: Path, error: BaseException, state: str):
-    with pytest.raises(type(error)), Beating(LOCAL, str(storage / "other")):
+    with pytest.raises(type(error)), Lease(LOCAL, str(storage / "other"), "run 'other'"):
         raise error
     standing = read_standing(LOCAL, str(storage / "other"))
     assert standing is not None and standing.state == find_run("other", str(storage)).state() == state

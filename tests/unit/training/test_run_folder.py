@@ -196,6 +196,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
         "tracking_uri": "",
         "folder": str(folder),
         "origin": None,
+        "lease": 1,
     }
     with process_group():
         return worker(payload)

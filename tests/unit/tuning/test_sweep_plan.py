@@ -12,7 +12,7 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of, load_records, save_records
+from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, load_records
 from marl_ray.tuning.search.plan import ENDED, SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
@@ -49,7 +49,7 @@ class Bench:
     def exploited(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         self.exploits.append((recipient.number, donor.number, what, at))
 
-    def changed(self, ended: TrialRecord | None) -> None:
+    def changed(self, *records: TrialRecord) -> None:
         self.snapshots.append(copy.deepcopy(self.records))
 
     def run(self, slots: int = 2, most: int = 10**6) -> "Bench":
@@ -59,6 +59,7 @@ class Bench:
                 record = self.plan.next()
                 if record is None or record is ENDED:
                     break
+                self.changed(record)
                 running.append((record, self.plan.until(record)))
             if not running:
                 return self
@@ -118,6 +119,24 @@ def test_asha_promotes_the_same_trials_in_whatever_order_they_arrive():
         for slots in (1, 2, 3, 5, 8)
     ]
     assert len({tuple(record.steps for record in records.trials) for records in ends}) == 1
+
+
+def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
+    bench = Bench(config_of(40, **ASHA), by_lr)
+    asked, decide = [], bench.plan.scheduler.decide
+    bench.plan.scheduler.decide = lambda trials, more: asked.append(more) or decide(trials, more)  # type: ignore[method-assign]
+    running: list[TrialRecord] = []
+    while True:
+        suggested = [bench.plan.next() for _ in range(5)]  # Ray Tune asks again and again while it has room
+        running += [record for record in suggested if isinstance(record, TrialRecord)]
+        if not running:
+            break
+        record, until = running[0], bench.plan.until(running[0])
+        score = {"status": "waiting" if until else "finished", "objectives": [by_lr(running.pop(0).values, 1)]}
+        bench.plan.done(record.number, score, False, until)
+    assert bench.statuses().count("finished") == 5
+    legs = sum(record.legs for record in bench.records.trials)
+    assert len(asked) <= legs + 2
 
 
 def test_asha_without_a_known_number_of_trials_promotes_as_they_come():
@@ -221,7 +240,7 @@ def test_records_survive_their_file(tmp_path: Path):
     config, folder = config_of(), Folder(str(tmp_path), "s")
     trial = TrialRecord(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
     records = SweepRecords(config.name, config.resolved(), identity_of(config), trials=[trial])
-    save_records(folder, records)
+    RecordsFile(folder, records).save()
     assert load_records(folder) == records
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
-from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole
+from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole, write_rows
 
 from marl_ray.cli import main
 from marl_ray.cli.documents.forms import keys_of
@@ -17,6 +17,7 @@ from marl_ray.cli.training.sweep import document_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.lines import read_rows
 from marl_ray.tuning.records import (
     SweepRecords,
     TrialRecord,
@@ -304,13 +305,13 @@ def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path
     sweep = ToySweep(tmp_path, run=run | {"constraints": [{"budget": 30}]}, space=space, seeds=2)
     trial = sweep.train(sweep.add({"hyper.lr": 0.01}), 2.0)
     home = Folder(str(tmp_path), "toy", "trials", "0000")
-    rows = home.read_rows()
+    rows = read_rows(home)
     for seed, cost, share in ((0, 29.5, 0.75), (1, 30.5, 0.5)):
         figures = {"return": 2.5 + seed, "episode_cost_0": cost, "within_budget": share, "within_budget_105": 0.9}
         figures |= {"within_budget_certified": share - 0.1, "within_budget_105_certified": 0.8}
         for prefix in ("eval", "best"):
             rows[-1] |= {f"seed-{seed}/{prefix}/{key}": value for key, value in figures.items()}
-    home.write_rows(rows)
+    write_rows(home, rows)
     page = page_of(sweep.end())
     assert "29.5 to 30.5" in page.text and "of 30" in page.text and page.styled("span", "over") == 1
     assert "50.0 % 40.0 % or more" in page.text and "90.0 % 80.0 % or more" in page.text

@@ -3,12 +3,12 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded, refuse
 from marl_ray.extensions import TRACKER
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
@@ -21,8 +21,8 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Log rows of a made-up run into a folder that is deleted again; a tracker has no settings."""
     refuse("tracker", settings)
     loaded(TRACKER, name)
-    with TemporaryDirectory(prefix="marl-ray-") as folder:
-        data = {"name": "check", "env": {"id": "budget_dag"}, "storage": folder, "tracking": {"also": [name]}}
+    with temporary_folder("check") as folder:
+        data = {"name": "check", "env": {"id": "budget_dag"}, "storage": str(folder), "tracking": {"also": [name]}}
         config = parse_config(RunConfig, data, source="check plugin tracker")
         ready = checked("check", "it can work here", lambda: check_sinks(config))
         yield ready

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from marl_ray.config import NetworkConfig, tracking_uri
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.policies.bundles.mlflow_client import mlflow_client
+from marl_ray.temporary_folders import temporary_folder
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -176,13 +178,13 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     uri = tracking_uri(uri)
     name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
-    with TemporaryDirectory(prefix="marl-ray-bundle-") as temporary:
+    with temporary_folder("bundle") as temporary:
         with _of_registry(reference, uri):
-            client = mlflow.MlflowClient(uri, registry_uri=uri)
+            client = mlflow_client(uri)
             # The client of this registry resolves the version: `download_artifacts` would ask the registry of the whole
             # process.
             source = client.get_model_version_download_uri(name, version)
-            path = mlflow.artifacts.download_artifacts(source, dst_path=temporary, tracking_uri=uri)
+            path = mlflow.artifacts.download_artifacts(source, dst_path=str(temporary), tracking_uri=uri)
         yield Path(path)
 
 
@@ -194,11 +196,9 @@ def pinned(reference: str, uri: str | None) -> str:
     name, _, alias = path.rpartition("@")
     if not name or not alias:
         raise MarlRayError(f"bundle {reference!r}: expected models:/name/version or models:/name@alias")
-    import mlflow
-
     uri = tracking_uri(uri)
     with _of_registry(reference, uri):
-        version = mlflow.MlflowClient(uri, registry_uri=uri).get_model_version_by_alias(name, alias).version
+        version = mlflow_client(uri).get_model_version_by_alias(name, alias).version
     return f"{REGISTRY}{name}/{version}"
 
 
@@ -213,11 +213,9 @@ def _of_registry(reference: str, uri: str) -> Iterator[None]:
 
 def _instead_of(reference: str, uri: str) -> str:
     """The end of an error about a model that the registry does not have; empty if it has the model, or none at all."""
-    import mlflow
-
     name = re.split("[/@]", reference.removeprefix(REGISTRY))[0]
     try:
-        models = mlflow.MlflowClient(uri, registry_uri=uri).search_registered_models()
+        models = mlflow_client(uri).search_registered_models()
     except Exception:  # the registry does not answer, which the error says already
         return ""
     names = [model.name for model in models]

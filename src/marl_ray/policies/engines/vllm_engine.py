@@ -21,6 +21,7 @@ from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProce
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
 from marl_ray.policies.language.padding import padded
+from marl_ray.temporary_folders import object_folder
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -65,7 +66,7 @@ class VllmEngine(Engine):
         self._policy, self._room = policy, room
         self._processed = reports_processed(policy.generation) if processed is None else processed
         self._shared = SharedWeights(bare_weights(policy.lm))
-        self._folder = tempfile.TemporaryDirectory(prefix="marl-ray-vllm-")
+        self._folder = object_folder("vllm")
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
         self._tensor_parallel, self._memory_share = tensor_parallel, memory_share

@@ -6,7 +6,6 @@ The process loads the base once and the adapters beside it, and a step writes th
 import contextlib
 import itertools
 import shutil
-import tempfile
 import threading
 import weakref
 from pathlib import Path
@@ -22,6 +21,7 @@ from marl_ray.policies.engines.vllm_process.process import CLOSE_S, EngineLost, 
 from marl_ray.policies.engines.vllm_process.shared_process import FairLock, Port, SharedProcess
 from marl_ray.policies.language.base_model import share_base
 from marl_ray.policies.language.lora import save_adapters
+from marl_ray.temporary_folders import object_folder
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -106,7 +106,7 @@ class _Base:
         self._members: set[int] = set()
         self._folders: dict[int, Path] = {}
         """Number -> folder of an adapter that the process has loaded."""
-        self._folder = tempfile.TemporaryDirectory(prefix="marl-ray-adapters-")
+        self._folder = object_folder("adapters")
 
     @property
     def empty(self) -> bool:

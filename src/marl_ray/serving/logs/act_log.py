@@ -15,7 +15,6 @@ import heapq
 import logging
 import os
 import re
-import tempfile
 import threading
 import time
 from collections import deque
@@ -34,6 +33,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from marl_ray.config.run.sections import NAME_PATTERN
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.serving.logs.spool import Segment
+from marl_ray.temporary_folders import new_temporary_folder, temporary_folder
 
 PREFIX, PARTIAL, COMPLETE = "decisions-", ".jsonl.partial", ".jsonl.zst"
 CAPACITY = 10_000
@@ -155,7 +155,7 @@ class ActLog:
         if self._remote is not None:
             # A subfolder for each URI, so that segments left for one are never uploaded to another.
             own = blake2b(folder.encode(), digest_size=8).hexdigest()
-            self._local = Path(staging or tempfile.mkdtemp(prefix="marl-ray-decisions-")) / own
+            self._local = (Path(staging) if staging else new_temporary_folder("decisions")) / own
         else:
             self._local = Path(self._root)
         try:
@@ -358,7 +358,7 @@ def sorted_by_unit(
 ) -> Iterator[T]:
     """Parse the lines and sort the results by the units and times that `parse` returns, leaving out lines for which it
     returns None. Sorted runs of `run_bytes` go to temporary files and are merged; then each line is parsed twice."""
-    with tempfile.TemporaryDirectory(prefix="marl-ray-sort-") as folder:
+    with temporary_folder("sort") as folder:
         runs: list[Iterator[tuple[str, float, T]]] = []
         run: list[tuple[str, float, bytes]] = []
         size = 0
@@ -369,7 +369,7 @@ def sorted_by_unit(
             run.append((row[0], row[1], line))
             size += len(line) + ROW_BYTES
             if size >= run_bytes:
-                path = Path(folder) / str(len(runs))
+                path = folder / str(len(runs))
                 run.sort(key=UNIT_AND_TIME)
                 with path.open("wb") as file:
                     file.writelines(line + b"\n" for _, _, line in run)

@@ -34,4 +34,9 @@ def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
     if kind != fs.FileType.File:
         return None
     with filesystem.open_input_stream(path) as stream:
-        return str(stream.read().decode().strip())
+        uri = str(stream.read().decode().strip())
+    checkpoint = uri.split("/")[-2]
+    moved = f"{folder}/{checkpoint}/{LINK}"
+    if folder in uri or filesystem.get_file_info(moved).type != fs.FileType.Directory:
+        return uri
+    return f"{uri.partition('://')[0]}://{moved}"  # the run's folder has been copied since

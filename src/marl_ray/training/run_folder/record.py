@@ -1,7 +1,7 @@
 """The record of a run and what else lies in its folder, on any storage.
 
 NAME/run.json        what the run is, its MLflow run, and how it ended where it has
-NAME/state.json      whether its driver is alive, and how the last attempt ended (standing.py)
+NAME/owner/N.json    its driver: where it runs, whether it is alive, and how its attempt ended (standing.py, lease.py)
 NAME/metrics.jsonl   a row of metrics for each iteration (metrics_file.py)
 NAME/run.log         what the driver prints and workers' errors, with times (run_log.py)
 NAME/bundle          the best bundle so far: a link, or on remote storage a file with its URI (bundle_link.py)
@@ -61,9 +61,18 @@ def check_folder(config: RunConfig) -> None:
         write_json(filesystem, probe, {})
         filesystem.delete_file(probe)
         if not existed:
-            filesystem.delete_dir(folder)
+            _delete_if_empty(filesystem, folder)
     except (OSError, ValueError) as error:
         raise _unwritable(config, error) from error
+
+
+def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
+    """Delete a folder in which another process may just begin a run."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+    elif not filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+        filesystem.delete_dir(folder)
 
 
 def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:

@@ -1,38 +1,39 @@
-"""`NAME/state.json`: whether the driver of a run is alive, and how its last attempt ended.
+"""`NAME/owner/N.json`: the N-th driver of a run or a sweep, whether it is alive, and how its attempt ended.
 
-While a driver works, it writes the time into the file every BEAT_S seconds. It also names its machine and process, so that
-on that machine a driver that was killed is known at once.
+The file with the greatest number is the owner's. While a driver works, it writes the time into its file every BEAT_S
+seconds. The file also names its machine and process, so that on that machine a driver that was killed is known at once.
 """
 
-import contextlib
+import functools
 import os
 import socket
-import threading
-import time
-from dataclasses import asdict, dataclass
-from types import TracebackType
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 from pyarrow import fs
 
-from marl_ray.errors import named
-from marl_ray.training.run_folder.record import read_json, write_json
+from marl_ray.training.run_folder.record import read_json
 
-STATE = "state.json"
-"""Name of the file in a run's folder."""
+OWNER = "owner"
+"""Name of the folder in a run's folder."""
 BEAT_S = 15.0
 LOST_S = 60.0
-"""Seconds without a beat after which a driver on another machine counts as dead."""
+"""Seconds without a beat after which a driver counts as dead, on whatever machine."""
 RUNNING = "running"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The last attempt at a run."""
+    """One attempt at a run."""
 
     state: str
     """`running`, `finished`, `failed` or `interrupted`."""
     host: str
+    address: str
+    """IP address of the host; empty if it has none."""
+    machine: str
+    """Identifies the running system and its namespace of processes: hosts of one name may be several machines."""
     pid: int
     began: float
     """Time at which the process began, in seconds since 1970."""
@@ -43,63 +44,78 @@ class Standing:
 
     def is_alive(self, now: float) -> bool:
         """True if the driver works; `now` is the time in seconds since 1970."""
-        if self.state != RUNNING:
-            return False
-        if self.host != socket.gethostname():
-            return now - self.at < LOST_S
-        return psutil.pid_exists(self.pid) and _began(self.pid) == self.began
+        return self.state == RUNNING and not self.is_gone() and now - self.at < LOST_S
 
+    def is_gone(self) -> bool:
+        """True if its process was on this machine and is there no more."""
+        return self.machine == this_machine() and began(self.pid) != self.began
 
-class Beating:
-    """Keeps the file of the run's `folder`, which exists, while a block runs."""
-
-    def __init__(self, filesystem: fs.FileSystem, folder: str):
-        self.filesystem, self.path = filesystem, f"{folder}/{STATE}"
-        self.done = threading.Event()
-        self.thread = threading.Thread(target=self._beat, name="state", daemon=True)
-
-    def __enter__(self) -> None:
-        self._write(RUNNING)
-        self.thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.done.set()
-        self.thread.join(BEAT_S)
-        if error is None:
-            self._write("finished")
-        elif isinstance(error, Exception):
-            self._write("failed", named(error))
-        else:  # Ctrl-C, or an exit
-            self._write("interrupted")
-
-    def _beat(self) -> None:
-        while not self.done.wait(BEAT_S):
-            self._write(RUNNING)
-
-    def _write(self, state: str, error: str | None = None) -> None:
-        pid = os.getpid()
-        standing = Standing(state, socket.gethostname(), pid, _began(pid), time.time(), error)
-        with contextlib.suppress(OSError):  # a run goes on whose state cannot be written
-            if not isinstance(self.filesystem, fs.LocalFileSystem):
-                write_json(self.filesystem, self.path, asdict(standing))
-                return
-            write_json(self.filesystem, f"{self.path}.new", asdict(standing))
-            self.filesystem.move(f"{self.path}.new", self.path)  # a reader sees the old file or the new one
+    @property
+    def place(self) -> str:
+        """The process, as messages name it."""
+        return f"process {self.pid} of {self.host}{f' ({self.address})' if self.address else ''}"
 
 
 def read_standing(filesystem: fs.FileSystem, folder: str) -> Standing | None:
     """The last attempt at the run of this folder; None where nothing says so."""
     try:
-        data = read_json(filesystem, f"{folder}/{STATE}")
-        return None if data is None else Standing(**data)
-    except (OSError, ValueError, TypeError):  # it is being written, or it is no file of ours
+        return standing_of(filesystem, folder, newest(filesystem, folder))
+    except OSError:
         return None
 
 
-def _began(pid: int) -> float:
+def newest(filesystem: fs.FileSystem, folder: str) -> int:
+    """The number of the folder's last owner; 0 if it never had one. Raises OSError."""
+    return max(numbers(filesystem, folder), default=0)
+
+
+def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
+    """The numbers of all owners that the folder names. Raises OSError."""
+    infos = filesystem.get_file_info(fs.FileSelector(f"{folder}/{OWNER}", allow_not_found=True))
+    stems = (info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
+    return [int(stem) for stem in stems if stem.isdecimal()]
+
+
+def standing_of(filesystem: fs.FileSystem, folder: str, number: int) -> Standing | None:
+    """The attempt of this number; None if its file is not there, is being written, or is none of ours."""
     try:
-        return float(psutil.Process(pid).create_time())
+        data = read_json(filesystem, owner_file(folder, number))
+        return None if data is None else Standing(**data)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def owner_file(folder: str, number: int) -> str:
+    """Path of the file of the owner of this number."""
+    return f"{folder}/{OWNER}/{number}.json"
+
+
+@functools.cache
+def this_machine() -> str:
+    """The boot of this system and this process's namespace of processes: two containers share the first, and two machines
+    the number of the second."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+@functools.cache
+def own_address() -> str:
+    """The address by which other machines reach this one; empty without a network. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's
+            return str(probe.getsockname()[0])
+        except OSError:
+            return ""
+
+
+def began(pid: int) -> float:
+    """Time at which a process of this machine began; 0 if there is none, or it has ended and nobody has taken note."""
+    try:
+        process = psutil.Process(pid)
+        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
     except psutil.Error:
         return 0.0

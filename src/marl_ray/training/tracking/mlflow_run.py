@@ -1,7 +1,6 @@
 """The MLflow run of a training run: parameters, batched metrics, curve, registered bundle. A run that restarts keeps
 it."""
 
-import logging
 import math
 import subprocess
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.bundles.mlflow_client import mlflow_client
 
 BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
@@ -31,19 +31,26 @@ class Tracker:
     """One MLflow run. Every call names the run, so that nothing is global to the process."""
 
     def __init__(self, config: RunConfig, run_id: str | None = None, tags: Mapping[str, str] | None = None):
-        """Open the run `run_id`, or begin a run where it is None. Raises MarlRayError if the server does not answer."""
-        import mlflow
-
-        # This logger announces every table that MLflow makes.
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+        """Open the run `run_id`, or begin a run where it is None or the server does not know it, as after a copy of the
+        run's folder to other storage. Raises MarlRayError if the server does not answer."""
         self.config, self.tags = config, dict(tags or {})
         self.uri = uri_of(config)
         try:
-            self.client = mlflow.MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-            self.run_id = run_id or self._begin()
-            self.client.get_run(self.run_id)
+            self.client = mlflow_client(self.uri)
+            self.run_id = run_id if run_id and self._has(run_id) else self._begin()
         except Exception as error:  # errors of MLflow, SQLAlchemy and HTTP mean the same to the user
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
+
+    def _has(self, run_id: str) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+        return True
 
     def _begin(self) -> str:
         from mlflow.entities import Param
@@ -54,7 +61,7 @@ class Tracker:
             # Artifacts of a local database lie beside it; a server knows its own place.
             local = self.uri.startswith("sqlite:///")
             root = (Path(self.uri.removeprefix("sqlite:///")).parent / "mlartifacts").as_uri() if local else None
-            experiment = self.client.create_experiment(name, artifact_location=root)
+            experiment = self._new_experiment(name, root)
         else:
             experiment = existing.experiment_id
         run = self.client.create_run(experiment, run_name=self.config.name, tags=self._tags())
@@ -62,6 +69,18 @@ class Tracker:
         for start in range(0, len(params), PARAM_BATCH):
             self.client.log_batch(run.info.run_id, params=params[start : start + PARAM_BATCH])
         return str(run.info.run_id)
+
+    def _new_experiment(self, name: str, root: str | None) -> str:
+        """Make the experiment, unless another process was first; returns its id."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self.client.create_experiment(name, artifact_location=root))
+        except MlflowException:
+            existing = self.client.get_experiment_by_name(name)
+            if existing is None:
+                raise
+            return str(existing.experiment_id)
 
     def _tags(self) -> dict[str, str]:
         """The tags that runs are searched by. The key of the commit is MLflow's own, so that its pages show the commit."""

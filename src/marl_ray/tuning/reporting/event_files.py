@@ -1,20 +1,28 @@
-"""TensorBoard event files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run."""
+"""TensorBoard event files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run.
 
+A thread of its own writes them, because the files of a leg take ten milliseconds, and a slow disk any time.
+"""
+
+import queue
 import shutil
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
 from marl_ray.errors import one_line
+from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.tracking.other_sinks import EVENTS_S, TENSORBOARD, numbers
 from marl_ray.tuning.folder import Folder
 
 UPLOAD_S = 10.0
 """Least number of seconds between two uploads of a leg's file to remote storage."""
+CLOSE_S = 60.0
+"""Seconds that a sweep waits at its end for the files."""
 
 
 class EventFiles:
@@ -24,27 +32,42 @@ class EventFiles:
     def __init__(self, folder: Folder, warn: Callable[[str], None]):
         self.folder, self.warn, self.warned = folder, warn, False
         local = isinstance(folder.filesystem, fs.LocalFileSystem)
-        self.scratch = None if local else Path(tempfile.mkdtemp(prefix="marl-ray-events-"))
+        self.scratch = None if local else new_temporary_folder("events")
         self.root = self.scratch or Path(folder.path, TENSORBOARD)
         self.writers: dict[str, Any] = {}
         self.uploaded: dict[str, float] = {}
+        self.waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="tensorboard", daemon=True)
+        self.thread.start()
 
     def log(self, leg: str, rows: Sequence[Mapping[str, float]]) -> None:
         """Write rows of a leg, each at its environment steps."""
-        self._try(lambda: self._log(leg, rows))
+        self.waiting.put(lambda: self._log(leg, rows))
 
     def end(self, leg: str) -> None:
         """Close a leg's file; no more rows follow."""
-        writer = self.writers.pop(leg, None)
-        if writer is not None:
-            self._try(writer.close)
-            self._try(lambda: self._upload(leg))
+        self.waiting.put(lambda: self._end(leg))
 
     def close(self) -> None:
-        for leg in list(self.writers):
-            self.end(leg)
+        """Write what waits and close all files; a warning says so if that takes longer than CLOSE_S seconds."""
+        self.waiting.put(None)
+        self.thread.join(CLOSE_S)
+        if self.thread.is_alive():
+            self.warn(f"TensorBoard's files are not complete: the storage took longer than {CLOSE_S:g} s")
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _work(self) -> None:
+        while (action := self.waiting.get()) is not None:
+            self._try(action)
+        for leg in list(self.writers):
+            self._try(partial(self._end, leg))
+
+    def _end(self, leg: str) -> None:
+        writer = self.writers.pop(leg, None)
+        if writer is not None:
+            writer.close()
+            self._upload(leg)
 
     def _log(self, leg: str, rows: Sequence[Mapping[str, float]]) -> None:
         from tensorboardX import SummaryWriter
@@ -71,7 +94,7 @@ class EventFiles:
         """Run an action that writes. An error of the storage becomes a warning, so that it never ends a sweep."""
         try:
             action()
-        except OSError as error:
+        except Exception as error:
             if not self.warned:
                 self.warn(f"TensorBoard's files are not complete: {one_line(error)}")
             self.warned = True

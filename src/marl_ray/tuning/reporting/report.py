@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -20,6 +21,7 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.lines import read_rows
 from marl_ray.tuning.records import (
     FAILED,
     RECORDS,
@@ -81,7 +83,10 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     best = [record for record in order if record.number in curves]
     colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED])}
     drawn = strokes({_name(r): (curves[r.number], [exploit["at"] for exploit in r.exploits]) for r in best})
-    results = [(_name(r), r.values, r.objectives[0] if r in order and r.objectives else None) for r in records.trials]
+    ordered = {record.number for record in order}
+    results = [
+        (_name(r), r.values, r.objectives[0] if r.number in ordered and r.objectives else None) for r in records.trials
+    ]
     scored = [(r.values, s[0]) for r in order if (s := signed(config.metric, r.objectives)) is not None]
     winner = None if records.winner is None else records.trials[records.winner]
     page = _pages().get_template("report.html")
@@ -139,7 +144,7 @@ def _name(record: TrialRecord) -> str:
 def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
     """A trial's rows; empty if they cannot be read, for example because it failed before its first checkpoint."""
     try:
-        return Folder(folder.uri, "trials", _name(record)).read_rows()
+        return read_rows(Folder(folder.uri, "trials", _name(record)))
     except (OSError, ValueError):
         return []
 
@@ -228,7 +233,8 @@ def _trials(
     ends = {number: end_of(curve) for number, curve in curves.items()}
     places = spans(ends)
     front = _front(config, order)
-    unranked = [record for record in records.trials if record not in order]
+    ordered = {record.number for record in order}
+    unranked = [record for record in records.trials if record.number not in ordered]
     return [
         {
             "name": _name(record),
@@ -239,7 +245,7 @@ def _trials(
             "why": why(record, records),
             "best": record.number == records.winner,
             "front": record.number in front,
-            "scores": record.objectives if record in order else None,
+            "scores": record.objectives if record.number in ordered else None,
             "end": ends.get(record.number),
             "span": places.get(record.number),
             "costs": cost_cells(rows[record.number], config.seeds, budgets_of(record.configs)),
@@ -258,17 +264,15 @@ def _trials(
 
 def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
     """Numbers of the trials that no other trial beats in all metrics; empty if there is one metric."""
-    if len(config.metric) == 1:
+    if len(config.metric) == 1 or not order:
         return set()
-    scores = {record.number: signed(config.metric, record.objectives) or [] for record in order}
-
-    def beaten(own_scores: list[float]) -> bool:
-        return any(
-            other != own_scores and all(a >= b for a, b in zip(other, own_scores, strict=True))
-            for other in scores.values()
-        )
-
-    return {number for number, own_scores in scores.items() if not beaten(own_scores)}
+    scores = np.array([signed(config.metric, record.objectives) for record in order]).reshape(len(order), -1)
+    front = set()
+    for record, own_scores in zip(order, scores, strict=True):
+        better = (scores >= own_scores).all(1) & (scores != own_scores).any(1)
+        if not better.any():
+            front.add(record.number)
+    return front
 
 
 def _matrix(

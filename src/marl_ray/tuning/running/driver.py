@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,19 +18,22 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.surroundings.interruption import answering
 from marl_ray.tuning.folder import Folder, absolute, trial_folder
+from marl_ray.tuning.lines import read_rows
 from marl_ray.tuning.records import (
     FAILED,
     REPORT,
+    RecordsFile,
     SweepRecords,
     TrialRecord,
     identity_of,
     load_records,
     middle_seed,
     ranked,
-    save_records,
     shown,
     why,
 )
@@ -40,7 +42,8 @@ from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
 from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.capacity import TrialResources, need_of, resources_of, slots
-from marl_ray.tuning.running.trials import Leg, named_trial, read_state, write_state
+from marl_ray.tuning.running.trial_files import Leg, read_state, write_state
+from marl_ray.tuning.running.trials import named_trial
 from marl_ray.tuning.search.plan import SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit
 from marl_ray.tuning.search.spaces import check_space
@@ -55,7 +58,7 @@ class SweepResult:
 
     name: str
     folder: str
-    """Folder or URI; its `sweep.json` holds all records."""
+    """Folder or URI; its `sweep.json` holds all records of a sweep that has ended."""
     records: SweepRecords
     report: str
     """Path or URI of `report.html`; empty if it could not be written."""
@@ -80,15 +83,23 @@ def run_sweep(
     """Run, or continue, a sweep on the Ray that this process is connected to, or that `cluster` starts.
 
     `cluster` is not called if nothing is left to train. `retry` restarts failed and lost trials. Raises MarlRayError if
-    nothing can run at all; a trial that fails is noted in the records, and the others go on.
+    nothing can run at all, or another process owns the name; a trial that fails is noted in the records, and the others
+    go on.
     """
     folder = Folder(config.storage, config.name)
+    with Lease(folder.filesystem, folder.path, f"sweep {config.name!r}") as lease:
+        return _run(config, folder, lease, retry, cluster)
+
+
+def _run(
+    config: SweepConfig, folder: Folder, lease: Lease, retry: bool, cluster: Callable[[], AbstractContextManager[None]]
+) -> SweepResult:
     records = _claim(config, folder)
     if retry:
         for record in records.trials:
             if record.status in FAILED:
                 record.state, record.status, record.error = "running", "", ""
-    sweep = _Sweep(config, folder, records)
+    sweep = _Sweep(config, folder, records, lease)
     shield = ExitStack()
     try:
         shield.enter_context(answering(sweep.interrupted))
@@ -96,6 +107,7 @@ def run_sweep(
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
             with cluster(), answering(sweep.interrupted), sweep.progress:
                 sweep.run()
+        lease.check()
         sweep.finish()
     except Exception as error:
         records.status, records.error = "failed", named(error)
@@ -105,7 +117,8 @@ def run_sweep(
         raise
     finally:
         with shield:
-            sweep.close()
+            if not lease.lost.is_set():
+                sweep.close()
     return SweepResult(config.name, folder.uri, records, sweep.report)
 
 
@@ -131,9 +144,13 @@ def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
 class _Sweep:
     """The state of a sweep's driver while it runs."""
 
-    def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords):
-        self.config, self.folder, self.records = config, folder, records
-        self.needs: dict[int, TrialResources] = {}
+    def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords, lease: Lease):
+        self.config, self.folder, self.records, self.lease = config, folder, records, lease
+        self.file = RecordsFile(folder, records)
+        self.needs: dict[str, TrialResources] = {}
+        """Resources of a config as JSON -> what a trial with them occupies."""
+        self.last: tuple[dict[str, Any], RunConfig] | None = None
+        """The last values whose run config was made, and that config."""
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
         self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
@@ -163,7 +180,7 @@ class _Sweep:
             logging.getLogger(name).setLevel(logging.ERROR)  # they warn about files that are never read
         before = {key: os.environ.get(key) for key in settings}
         os.environ.update(settings)
-        scratch = tempfile.mkdtemp(prefix="marl-ray-tune-")
+        scratch = new_temporary_folder("tune")
         try:
             tuner = ray.tune.Tuner(
                 ray.tune.with_resources(named_trial(self.config.name), resources_of),
@@ -177,10 +194,10 @@ class _Sweep:
                 ),
                 run_config=ray.tune.RunConfig(
                     name=self.config.name,
-                    storage_path=scratch,
+                    storage_path=str(scratch),
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
                     callbacks=[RowsCallback(self.note_rows)],
-                    stop=stopper(self.plan),
+                    stop=stopper(lambda: self.lease.lost.is_set() or bool(self.plan.over())),
                     verbose=0,
                 ),
             )
@@ -218,10 +235,18 @@ class _Sweep:
         return first
 
     def _need(self, values: Mapping[str, Any]) -> TrialResources:
-        return need_of(self.run_config(values, self.config.seeds[0]))
+        config = self._run_config(values)
+        key = config.resources.model_dump_json()
+        if key not in self.needs:  # each answer is several questions to the cluster
+            self.needs[key] = need_of(config)
+        return self.needs[key]
 
-    def run_config(self, values: Mapping[str, Any], seed: int) -> RunConfig:
-        return self.config.run_config(values, self.config.name, seed)
+    def _run_config(self, values: Mapping[str, Any]) -> RunConfig:
+        """The run config of these values with the first seed. Checking a config takes a millisecond, so the last one is
+        kept: a trial's is asked for several times in a row."""
+        if self.last is None or self.last[0] != values:
+            self.last = dict(values), self.config.run_config(values, self.config.name, self.config.seeds[0])
+        return self.last[1]
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raise MarlRayError if the cluster can never run this configuration."""
@@ -230,7 +255,7 @@ class _Sweep:
     def begin(self, record: TrialRecord) -> Leg:
         """Begin the record's next leg and return it."""
         leg = self.leg(record)
-        self.save()
+        self.save(record, durable=True)  # else another configuration could find the files of this one
         return leg
 
     def note_rows(self, leg: Leg, rows: list[dict[str, float]]) -> None:
@@ -240,6 +265,7 @@ class _Sweep:
         names = [f"objective/{metric.name}" for metric in self.config.metric]
         if all(rows[-1].get(name) is not None for name in names):
             record.objectives = [rows[-1][name] for name in names]
+        self.file.mark(record)
         self.tracker.log(record, rows)
         self.events.log(leg.name, rows)
         self.progress.show()
@@ -255,9 +281,8 @@ class _Sweep:
         """The record's next leg, with a run config for each seed."""
         configs = []
         for seed in self.config.seeds:
-            config = self.run_config(record.values, seed)
-            name = f"{self.config.name}-{record.number:04d}-seed-{seed}"
-            configs.append(config.model_copy(update={"name": name}).given() | {"name": name})
+            own = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
+            configs.append(self._run_config(record.values).model_copy(update=own).given() | own)
         need = self._need(record.values)
         record.configs, record.cpus = configs, need.total["CPU"]
         record.gpus = need.total.get("GPU", 0.0)
@@ -297,18 +322,27 @@ class _Sweep:
             flush=True,
         )
 
-    def changed(self, ended: TrialRecord | None) -> None:
-        """Save and show the records after a change; `ended` is the trial that has just ended, if one has."""
-        self.save()
-        if ended is not None:
-            self.tracker.end(ended)
-            print(f"{self.config.name}: {self.line(ended)}", flush=True)
+    def changed(self, *records: TrialRecord) -> None:
+        """Save and show these records after a change."""
+        self.save(*records)
+        for record in records:
+            if record.state == "ended":
+                self.tracker.end(record)
+                print(f"{self.config.name}: {self.line(record)}", flush=True)
         self.progress.show()
 
-    def save(self) -> None:
-        """Save the records. A full disk does not end the sweep: the next change writes what this call could not."""
+    def save(self, *changed: TrialRecord, durable: bool = False, all_records: bool = False) -> None:
+        """Save the records that have changed, or all (see `RecordsFile`).
+
+        A full disk does not end the sweep: the next change writes what this call could not.
+        """
+        if self.lease.lost.is_set():
+            return  # they are another owner's now
         try:
-            save_records(self.folder, self.records)
+            if all_records:
+                self.file.save_all()
+            else:
+                self.file.save(*changed, durable=durable)
             self.unsaved = ""
         except OSError as error:
             if not self.unsaved:
@@ -340,18 +374,18 @@ class _Sweep:
             winner = candidates[0]
             home = trial_folder(self.config.storage, self.config.name, winner.number)
             records.winner = winner.number
-            records.winner_seed = middle_seed(home.read_rows(), self.config.seeds, self.config.metric[0])
+            records.winner_seed = middle_seed(read_rows(home), self.config.seeds, self.config.metric[0])
             bundle = f"bundles/seed-{records.winner_seed}"
             if home.exists(bundle):
                 with home.local(bundle) as local:
                     assert local is not None
                     records.winner_model = self.tracker.register(winner, local)
-        self.save()
+        self.save(*candidates[:1])
 
     def close(self) -> None:
         """Save the records, write the report and end all tracking, however the sweep ended."""
         self.records.seconds = self.plan.seconds()
-        self.save()
+        self.save(all_records=True)
         try:
             self.report = write_report(self.folder, self.records)
             self.tracker.report(self.folder.read(REPORT))

@@ -10,7 +10,7 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
 
 from marl_ray.tuning.records import TrialRecord
-from marl_ray.tuning.running.trials import Leg
+from marl_ray.tuning.running.trial_files import Leg
 from marl_ray.tuning.search.plan import ENDED, SweepPlan
 
 
@@ -69,14 +69,14 @@ class RowsCallback(ray.tune.Callback):
         return None
 
 
-def stopper(plan: SweepPlan) -> Stopper:
-    """A stopper that ends all trials once a budget is used up."""
+def stopper(over: Callable[[], bool]) -> Stopper:
+    """A stopper that ends all trials once `over` returns True."""
 
-    class Budget(Stopper):
+    class Over(Stopper):
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
             return False
 
         def stop_all(self) -> bool:
-            return bool(plan.over())
+            return over()
 
-    return Budget()
+    return Over()

@@ -6,7 +6,6 @@ at equal progress, and never just the lucky seed. No Ray in here.
 
 import json
 import math
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.errors import Diverged
 from marl_ray.training.loop import UNKNOWN, Metrics, Run
@@ -175,9 +175,9 @@ def run_leg(
     """
 
     def checkpoint() -> None:
-        with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as folder:
-            seeds.save(Path(folder))
-            keep(Path(folder))
+        with temporary_folder("checkpoint") as folder:
+            seeds.save(folder)
+            keep(folder)
 
     if fresh:
         checkpoint()

@@ -5,7 +5,9 @@ The plan has no state besides the records, so a sweep whose driver was killed is
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
@@ -27,25 +29,33 @@ class SweepPlan:
         records: SweepRecords,
         exploit: Callable[[TrialRecord, TrialRecord, Exploit, int], None],
         check: Callable[[Mapping[str, Any]], None],
-        changed: Callable[[TrialRecord | None], None],
+        changed: Callable[..., None],
     ):
         """`exploit(recipient, donor, what, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
-        never run this configuration; `changed` is called after every change of the records, with the trial that has
-        just ended, or None."""
+        never run this configuration; `changed(*records)` gets the trials that a change of the records is about. A trial
+        that `next` returns has changed too."""
         self.config, self.records, self.changed = config, records, changed
         self.exploit, self.check = exploit, check
         self.search = SEARCHES[config.search.kind](config)
         steps = config.example().train.total_steps
         self.scheduler = make_scheduler(config, steps)
         self.before, self.since = records.seconds, time.monotonic()
+        self.played = records.played
+        """Environment steps of all trials: their sum, kept up to date."""
         self.active: set[int] = set()
+        self.standings: dict[int, TrialStanding] = {}
+        """Trials that have not failed, as the scheduler sees them."""
+        self.waiting: set[int] = set()
+        self.undecided = True
+        """True if the scheduler may decide otherwise than it did last."""
         self.exhausted = False
         for record in records.trials:
             if record.status == "cut" and not self.over():
                 record.state, record.status = "running", ""
             if record.state == "ended":
                 self._tell(record)
-        self.ready = [record.number for record in records.trials if record.state == "running"]
+            self._stand(record)
+        self.ready = deque(record.number for record in records.trials if record.state == "running")
 
     def seconds(self) -> float:
         """Wall time in seconds, over all times that the sweep ran."""
@@ -56,7 +66,7 @@ class SweepPlan:
         budget = self.config.budget
         if budget.hours is not None and self.seconds() >= budget.hours * 3600:
             return f"budget.hours={budget.hours:g}"
-        if budget.steps is not None and self.records.played >= budget.steps:
+        if budget.steps is not None and self.played >= budget.steps:
             return f"budget.steps={budget.steps}"
         return ""
 
@@ -65,21 +75,17 @@ class SweepPlan:
         while True:
             if self.over():
                 return None if self.active else ENDED
-            if not self.ready:
+            if not self.ready and self.undecided:
                 self._decide()
             if self.ready:
-                return self._start(self.records.trials[self.ready.pop(0)])
+                return self._start(self.records.trials[self.ready.popleft()])
             record = self._more()
             if record is not None:
                 return self._start(record)
             if self.active:
                 return None
-            if not any(record.state == "waiting" for record in self.records.trials):
-                return ENDED
-            before = [record.state for record in self.records.trials]
-            self._decide()
-            if [record.state for record in self.records.trials] == before:
-                return ENDED  # the scheduler makes no decision
+            if not self.waiting or not self._decide():
+                return ENDED  # also where the scheduler makes no decision
 
     def left(self) -> bool:
         """True if work is left; False for a sweep that has ended."""
@@ -110,17 +116,20 @@ class SweepPlan:
             scores = signed(self.config.metric, record.objectives)
             record.scores[until] = WORST if scores is None else scores[0]
             record.state = "waiting"
+            self._stand(record)
         else:
             self._end(record, status, (result or {}).get("error", ""))
             if result is not None and result.get("objectives") is not None:
                 record.objectives = result["objectives"]
             self._tell(record)
+        self.undecided = True
         self.records.seconds = self.seconds()
-        self.changed(record if record.state == "ended" else None)
+        self.changed(record)
 
     def note(self, number: int, counts: Mapping[str, Any]) -> None:
         """Note the progress of a running trial."""
         record = self.records.trials[number]
+        self.played += counts.get("played", record.played) - record.played
         for key in ("steps", "played", "seconds"):
             if key in counts:
                 setattr(record, key, counts[key])
@@ -128,7 +137,7 @@ class SweepPlan:
     def _start(self, record: TrialRecord) -> TrialRecord:
         record.state, record.legs = "running", record.legs + 1
         self.active.add(record.number)
-        self.changed(None)
+        self._stand(record)
         return record
 
     def _more(self) -> TrialRecord | None:
@@ -138,7 +147,7 @@ class SweepPlan:
             number = len(self.records.trials)
             values = None if self.more() == 0 else self.search.ask(number)
             if values is None:
-                self.exhausted = True
+                self.exhausted = self.undecided = True
                 return None
             record = TrialRecord(number, values, unread=self.config.unread(values))
             self.records.trials.append(record)
@@ -146,42 +155,55 @@ class SweepPlan:
                 self.check(values)
             except MarlRayError as error:
                 self._end(record, "refused", str(error))
+                self.undecided = True
                 self.changed(record)
             else:
                 return record
         return None
 
-    def _decide(self) -> None:
-        """Let the scheduler decide about the waiting trials."""
-        standings = {r.number: _standing_of(r) for r in self.records.trials if r.status not in FAILED}
-        if not any(standing.state == "waiting" for standing in standings.values()):
-            return
-        verdicts = self.scheduler.decide(standings, self.more())
+    def _decide(self) -> bool:
+        """Let the scheduler decide about the waiting trials; True if one of them does not wait on."""
+        self.undecided = False
+        if not self.waiting:
+            return False
+        verdicts = self.scheduler.decide(MappingProxyType(self.standings), self.more())
+        changed: dict[int, TrialRecord] = {}
         for number, what in verdicts.exploits.items():
             record, donor = self.records.trials[number], self.records.trials[what.donor]
             at = max(record.scores)
+            changed[number] = record
             try:
                 self.exploit(record, donor, what, at)
             except OSError as error:  # such as a full disk; the recipient continues with its own weights
                 self._end(record, "failed", f"exploit of trial {what.donor:04d}: {one_line(error)}")
-                self.changed(record)
                 continue
             record.history[at] = dict(record.values)
             record.exploits.append({"at": at, "donor": what.donor, "values": dict(what.values)})
             record.values = dict(what.values)
         for number in sorted(verdicts.stop):
-            record = self.records.trials[number]
+            changed[number] = record = self.records.trials[number]
             self._end(record, "stopped", "")
             self._tell(record)
-            self.changed(record)
-        for number in sorted(number for number in verdicts.go if self.records.trials[number].state == "waiting"):
-            self.records.trials[number].state = "running"
+        for number in sorted(verdicts.go & self.waiting):
+            changed[number] = record = self.records.trials[number]
+            record.state = "running"
+            self._stand(record)
             self.ready.append(number)
-        if verdicts.go:
-            self.changed(None)
+        if changed:
+            self.changed(*changed.values())
+        return bool(changed)
 
     def _end(self, record: TrialRecord, status: str, error: str) -> None:
         record.state, record.status, record.error = "ended", status, error
+        self._stand(record)
+
+    def _stand(self, record: TrialRecord) -> None:
+        """Note what the scheduler sees of a trial."""
+        if record.status in FAILED:
+            self.standings.pop(record.number, None)
+        else:
+            self.standings[record.number] = _standing_of(record)
+        (self.waiting.add if record.state == "waiting" else self.waiting.discard)(record.number)
 
     def _tell(self, record: TrialRecord) -> None:
         if record.status != "cut":

@@ -14,6 +14,7 @@ from typing import Any
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.vllm_process.messages import VllmSettings
+from marl_ray.temporary_folders import new_temporary_folder
 
 START_S = 600.0
 """Seconds that vLLM may take to build its model."""
@@ -39,7 +40,7 @@ class VllmProcess:
         """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost if it cannot start."""
         own_end, other_end = socket.socketpair()
         # vLLM leaves files in the temporary folder, so the process gets one of its own, which is removed with it.
-        folder = tempfile.mkdtemp(prefix="marl-ray-vllm-")
+        folder = str(new_temporary_folder("vllm"))
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         with other_end:
             self._process = subprocess.Popen(

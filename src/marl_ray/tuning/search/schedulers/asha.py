@@ -31,21 +31,22 @@ class AshaScheduler:
 
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         go: set[int] = set()
-        coming = 0 if more is None else more
-        size = len(trials) + coming
+        size = len(trials) + (0 if more is None else more)
         for rung in self.rungs:
-            ranked = self._ranked(trials, rung)
-            places = len(ranked) // self.config.reduction
+            count = sum(rung in trial.scores for trial in trials.values())
+            places = count // self.config.reduction
             if more is not None:
-                places = max(1, size // self.config.reduction) - (size - len(ranked))
+                places = max(1, size // self.config.reduction) - (size - count)
                 size = max(1, size // self.config.reduction)
-            best = ranked[: max(places, 0)]
-            go |= {number for number in best if trials[number].state == "waiting" and trials[number].at == rung}
+            # In a large sweep most decisions promote nobody, and need no order.
+            best = self._ranked(trials, rung)[:places] if places > 0 else []
+            promoted = (trials[number] for number in best)
+            go |= {trial.number for trial in promoted if trial.state == "waiting" and trial.at == rung}
         idle = not go and more == 0 and not any(trial.state == "running" for trial in trials.values())
-        waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
-        return TrialVerdicts(frozenset(go), frozenset(waiting) if idle else frozenset())
+        waiting = (number for number, trial in trials.items() if trial.state == "waiting")
+        return TrialVerdicts(frozenset(go), frozenset(waiting if idle else ()))
 
     def _ranked(self, trials: Mapping[int, TrialStanding], rung: int) -> list[int]:
         """Trials that have reached the rung, best first, the earlier first among equals."""
-        reached = [number for number, trial in trials.items() if rung in trial.scores]
-        return sorted(reached, key=lambda number: (-trials[number].scores[rung], number))
+        scores = [(-trial.scores[rung], number) for number, trial in trials.items() if rung in trial.scores]
+        return [number for _, number in sorted(scores)]

@@ -1,4 +1,4 @@
-"""Runs on Ray whose responses actors of vLLM write."""
+"""Runs whose responses vLLM writes, in a process beside the worker or in actors of Ray."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +13,26 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.driver import RunResult, train
+from marl_ray.training.loop import Metrics
 from marl_ray.training.run_checks import check_run
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 ENGINE = "team.speaker.generation.engine=vllm"
 EXACT = 1e-5
 """Greatest difference of log-probabilities in float32."""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of `beside`, by iteration."""
+    return tmp_path_factory.mktemp("beside")
+
+
+@pytest.fixture(scope="module")
+def beside(checkpoints: Path) -> list[Metrics]:
+    """The rows of a run whose engine is beside its only worker."""
+    return trained(str(checkpoints), ENGINE)
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
@@ -39,14 +53,47 @@ def processes_of_vllm() -> list[int]:
     ]
 
 
-def test_two_engines_that_two_workers_share_train_as_one_engine_beside_a_worker(ray_cluster: LocalRay, tmp_path: Path):
+def test_the_learner_computes_the_engines_log_probs_in_every_iteration_of_a_team():
+    team = (
+        "team={first: {agents: [a], model: {preset: tiny-0.2m, context: 32}, generation: {max_tokens: 4, engine: vllm}}, "
+        "second: {agents: [b], model: {preset: tiny-0.2m, context: 32, lora: {rank: 4}}, generation: {max_tokens: 3, "
+        "engine: vllm}}}"
+    )
+    rows = train_alone(config(TWO_AGENTS, team, "train.total_steps=48", "hyper.lr=0.01"))
+    gaps = [row[f"{name}/engine/log_prob_gap"] for row in rows for name in ("first", "second") if row["iteration"]]
+    assert len(gaps) == 6 and max(gaps) < EXACT
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_the_weights_of_the_checkpoint(beside, checkpoints):
+    rest = train_alone(config(ENGINE), resume=checkpoints / "2")
+    assert [row["iteration"] for row in rest] == [3]
+    for name in ("return", "policy_loss", "entropy", "tokens"):
+        assert abs(rest[-1][name] - beside[-1][name]) < 1e-4, name
+
+
+def test_bfloat16_is_weighed_by_truncated_importance():
+    rows = train_alone(config(ENGINE, "team.speaker.model.dtype=bf16"))
+    assert all(0 < row["engine/log_prob_gap"] < 0.1 for row in rows)
+
+
+def test_benchmarks_are_measured_by_vllm_and_leave_training_as_it_is(beside, tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"prompt": "a", "answer": "a"}\n{"prompt": "b", "answer": "b"}\n')
+    entry = f"{{name: math, data: '{tmp_path / 'm.jsonl'}', samples: 2, temperature: 0.7, every: 1}}"
+    measured = train_alone(config(ENGINE, f"evaluation.benchmarks=[{entry}]"))
+    assert [row["iteration"] for row in measured if "benchmark/math/pass_at_2" in row] == [0, 1, 2, 3]
+    for name in ("return", "policy_loss", "entropy", "tokens"):
+        assert abs(measured[-1][name] - beside[-1][name]) < 1e-4, name
+
+
+def test_two_engines_that_two_workers_share_train_as_one_engine_beside_a_worker(
+    ray_cluster: LocalRay, beside: list[Metrics], tmp_path: Path
+):
     two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=2")
     whole, apart = run(tmp_path / "apart", ENGINE, *two)
     tracker = Tracker(whole, apart.run_id)
     gaps = [value for _, value in tracker.history("engine/log_prob_gap")]
     assert len(gaps) == 3 and max(gaps) < EXACT
     assert processes_of_vllm() == []
-    beside = trained(str(tmp_path / "beside"), ENGINE)
     for key in ("return", "policy_loss", "entropy", "response_tokens"):
         expected = {row["steps"]: row[key] for row in beside if key in row}
         assert dict(tracker.history(key)) == pytest.approx(expected, abs=1e-4), key
@@ -70,8 +117,8 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
     whole = config(
         f"storage={tmp_path}", "tracking.progress=false", ENGINE, "resources.engines=1", "train.total_steps=80"
     )
-    with ThreadPoolExecutor() as beside:
-        running = beside.submit(train, whole)
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(train, whole)
         deadline = time.monotonic() + 240
         while not (
             names := [own["name"] for own in ray.util.list_named_actors(True) if " engine " in own["name"]]

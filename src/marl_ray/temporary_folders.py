@@ -1,0 +1,74 @@
+"""Temporary folders that name the process that made them, so that those of killed processes are removed."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+NAME = re.compile(r"marl-ray-[a-z-]+-([0-9a-f]{8})-([0-9]+)-([0-9]+)-[^-]+")
+"""Purpose; machine; process and the time of its start, in ticks since the machine's; a random end."""
+
+
+@contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """An empty folder under the system's temporary folder, which is deleted after the block. `purpose` is one word."""
+    folder = new_temporary_folder(purpose)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_temporary_folder(purpose: str) -> Path:
+    """An empty folder under the system's temporary folder. Whoever makes it deletes it; if this process is killed, the next
+    one that makes a folder does."""
+    remove_leftovers(tempfile.gettempdir())
+    return Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
+
+
+def object_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
+    """An empty folder that is deleted with the returned object."""
+    remove_leftovers(tempfile.gettempdir())
+    return tempfile.TemporaryDirectory(prefix=_prefix(purpose))
+
+
+def _prefix(purpose: str) -> str:
+    own = os.getpid()
+    return f"marl-ray-{purpose}-{_machine()}-{own}-{_start_of(own)}-"
+
+
+@cache
+def remove_leftovers(root: str) -> None:
+    """Delete the folders under `root` of processes of this machine that are there no more."""
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return
+    for name in names:
+        match = NAME.fullmatch(name)
+        if match is not None and match[1] == _machine() and _start_of(int(match[2])) != int(match[3]):
+            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+
+@cache
+def _machine() -> str:
+    """A digest of this boot of the system and of the namespace in which the numbers of its processes count."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
+    except OSError:  # not Linux: then no process's start is known, and every folder stays
+        return "0" * 8
+
+
+def _start_of(process: int) -> int:
+    """Ticks from the machine's start to that of a process; 0 if there is none."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])  # proc(5): the 22nd field, after a name that may hold spaces

@@ -1,0 +1,175 @@
+"""The lease by which one driver owns the folder of a run or a sweep.
+
+An owner creates the file `NAME/owner/N.json`, where N is one more than the greatest number there is: only one can. It
+writes no other number's file, so a driver that slept while another took the name destroys nothing, and learns of it at its
+next beat.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from types import TracebackType
+
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder.exclusive_file import create
+from marl_ray.training.run_folder.record import write_json
+from marl_ray.training.run_folder.standing import OWNER, RUNNING, Standing, newest, numbers, owner_file, standing_of
+
+WRITTEN_S = 1.0
+"""Seconds within which a file of an owner that was just created is complete."""
+TRIES = 8
+"""Most times that others are first before the name is given up."""
+
+
+class Disowned(MarlRayError):
+    """The folder has another owner."""
+
+
+class Lease:
+    """Owns a folder while a block runs. Entering raises MarlRayError if another process owns it; an error of the block
+    becomes Disowned if another process has taken it.
+
+    `whose` names it in messages: `run 'first'`.
+    """
+
+    def __init__(self, filesystem: fs.FileSystem, folder: str, whose: str):
+        self.filesystem, self.folder, self.whose = filesystem, folder, whose
+        self.number = 0
+        """Position among the owners that the folder has had, from 1."""
+        self.lost = threading.Event()
+        """Set when another process has taken the folder."""
+        self.when_lost: Callable[[], object] = lambda: None
+        """Called then, from another thread."""
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    def __enter__(self) -> "Lease":
+        try:
+            self._take()
+        except OSError as error:
+            raise MarlRayError(f"storage: {self.folder} cannot be owned: {one_line(error)}") from error
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.done.set()
+        self.thread.join(standing.BEAT_S)
+        if self.lost.is_set() and isinstance(error, Exception):
+            self.check()  # what failed since has failed by the loss
+        with contextlib.suppress(OSError):  # a run has ended as it has, also where its state cannot be written
+            if newest(self.filesystem, self.folder) != self.number:
+                return
+            if error is not None and self._is_all():
+                self.filesystem.delete_dir(self.folder)  # what was refused leaves nothing
+            elif error is None:
+                self._write(_own("finished"))
+            elif isinstance(error, Exception):
+                self._write(_own("failed", named(error)))
+            else:  # Ctrl-C, or an exit
+                self._write(_own("interrupted"))
+
+    def check(self) -> None:
+        """Raise Disowned if another process has taken the folder."""
+        check_owned(self.filesystem, self.folder, self.number, self.whose)
+
+    def _take(self) -> None:
+        self.filesystem.create_dir(f"{self.folder}/{OWNER}")
+        for _ in range(TRIES):
+            last = newest(self.filesystem, self.folder)
+            if last:
+                self._wait_for_end(last)
+            data = json.dumps(asdict(_own(RUNNING))).encode()
+            if not create(self.filesystem, owner_file(self.folder, last + 1), data):
+                continue  # another was first
+            if newest(self.filesystem, self.folder) == last + 1:
+                self.number = last + 1
+                for older in numbers(self.filesystem, self.folder):
+                    if older < self.number:
+                        self._delete(older)
+                return
+            self._delete(last + 1)  # owners came and went since the numbers were read, and removed the files between
+        raise MarlRayError(f"name: {self.whose} is being started by other processes; expected one")
+
+    def _wait_for_end(self, number: int) -> None:
+        """Return if the owner of this number has ended or counts as lost; raise MarlRayError if it lives."""
+        other = self._read(number)
+        if other is not None and (other.state != RUNNING or other.is_gone()):
+            return
+        age = self._age(number)
+        if age < standing.LOST_S:
+            place = "another process" if other is None else other.place
+            raise MarlRayError(
+                f"name: {self.whose} is owned by {place}, whose last beat is {age:.0f} s old; choose another name, or, if "
+                f"that process is dead, wait {standing.LOST_S - age:.0f} s until it counts as lost"
+            )
+
+    def _read(self, number: int) -> Standing | None:
+        until = time.monotonic() + WRITTEN_S
+        while (other := standing_of(self.filesystem, self.folder, number)) is None and time.monotonic() < until:
+            time.sleep(WRITTEN_S / 20)
+        return other
+
+    def _age(self, number: int) -> float:
+        """Seconds since the owner of this number wrote its file, by the clock of the storage: the clocks of two machines
+        may differ."""
+        probe = f"{self.folder}/{OWNER}/now-{secrets.token_hex(8)}"
+        write_json(self.filesystem, probe, {})
+        infos = self.filesystem.get_file_info([probe, owner_file(self.folder, number)])
+        self.filesystem.delete_file(probe)
+        now, at = (info.mtime for info in infos)
+        return standing.LOST_S if now is None or at is None else max(0.0, (now - at).total_seconds())
+
+    def _delete(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # an owner that came later has deleted it
+            self.filesystem.delete_file(owner_file(self.folder, number))
+
+    def _is_all(self) -> bool:
+        """True if the folder holds the lease alone."""
+        infos = self.filesystem.get_file_info(fs.FileSelector(self.folder))
+        return {info.base_name for info in infos} == {OWNER}
+
+    def _beat(self) -> None:
+        while not self.done.wait(standing.BEAT_S):
+            with contextlib.suppress(OSError):  # a run goes on whose state cannot be written
+                if newest(self.filesystem, self.folder) > self.number:
+                    self.lost.set()
+                    self.when_lost()
+                    return
+                self._write(_own(RUNNING))
+
+    def _write(self, own: Standing) -> None:
+        path = owner_file(self.folder, self.number)
+        if not isinstance(self.filesystem, fs.LocalFileSystem):
+            write_json(self.filesystem, path, asdict(own))
+            return
+        write_json(self.filesystem, f"{path}.new", asdict(own))
+        self.filesystem.move(f"{path}.new", path)  # a reader sees the old file or the new one
+
+
+def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:
+    """Raise Disowned if the folder has a later owner than that of this number. Storage that does not answer is no reason."""
+    with contextlib.suppress(OSError):
+        last = newest(filesystem, folder)
+        if last > number:
+            other = standing_of(filesystem, folder, last)
+            place = "another process" if other is None else other.place
+            raise Disowned(
+                f"{whose} is now owned by {place}, which took it while this one gave no sign; this one stops"
+            )
+
+
+def _own(state: str, error: str | None = None) -> Standing:
+    pid = os.getpid()
+    host, address, machine = socket.gethostname(), standing.own_address(), standing.this_machine()
+    return Standing(state, host, address, machine, pid, standing.began(pid), time.time(), error)

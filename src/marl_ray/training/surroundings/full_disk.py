@@ -1,0 +1,40 @@
+"""Recognise that a disk is full, and name it. Starting again makes no room, so such a run ends at once."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from marl_ray.errors import MarlRayError, named
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+TEXTS = ("no space left on device", "disk is full", "disk quota exceeded")
+"""Words of libraries whose errors have no number: safetensors, SQLite, torch."""
+LITTLE = 1 << 20
+"""Bytes; a disk with fewer of them free counts as full."""
+
+
+class DiskFull(MarlRayError):
+    """There is no room for a file of the run."""
+
+
+def disk_full(error: BaseException, storage: str) -> DiskFull | None:
+    """The error that names the full disk, if `error` came of one; None otherwise. `storage` is a path or a URI."""
+    if not any(_is_full(cause) for cause in _causes(error)):
+        return None
+    folders = [path for path in (storage, tempfile.gettempdir(), os.getcwd()) if os.path.isdir(path)]
+    full = list(dict.fromkeys(path for path in folders if shutil.disk_usage(path).free < LITTLE))
+    where = f"the disk of {' and of '.join(full)} is full" if full else "a disk is full, or a quota is used up"
+    return DiskFull(f"{where}, and the same command goes on when there is room ({named(error)})")
+
+
+def _is_full(error: BaseException) -> bool:
+    return getattr(error, "errno", None) in FULL or any(text in str(error).lower() for text in TEXTS)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it came of."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

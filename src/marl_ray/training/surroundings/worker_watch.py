@@ -1,0 +1,176 @@
+"""Says what a run waits for while workers are missing or silent: which ones, for what, since when and until when.
+
+Ray Train starts lost workers again without a word. Its controller, a process on the driver's node, calls a WorkerWatch,
+which appends lines to a file there; the driver reads and says them (`spoken`). Nothing depends on the file.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError, named
+from marl_ray.ray_seams import alive_nodes, free_resources, lost_after
+from marl_ray.temporary_folders import temporary_folder
+from marl_ray.training.surroundings.full_disk import DiskFull
+
+SAY_S = (10.0, 60.0, 300.0)
+"""Seconds of a wait after which it is said; then again every time the last of them has gone by."""
+SILENT_S = 10.0
+"""Seconds without an answer of a worker after which that is said."""
+LOOK_S = 0.5
+STARTS = 5
+"""Number of times that workers may die while they start, one after the other, until the run fails."""
+WAIT_S = 6 * 3600.0
+"""Most seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
+EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
+"""Ray Train's own variable for the deadline of what its workers do together."""
+
+
+def exchange_s(config: RunConfig) -> float:
+    """Most seconds that a worker waits for the others in an exchange: what the user's environment says in EXCHANGE, or else
+    what is safe where workers' rollouts differ in length, and, with vLLM, where all wait for engines to start."""
+    if EXCHANGE in os.environ:
+        return float(os.environ[EXCHANGE])
+    models = [policy for policy in config.team.values() if policy.model is not None]
+    return 300.0 if not models else 1200.0 if any(p.generation.engine == "vllm" for p in models) else 600.0
+
+
+class WorkerWatch:
+    """Follows the workers of one run from the process that starts them."""
+
+    def __init__(self, notes: Path, wait_s: float = WAIT_S):
+        """`notes` is the file of lines. `wait_s` bounds the wait for resources."""
+        self.notes, self.wait_s = notes, wait_s
+        self.nodes: dict[int, str] = {}
+        """Rank -> address of its node, of the workers that ran last."""
+        self.causes: dict[int, str] = {}
+        """Rank -> why it ended."""
+        self.since = 0.0
+        """Time at which the wait began, in seconds since 1970; 0 while there is none."""
+        self.waits = 0
+        """Number of waits so far."""
+        self.silent_ranks: set[int] = set()
+        self.starts = 0
+        """Number of starts that have failed since workers ran."""
+        self.final = ""
+        """One line that says why the run will not go on; empty while it will."""
+
+    def wanted(self, workers: int, each: Mapping[str, float]) -> None:
+        """Note that so many workers are to be started, for `each` of which these resources are needed.
+
+        Raises MarlRayError if they have been waited for since more than `wait_s` seconds, or could not be started STARTS
+        times, or if a disk is full.
+        """
+        if self.final:
+            raise MarlRayError(self.final)
+        if not self.since:
+            self.since, self.waits = time.time(), self.waits + 1
+            threading.Thread(target=self._say_again, args=(self.waits, workers, each), daemon=True).start()
+        elif time.time() - self.since > self.wait_s:
+            raise MarlRayError(f"gave up after {time.time() - self.since:.0f} s: {self._wait(workers, each)}")
+
+    def begun(self, nodes: Mapping[int, str]) -> None:
+        """Note that the workers run, on the nodes of these addresses by rank."""
+        if self.since and time.time() - self.since > SAY_S[0]:
+            self._note(f"its workers are there, after {time.time() - self.since:.0f} s")
+        self.since, self.nodes, self.causes, self.starts = 0.0, dict(nodes), {}, 0
+        self.silent_ranks.clear()
+
+    def silent(self, seconds: Mapping[int, float]) -> None:
+        """Note since how many seconds workers have not answered."""
+        for rank, duration in seconds.items():
+            if duration > SILENT_S and rank not in self.silent_ranks:
+                self.silent_ranks.add(rank)
+                self._note(
+                    f"worker {rank} on node {self.nodes.get(rank)} has not answered for {duration:.0f} s; it counts as lost "
+                    f"at {_clock(time.time() - duration + lost_after())}, and all start again from the last checkpoint"
+                )
+        for rank in self.silent_ranks - seconds.keys():
+            self.silent_ranks.remove(rank)
+            self._note(f"worker {rank} on node {self.nodes.get(rank)} answers again")
+
+    def failed(self, errors: Mapping[int, BaseException]) -> None:
+        """Note why workers have ended."""
+        self.causes |= {rank: named(error) for rank, error in errors.items()}
+        for rank, error in errors.items():
+            if isinstance(error, DiskFull):
+                self.final = f"worker {rank}: {error}"
+
+    def not_begun(self, error: BaseException) -> None:
+        """Note why workers could not be started."""
+        self.starts += 1
+        self._note(f"its workers could not be started ({self.starts} of {STARTS} times): {named(error)}")
+        if self.starts >= STARTS:
+            self.final = f"its workers could not be started {STARTS} times: {named(error)}"
+
+    def _say_again(self, wait: int, workers: int, each: Mapping[str, float]) -> None:
+        begin, pauses = time.monotonic(), list(SAY_S)
+        while True:
+            until = pauses.pop(0) if len(pauses) > 1 else time.monotonic() - begin + pauses[0]
+            while time.monotonic() - begin < until:
+                time.sleep(LOOK_S)
+                if not self.since or self.waits != wait:
+                    return
+            with contextlib.suppress(Exception):  # a cluster that does not answer is no reason to end
+                self._note(self._wait(workers, each))
+
+    def _wait(self, workers: int, each: Mapping[str, float]) -> str:
+        """One line about the wait."""
+        nodes, free = alive_nodes(), free_resources()
+        need = " and ".join(f"{number:g} {kind}" for kind, number in each.items() if number)
+        have = " and ".join(f"{free.get(kind, 0.0):g} {kind}" for kind, number in each.items() if number)
+        lost = [
+            f"worker {rank} was lost on node {node}{'' if node in nodes else ', which is gone'} ({cause})"
+            for rank, cause in sorted(self.causes.items())
+            for node in [self.nodes.get(rank)]
+        ]
+        return "; ".join(
+            [
+                f"waiting for {workers} worker{'s' * (workers > 1)} of {need} each, since {_clock(self.since)} and at most "
+                f"until {_clock(self.since + self.wait_s)}",
+                f"the cluster has {have} free on {len(nodes)} node{'s' * (len(nodes) > 1)}",
+                *lost[:2],
+            ]
+        )
+
+    def _note(self, line: str) -> None:
+        with contextlib.suppress(OSError), self.notes.open("a") as file:
+            file.write(f"{line}\n")
+
+
+@contextlib.contextmanager
+def spoken(say: Callable[[str], None]) -> Iterator[Path]:
+    """Within the block, what a WorkerWatch appends to the file of this path is said within a second."""
+    done = threading.Event()
+
+    def read(path: Path) -> None:
+        position = 0
+        while True:
+            ended = done.wait(LOOK_S)
+            with contextlib.suppress(OSError), path.open() as file:
+                file.seek(position)
+                while (line := file.readline()).endswith("\n"):
+                    position += len(line.encode())
+                    say(line.strip())
+            if ended:
+                return
+
+    with temporary_folder("notes") as folder:
+        path = folder / "lines"
+        thread = threading.Thread(target=read, args=(path,), name="notes", daemon=True)
+        thread.start()
+        try:
+            yield path
+        finally:
+            done.set()
+            thread.join(2 * LOOK_S)
+
+
+def _clock(at: float) -> str:
+    """The local time of day, with the date where it is another day."""
+    moment = time.localtime(at)
+    return time.strftime("%H:%M:%S" if moment[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", moment)

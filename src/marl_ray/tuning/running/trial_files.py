@@ -1,0 +1,127 @@
+"""The files of a trial: its state and rows, written by the one process that works on it; and the leg that it is to run."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from marl_ray.errors import MarlRayError
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.lines import ROWS, Lines, read_rows
+
+STATE = "trial.json"
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of a trial, from a checkpoint (or the beginning) to the next decision point."""
+
+    sweep: str
+    storage: str
+    number: int
+    leg: int
+    """Number of the leg within its trial, from 1."""
+    configs: list[dict[str, Any]]
+    """The run config of each seed."""
+    metrics: list[dict[str, Any]]
+    until: int | None
+    """Environment steps at which the leg ends; None for the end of training."""
+    nested: bool
+    """True if the leg trains on a worker group of its own."""
+    use_gpu: bool
+    cpus: float
+    """CPUs per worker."""
+    tracking_uri: str
+    """Address of the MLflow server in which bundles are looked up."""
+    folder: str = ""
+    """Working folder of the sweep's driver; relative paths in the configs count from it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:04d}-{self.leg}"
+
+
+@dataclass
+class TrialState:
+    """Progress of a trial, stored as `trial.json`."""
+
+    checkpoints: list[str] = field(default_factory=list)
+    """Folders of the checkpoints, the newest last."""
+    attempts: int = 0
+    """Number of processes that have worked on the trial; each names its folder by it."""
+    steps: int = 0
+    """Environment steps that every seed had played at the newest checkpoint."""
+    played: int = 0
+    """Environment steps that this trial has played, all seeds together."""
+    seconds: float = 0.0
+    """Wall time in seconds."""
+    exploits: list[dict[str, Any]] = field(default_factory=list)
+    """One mapping per takeover of another trial, with `at`, `donor` and `values`."""
+    foreign: bool = False
+    """True if the newest checkpoint was written with other hyper-parameters."""
+
+
+def read_state(folder: Folder) -> TrialState:
+    data = folder.read_json(STATE)
+    return TrialState(**data) if data else TrialState()
+
+
+def write_state(folder: Folder, state: TrialState) -> None:
+    folder.write_json(STATE, asdict(state))
+
+
+class TrialWriter:
+    """Writes the rows, checkpoints, bundles and times of a trial's process to the trial's folder."""
+
+    def __init__(self, folder: Folder, keep: int, seeds: list[int], emit: Callable[[dict[str, float]], None]):
+        self.folder, self.keep, self.seeds, self.emit = folder, keep, seeds, emit
+        self.state = read_state(folder)
+        self.state.attempts += 1
+        write_state(folder, self.state)
+        self.place = f"attempt-{self.state.attempts}"
+        """Folder that this process alone writes to: a predecessor may still be writing to its own."""
+        self.rows = read_rows(folder)
+        self.file, self.written = Lines(folder, ROWS), len(self.rows)
+        self.origin: int | None = None
+        self.before, self.since = self.state.seconds, time.monotonic()
+
+    @property
+    def start(self) -> str | None:
+        return self.state.checkpoints[-1] if self.state.checkpoints else None
+
+    def begun(self, played: int) -> None:
+        if self.origin is None:
+            self.origin = played - self.state.played
+
+    def row(self, row: dict[str, float]) -> None:
+        """Add a row; it replaces rows from its iteration on, which a restart has played again."""
+        exploits = len(self.state.exploits)
+        row = row | {"played": row["played"] - (self.origin or 0), "exploits": exploits}
+        while self.rows and self.rows[-1]["iteration"] >= row["iteration"] and self.rows[-1]["exploits"] == exploits:
+            self.rows.pop()
+        if len(self.rows) < self.written:
+            self.file.keep(len(self.rows))
+            self.written = len(self.rows)
+        self.rows.append(row)
+        self.emit(row)
+
+    def kept(self, name: str, steps: int, played: int) -> None:
+        """Record a checkpoint that lies in the folder under `name`, after the rows up to it.
+
+        Raises MarlRayError if another process has taken the trial over.
+        """
+        if read_state(self.folder).attempts != self.state.attempts:
+            raise MarlRayError(f"{self.folder.uri}: another process has taken this trial over")
+        for seed in self.seeds:  # the newest bundle of a seed is its best; keep it beyond its checkpoint
+            if self.folder.exists(f"{name}/seed-{seed}/bundle"):
+                self.folder.copy_from(self.folder, f"{name}/seed-{seed}/bundle", f"bundles/seed-{seed}")
+        checkpoints = [*self.state.checkpoints, name]
+        self.state.checkpoints, self.state.foreign = checkpoints[-self.keep :], False
+        self.state.steps, self.state.played = steps, played - (self.origin or 0)
+        self.state.seconds = self.before + time.monotonic() - self.since
+        self.file.append(json.dumps(row) for row in self.rows[self.written :])
+        self.written = len(self.rows)
+        write_state(self.folder, self.state)
+        for old in checkpoints[: -self.keep]:
+            self.folder.remove(old)

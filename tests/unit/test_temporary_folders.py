@@ -1,0 +1,57 @@
+"""Temporary folders name their process, and those of killed ones are removed; nothing else makes any."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from marl_ray.temporary_folders import new_temporary_folder, remove_leftovers, temporary_folder
+
+MAKE = """
+from marl_ray.temporary_folders import new_temporary_folder
+(new_temporary_folder("bundle") / "file").write_text("x")
+print("made", flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's temporary folder of this test and its children."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    remove_leftovers.cache_clear()
+    return tmp_path
+
+
+def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_remove(root: Path):
+    others = [root / "marl-ray-bundle-00000000-1-1-abc", root / "marl-ray-other", root / "mine-1-2"]
+    for other in others:  # of another machine, or of nobody we know
+        other.mkdir()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", MAKE], **pipes) as process:
+        assert process.stdout.readline() == "made\n"
+        (left,) = set(root.iterdir()) - set(others)
+        with temporary_folder("check") as own:
+            assert left.exists() and own.is_dir()  # its process lives
+        assert not own.exists()
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    remove_leftovers.cache_clear()  # as in a process that has just begun
+    kept = new_temporary_folder("check")
+    assert set(root.iterdir()) == {*others, kept} and kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_number_that_another_process_has_now_counts_as_another(root: Path):
+    own = new_temporary_folder("check")
+    purpose, machine, process, start, end = own.name.rsplit("-", 4)
+    assert int(process) == os.getpid()
+    earlier = root / "-".join([purpose, machine, process, str(int(start) - 1), end])
+    earlier.mkdir()
+    remove_leftovers.cache_clear()
+    remove_leftovers(str(root))
+    assert own.exists() and not earlier.exists()

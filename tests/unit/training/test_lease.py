@@ -1,0 +1,245 @@
+"""One owner of a name: on local storage, on an object store over HTTP, and on storage that can only overwrite."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pytest
+from pyarrow import fs
+from toys.object_store import object_store
+from toys.runs import config
+
+from marl_ray.errors import MarlRayError
+from marl_ray.training.run_folder import exclusive_file, standing
+from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
+from marl_ray.training.run_folder.lease import Disowned, Lease
+from marl_ray.training.run_folder.record import check_folder
+from marl_ray.training.run_folder.standing import OWNER, newest, owner_file, read_standing
+
+LOCAL = fs.LocalFileSystem()
+RUN = "run 'first'"
+
+
+@pytest.fixture(params=["local", "s3", "other"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple]:
+    """A file system, and a run's folder in it."""
+    if request.param == "s3":
+        with object_store(f"bucket-{time.time_ns()}") as uri:  # a server forgets nothing within its process
+            filesystem, root = fs.FileSystem.from_uri(uri)
+            yield filesystem, f"{root}/runs/first"
+    else:
+        monkeypatch.setattr(exclusive_file, "SETTLE_S", 0.2)
+        (tmp_path / "runs").mkdir()
+        other = fs.SubTreeFileSystem(str(tmp_path), LOCAL)
+        yield (other, "runs/first") if request.param == "other" else (LOCAL, str(tmp_path / "runs" / "first"))
+
+
+def test_of_many_that_take_a_name_at_once_one_owns_it(place: tuple):
+    together, over = threading.Barrier(6), threading.Event()
+    owners, refused = [], []
+
+    def take() -> None:
+        together.wait(10)
+        try:
+            with Lease(*place, RUN) as lease:
+                owners.append(lease.number)
+                over.wait(20)
+        except MarlRayError as error:
+            refused.append(str(error))
+            if len(refused) == 5:
+                over.set()
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(owners) == 1 and len(refused) == 5
+    line = rf"name: run 'first' is owned by process {os.getpid()} of \S+( \([\d.]+\))?, whose last beat is \d+ s old; "
+    line += r"choose another name, or, if that process is dead, wait \d+ s until it counts as lost"
+    assert all(re.fullmatch(line, text) for text in refused), refused
+
+
+def test_owners_that_come_and_go_are_never_two_at_once(tmp_path: Path):
+    owned, taken, together = threading.Lock(), [], 0
+
+    def come_and_go() -> None:
+        nonlocal together
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            try:
+                with Lease(LOCAL, str(tmp_path), RUN) as lease:
+                    together += not owned.acquire(blocking=False)
+                    taken.append(lease.number)
+                    owned.release()
+            except MarlRayError:
+                pass
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert together == 0 and len(taken) == len(set(taken)) > 10
+    assert os.listdir(tmp_path / OWNER) == [f"{max(taken)}.json"]
+
+
+def left_by_another_machine(place: tuple) -> Path:
+    """Leave the folder as a driver on another machine does that works; return the owner's file."""
+    filesystem, folder = place
+    with pytest.raises(KeyboardInterrupt), Lease(filesystem, folder, RUN):
+        raise KeyboardInterrupt
+    own = read_standing(filesystem, folder)
+    Path(folder).mkdir(exist_ok=True)
+    assert own is not None and own.state == "interrupted"
+    file = Path(owner_file(folder, newest(filesystem, folder)))
+    file.write_text(
+        json.dumps(asdict(replace(own, state="running", machine="another", host="far", address="10.0.0.7")))
+    )
+    return file
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> tuple:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "run.json").write_text("{}")
+    return LOCAL, str(tmp_path / "first")
+
+
+def test_an_owner_on_another_machine_counts_as_lost_after_a_minute_without_a_beat(local: tuple):
+    file = left_by_another_machine(local)
+    os.utime(file, (time.time() - 40, time.time() - 40))
+    with pytest.raises(MarlRayError, match=r"of far \(10.0.0.7\), whose last beat is 4\d s old; .*wait (20|19|18) s"):
+        Lease(*local, RUN).__enter__()
+    os.utime(file, (time.time() - 61, time.time() - 61))
+    with Lease(*local, RUN) as lease:
+        assert lease.number == 2 and not file.exists()
+
+
+def test_the_clock_of_the_storage_counts_where_the_owners_differs(local: tuple):
+    file = left_by_another_machine(local)
+    data = json.loads(file.read_text())
+    for wrong in (-3600, 3600):
+        file.write_text(json.dumps(data | {"at": time.time() + wrong}))
+        with pytest.raises(MarlRayError, match="last beat is 0 s old"):
+            Lease(*local, RUN).__enter__()
+
+
+def test_a_file_of_an_owner_that_cannot_be_read_refuses_until_it_is_old(local: tuple):
+    file = left_by_another_machine(local)
+    file.write_text("")  # as it is between its creation and its first word
+    with pytest.raises(MarlRayError, match="is owned by another process, whose last beat is"):
+        Lease(*local, RUN).__enter__()
+    os.utime(file, (time.time() - 61, time.time() - 61))
+    with Lease(*local, RUN) as lease:
+        assert lease.number == 2
+
+
+OWNER_PROCESS = """
+import sys, time
+from pyarrow import fs
+from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder.lease import Lease
+standing.BEAT_S = 0.1
+with Lease(fs.LocalFileSystem(), sys.argv[1], "run 'first'") as lease:
+    lease.when_lost = lambda: print("lost", flush=True)
+    print("owned", flush=True)
+    assert lease.lost.wait(30)
+    lease.check()
+"""
+
+
+def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(standing, "LOST_S", 1.0)
+    command = [sys.executable, "-c", OWNER_PROCESS, local[1]]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as other:
+        try:
+            assert other.stdout.readline() == "owned\n"
+            time.sleep(1.5)
+            with pytest.raises(MarlRayError, match=f"is owned by process {other.pid}"):
+                Lease(*local, RUN).__enter__()
+            other.send_signal(signal.SIGSTOP)
+            time.sleep(1.2)
+            with Lease(*local, RUN) as lease:
+                assert lease.number == 2
+                other.send_signal(signal.SIGCONT)
+                said, error = other.communicate(timeout=30)
+                lease.check()
+        finally:
+            other.kill()
+    assert said == "lost\n"
+    assert f"Disowned: run 'first' is now owned by process {os.getpid()} of " in error
+    own = read_standing(*local)
+    assert own is not None and own.state == "finished" and own.pid == os.getpid()
+    assert newest(*local) == 2
+
+
+def test_a_process_that_was_killed_is_replaced_at_once(local: tuple):
+    with subprocess.Popen([sys.executable, "-c", OWNER_PROCESS, local[1]], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "owned\n"
+        other.kill()
+        deadline = time.monotonic() + 10
+        while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:  # in a container, often nobody waits for it
+            assert time.monotonic() < deadline
+        with Lease(*local, RUN) as lease:
+            assert lease.number == 2
+
+
+def test_the_link_of_a_copied_run_leads_to_its_own_bundle():
+    with object_store(f"bucket-{time.time_ns()}") as uri:  # a server forgets nothing within its process
+        filesystem, root = fs.FileSystem.from_uri(uri)
+        for name in ("runs", "copies"):
+            filesystem.create_dir(f"{root}/{name}/first/checkpoint_3/bundle")
+        link_bundle(filesystem, f"{root}/runs/first", "checkpoint_3", f"{uri}/runs/first")
+        assert linked_bundle(filesystem, f"{root}/runs/first") == f"{uri}/runs/first/checkpoint_3/bundle"
+        fs.copy_files(f"{root}/runs/first/bundle", f"{root}/copies/first/bundle", filesystem, filesystem)
+        assert linked_bundle(filesystem, f"{root}/copies/first") == f"{uri}/copies/first/checkpoint_3/bundle"
+
+
+def test_what_is_refused_leaves_nothing(place: tuple):
+    with pytest.raises(ValueError, match="no"), Lease(*place, RUN):
+        raise ValueError("no")
+    filesystem, folder = place
+    assert filesystem.get_file_info(folder).type == fs.FileType.NotFound
+
+
+def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path: Path):
+    whole, folder = config(f"storage={tmp_path}", "name=first"), str(tmp_path / "first")
+    missing, ended = [], threading.Event()
+
+    def check() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(MarlRayError):  # the folder has just been deleted
+                check_folder(whole)
+
+    thread = threading.Thread(target=check)
+    thread.start()
+    for _ in range(100):
+        with contextlib.suppress(MarlRayError, ValueError), Lease(LOCAL, folder, RUN) as lease:
+            time.sleep(0.001)
+            missing += [lease.number] * (newest(LOCAL, folder) != lease.number)
+            raise ValueError("so that the folder is deleted")
+    ended.set()
+    thread.join(10)
+    assert missing == []
+
+
+def test_storage_that_does_not_answer_ends_no_run(local: tuple):
+    with Lease(*local, RUN) as lease:
+        os.rename(local[1], f"{local[1]}-away")
+        lease.check()
+        os.rename(f"{local[1]}-away", local[1])
+        Path(owner_file(local[1], 2)).write_text("{}")
+        with pytest.raises(Disowned, match="is now owned by another process"):
+            lease.check()

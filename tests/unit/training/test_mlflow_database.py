@@ -1,0 +1,81 @@
+"""The SQLite file of MLflow: made by several processes at once, and by ones that are killed meanwhile."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from marl_ray.policies.bundles.mlflow_client import mlflow_client
+
+MAKE = """
+import sys
+from toys.runs import config
+from marl_ray.training.tracking.mlflow_run import Tracker
+print("ready", flush=True)
+sys.stdin.readline()
+print(Tracker(config(f"storage={sys.argv[1]}")).run_id)
+"""
+
+
+def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: Path):
+    command = [sys.executable, "-c", MAKE, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(3)]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        ends = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(10)
+    assert [process.returncode for process in processes] == [0, 0, 0], [error[-2000:] for _, error in ends]
+    client = mlflow_client(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("marl-ray").experiment_id
+    assert {run.info.run_id for run in client.search_runs([experiment])} == {out.strip() for out, _ in ends}
+
+
+def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the killed ones leave their folders
+    mlflow_client(f"sqlite:///{tmp_path}/other.db")  # what conftest.py keeps for further databases is made here
+    uri = f"sqlite:///{tmp_path}/sub/mlflow.db"
+    for delay in (0.02, 0.1, 0.2, 0.3, 0.4):
+        child = os.fork()
+        if child == 0:
+            try:
+                mlflow_client(uri)
+            finally:
+                os._exit(0)
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert [experiment.name for experiment in mlflow_client(uri).search_experiments()] == ["Default"]
+
+
+def test_a_file_that_was_left_half_made_is_made_anew(tmp_path: Path):
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("CREATE TABLE secrets (secret_id VARCHAR(36) PRIMARY KEY)")
+        database.execute("CREATE INDEX index_secrets ON secrets (secret_id)")
+    client = mlflow_client(f"sqlite:///{tmp_path}/mlflow.db")
+    assert client.search_registered_models() == []
+    client.create_registered_model("kept")
+    assert mlflow_client(f"sqlite:///{tmp_path}/mlflow.db").get_registered_model("kept").name == "kept"
+
+
+def test_a_file_of_something_else_is_not_touched(tmp_path: Path):
+    (tmp_path / "mlflow.db").write_text("a letter to a friend" * 100)
+    with pytest.raises(Exception, match="file is not a database"):
+        mlflow_client(f"sqlite:///{tmp_path}/mlflow.db").search_experiments()
+    assert (tmp_path / "mlflow.db").read_text().startswith("a letter")

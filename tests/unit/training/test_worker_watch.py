@@ -1,0 +1,105 @@
+"""What a run says while it waits for its workers; the cluster is this process's own small one in the tests of runs."""
+
+import errno
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from toys import texts
+from toys.runs import config
+
+from marl_ray.errors import MarlRayError
+from marl_ray.training.surroundings import worker_watch
+from marl_ray.training.surroundings.full_disk import DiskFull, disk_full
+from marl_ray.training.surroundings.worker_watch import STARTS, WorkerWatch, exchange_s, spoken
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's answers, as one node of two is left."""
+    monkeypatch.setattr(worker_watch, "alive_nodes", lambda: {"10.0.0.1"})
+    monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 1.0, "memory": 1e9})
+    monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.3, 0.6))
+    monkeypatch.setattr(worker_watch, "LOOK_S", 0.02)
+
+
+def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster: None, tmp_path: Path):
+    lines: list[str] = []
+    with spoken(lines.append) as notes:
+        watch = WorkerWatch(notes)
+        watch.wanted(2, {"CPU": 1.0, "GPU": 0})
+        watch.begun({0: "10.0.0.1", 1: "10.0.0.2"})
+        watch.failed({1: ConnectionError("the node is gone")})
+        watch.wanted(2, {"CPU": 1.0, "GPU": 0})
+        watch.wanted(2, {"CPU": 1.0, "GPU": 0})  # Ray Train tries again and again
+        time.sleep(1.2)
+        watch.begun({0: "10.0.0.1", 1: "10.0.0.3"})
+        time.sleep(0.3)
+    assert 3 <= len(lines) <= 5 and lines[-1] == "its workers are there, after 1 s"
+    begin, free, lost = lines[0].split("; ")
+    assert begin.startswith("waiting for 2 workers of 1 CPU each, since ") and " and at most until " in begin
+    assert free == "the cluster has 1 CPU free on 1 node"
+    assert lost == "worker 1 was lost on node 10.0.0.2, which is gone (ConnectionError: the node is gone)"
+
+
+def test_a_short_wait_is_not_said(cluster: None, tmp_path: Path):
+    lines: list[str] = []
+    with spoken(lines.append) as notes:
+        watch = WorkerWatch(notes)
+        watch.wanted(1, {"CPU": 1.0})
+        watch.begun({0: "10.0.0.1"})
+        time.sleep(0.3)
+    assert lines == [] and not any(thread.name == "notes" for thread in threading.enumerate())
+
+
+def test_a_wait_that_is_over_ends_the_run(cluster: None, tmp_path: Path):
+    watch = WorkerWatch(tmp_path / "notes", wait_s=0.05)
+    watch.wanted(1, {"CPU": 8.0})
+    time.sleep(0.1)
+    with pytest.raises(MarlRayError, match=r"gave up after 0 s: waiting for 1 worker of 8 CPU each, since"):
+        watch.wanted(1, {"CPU": 8.0})
+
+
+def test_a_full_disk_and_workers_that_never_start_end_the_run(cluster: None, tmp_path: Path):
+    watch = WorkerWatch(tmp_path / "notes")
+    watch.failed({0: ConnectionError("lost"), 1: DiskFull("the disk of /data is full")})
+    with pytest.raises(MarlRayError, match="worker 1: the disk of /data is full"):
+        watch.wanted(2, {"CPU": 1.0})
+    watch = WorkerWatch(tmp_path / "notes")
+    for _ in range(STARTS):
+        watch.wanted(1, {"CPU": 1.0})
+        watch.not_begun(ImportError("no module named x"))
+    with pytest.raises(MarlRayError, match="its workers could not be started 5 times: ImportError: no module named x"):
+        watch.wanted(1, {"CPU": 1.0})
+
+
+def test_a_full_disk_is_known_by_number_by_words_and_by_what_it_caused():
+    by_number, by_words = OSError(errno.ENOSPC, "No space left on device"), RuntimeError("database or disk is full")
+    caused = ValueError("a checkpoint is not complete")
+    caused.__cause__ = by_number
+    for error in (by_number, by_words, caused):
+        full = disk_full(error, "/")
+        assert full is not None and "and the same command goes on when there is room" in str(full)
+    assert disk_full(ValueError("no"), "/") is None
+
+
+def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(tmp_path: Path):
+    lines: list[str] = []
+    with spoken(lines.append) as notes:
+        watch = WorkerWatch(notes)
+        watch.begun({0: "10.0.0.1", 1: "10.0.0.2"})
+        for seconds in (3.0, 11.0, 14.0):
+            watch.silent({1: seconds})
+        watch.silent({})
+    assert len(lines) == 2 and lines[0].startswith(
+        "worker 1 on node 10.0.0.2 has not answered for 11 s; it counts as lost at "
+    )
+    assert lines[1] == "worker 1 on node 10.0.0.2 answers again"
+
+
+def test_an_exchange_has_a_deadline_that_leaves_time_for_engines(monkeypatch: pytest.MonkeyPatch):
+    words, engine = texts.config(), texts.config("team.speaker.generation.engine=vllm")
+    assert [exchange_s(run) for run in (config(), words, engine)] == [300, 600, 1200]
+    monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "7")
+    assert exchange_s(engine) == 7

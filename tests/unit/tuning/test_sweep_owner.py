@@ -1,0 +1,78 @@
+"""Two sweeps of one name, and a sweep whose folder was copied."""
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+from toys.sweeps import ToySweep
+
+from marl_ray.errors import MarlRayError
+from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder.lease import Disowned, Lease
+from marl_ray.training.run_folder.standing import owner_file
+from marl_ray.tuning.running.driver import run_sweep
+
+LOCAL = fs.LocalFileSystem()
+
+
+@contextlib.contextmanager
+def nothing_runs() -> Iterator[None]:
+    raise AssertionError("the sweep must not begin")
+    yield
+
+
+def test_a_second_sweep_of_a_name_is_refused_before_it_writes(tmp_path: Path):
+    sweep = ToySweep(tmp_path).config
+    folder = str(tmp_path / sweep.name)
+    with Lease(LOCAL, folder, "it"):
+        with pytest.raises(MarlRayError, match=rf"name: sweep '{sweep.name}' is owned by process {os.getpid()} of "):
+            run_sweep(sweep, cluster=nothing_runs)
+        assert not (tmp_path / "mlflow.db").exists()
+    assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} <= {"owner"}
+
+
+def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(standing, "BEAT_S", 0.05)
+    sweep = ToySweep(tmp_path)
+    sweep.add({"algorithm": "ippo", "hyper.lr": 0.001}, "running")
+    sweep.end("running")
+    taken: list[dict[Path, bytes]] = []
+
+    def files() -> dict[Path, bytes]:
+        paths = (path for path in (tmp_path / "toy").rglob("*") if path.is_file() and path.parent.name != "owner")
+        return {path: path.read_bytes() for path in paths}
+
+    @contextlib.contextmanager
+    def taking() -> Iterator[None]:
+        Path(owner_file(str(tmp_path / "toy"), 2)).write_text("{}")
+        taken.append(files())
+        deadline = time.monotonic() + 10
+        while any(thread.name == "lease" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        raise RuntimeError("what a sweep meets whose trials were ended")
+        yield
+
+    with pytest.raises(Disowned, match="sweep 'toy' is now owned by another process"):
+        run_sweep(sweep.config, cluster=taking)
+    assert taken == [files()] and taken[0]
+
+
+def test_a_copied_sweep_goes_on_where_it_lies_now(tmp_path: Path):
+    sweep = ToySweep(tmp_path / "old", budget={"trials": 2})
+    for algorithm, level in (("ippo", 1.0), ("mappo", 2.0)):
+        record = sweep.add({"algorithm": algorithm, "hyper.lr": 0.001, "hyper.entropy_coef": 0.01})
+        sweep.train(record, level, steps=2000)
+    sweep.end()
+    shutil.copytree(tmp_path / "old" / "toy", tmp_path / "new" / "toy")
+    config = sweep.config.model_copy(update={"storage": str(tmp_path / "new")})
+    outcome = run_sweep(config, cluster=nothing_runs)
+    assert outcome.folder == f"{tmp_path}/new/toy" and outcome.report.startswith(outcome.folder)
+    assert outcome.records.winner == 1 and len(outcome.records.trials) == 2
+    assert not (tmp_path / "old" / "toy" / "report.html").exists()

@@ -1,0 +1,183 @@
+"""The records of a sweep on disk: what a driver has written survives its death at any byte, at the same cost per change."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+from toys.sweeps import whole
+
+from marl_ray.errors import MarlRayError
+from marl_ray.runs.stored import StoredSweep, stored
+from marl_ray.tuning import lines as lines_module
+from marl_ray.tuning import records as records_module
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.lines import Lines, LinesReader, read_lines
+from marl_ray.tuning.records import (
+    CHANGES,
+    RECORDS,
+    RecordsFile,
+    SweepRecords,
+    TrialRecord,
+    find_sweep,
+    load_records,
+    winner_of,
+)
+
+STORAGES = pytest.mark.parametrize("remote", [False, True], ids=["local", "object store"])
+
+
+def folder_at(path: Path, remote: bool) -> Folder:
+    """A folder; a `remote` one is only ever written in whole files, as an object store is."""
+    folder = Folder(str(path), "s")
+    if remote:
+        folder.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
+    return folder
+
+
+def change(records: SweepRecords, rng: Any) -> list[TrialRecord]:
+    """Change some records as a sweep does; returns the trials that changed."""
+    if not records.trials or rng.random() < 0.5:
+        number = len(records.trials)
+        records.trials.append(TrialRecord(number, {"hyper.lr": rng.random()}, configs=[{"seed": 0, "text": "é\n"}]))
+        return records.trials[-1:]
+    changed = rng.sample(records.trials, rng.randint(1, len(records.trials)))
+    for record in changed:
+        record.state, record.steps = "waiting", record.steps + 100
+        record.scores[record.steps] = rng.random()
+        record.history[record.steps] = dict(record.values)
+    records.seconds += 1.5
+    return changed
+
+
+@STORAGES
+@settings(max_examples=30, deadline=None)
+@given(rng=st.randoms(use_true_random=False), saves=st.integers(1, 12), data=st.data())
+def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(
+    remote: bool, rng: Any, saves: int, data: Any, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = folder_at(tmp_path_factory.mktemp("s"), remote)
+    records = SweepRecords("s", {"a": 1}, {})
+    file = RecordsFile(folder, records)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records_module, "LEAST_LOG", data.draw(st.sampled_from([0, 600, 10**6])))
+        patch.setattr(lines_module, "PART", data.draw(st.sampled_from([1, 300, 10**6])))
+        for _ in range(saves):
+            file.save(*change(records, rng))
+            assert load_records(folder) == records
+        before, content = copy.deepcopy(records), _files(folder)
+        file.save(*change(records, rng))
+    after = _files(folder)
+    if after[RECORDS] != content.get(RECORDS):
+        if data.draw(st.booleans()):  # it dies between the two files
+            for name in content.keys() - {RECORDS}:
+                Path(folder.path, name).write_bytes(content[name])
+    elif not remote:  # an object store has the new object or the old one
+        cut = data.draw(st.integers(len(content.get(CHANGES, b"")), len(after[CHANGES])))
+        Path(folder.path, CHANGES).write_bytes(after[CHANGES][:cut])
+        records = records if cut == len(after[CHANGES]) else before
+    kept = load_records(folder_at(Path(folder.path).parent, remote))
+    assert kept == records
+    # The driver that follows writes after it, whatever was cut.
+    assert kept is not None
+    again = RecordsFile(folder, kept)
+    for _ in range(3):
+        again.save(*change(kept, rng))
+        assert load_records(folder) == kept
+    shutil.rmtree(folder.path)
+
+
+def _files(folder: Folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder.path).iterdir()}
+
+
+def test_the_bytes_of_a_change_do_not_grow_with_the_number_of_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written = []
+    monkeypatch.setattr(
+        Folder,
+        "write",
+        lambda self, name, data, write=Folder.write: (written.append(len(data)), write(self, name, data)),
+    )
+    per_change = []
+    for trials in (25, 200):
+        written.clear()
+        folder = Folder(str(tmp_path), f"s{trials}")
+        records = SweepRecords("s", {}, {})
+        file = RecordsFile(folder, records)
+        for number in range(trials):
+            records.trials.append(TrialRecord(number, {}, configs=[{"seed": 0, "text": "x" * 3000}]))
+            for steps in (0, 1):
+                records.trials[number].steps = steps
+                file.save(records.trials[number])
+        per_change.append(sum(written) / trials / 2)
+        assert load_records(folder) == records
+    assert per_change[1] < 2.5 * 3500 / 2 and per_change[1] < 2 * per_change[0]
+
+
+@STORAGES
+def test_lines_are_read_once_while_they_are_written_and_some_first_ones_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+):
+    monkeypatch.setattr(lines_module, "PART", 20)
+    folder = folder_at(tmp_path, remote)
+    reader, writer = LinesReader(folder, "rows"), Lines(folder, "rows")
+    assert reader.read() == []
+    for number in range(9):
+        writer.append([f"row {number}", "\u2028"])
+        assert reader.read() == [f"row {number}", "\u2028"]
+        assert reader.read() == []
+    parts = [path for path in Path(folder.path).iterdir() if path.name.startswith("rows")]
+    assert max(path.stat().st_size for path in parts) < 3 * 20 if remote else len(parts) == 1
+    everything = read_lines(folder, "rows")
+    for count in (18, 13, 6, 0):
+        Lines(folder, "rows").keep(count)
+        assert read_lines(folder, "rows") == everything[:count]
+    Lines(folder, "rows").append(["anew"])
+    assert read_lines(folder, "rows") == ["anew"]
+
+
+def test_a_disk_that_was_full_costs_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, records = Folder(str(tmp_path), "s"), SweepRecords("s", {}, {})
+    file = RecordsFile(folder, records)
+    records.trials.append(TrialRecord(0, {}))
+    file.save(records.trials[0])
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        records.trials[0].steps = 5
+        with pytest.raises(OSError, match="No space left"):
+            file.save(records.trials[0], durable=True)
+    assert load_records(folder) == SweepRecords("s", {}, {}, changes=1, trials=[TrialRecord(0, {})])
+    file.save()
+    assert load_records(folder) == records and records.trials[0].steps == 5
+
+
+def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path: Path):
+    sweep = whole(tmp_path, trials=3)
+    folder = sweep.end()
+    file = RecordsFile(folder, sweep.records)
+    file.save()
+    sweep.records.winner_model, sweep.records.trials[0].steps = "models:/toy/2", 77
+    file.save(sweep.records.trials[0])
+    assert json.loads((tmp_path / "toy" / RECORDS).read_text())["winner_model"] == "models:/toy/1"
+    assert find_sweep("toy", str(tmp_path))[1].trials[0].steps == 77
+    assert winner_of("toy", str(tmp_path))[0] == "models:/toy/2"
+    (listed,) = stored(str(tmp_path))
+    assert isinstance(listed, StoredSweep) and listed.records["trials"][0]["steps"] == 77
+    with (tmp_path / "toy" / CHANGES).open("a") as stream:
+        stream.write('{"changes": "x"}\n')
+    with pytest.raises(
+        MarlRayError, match=r"sweep\.json is not the record of a sweep: sweep\.jsonl, line 2: expected a"
+    ):
+        find_sweep("toy", str(tmp_path))
+    (tmp_path / "toy" / CHANGES).write_text('{"changes": 99, "trials": []}\n')
+    with pytest.raises(MarlRayError, match=r"sweep\.jsonl lacks the changes that follow number "):
+        find_sweep("toy", str(tmp_path))

@@ -1,0 +1,98 @@
+"""The files of a trial: however often its process is killed, each row is there once, in order."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError
+from marl_ray.tuning import lines as lines_module
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.lines import ROWS, read_rows
+from marl_ray.tuning.running import trial_files
+from marl_ray.tuning.running.trial_files import TrialWriter, read_state
+
+LAST, KEEP = 12, 2
+
+
+class Killed(BaseException):
+    """Ends a process at once."""
+
+
+def folder_at(path: Path, remote: bool) -> Folder:
+    folder = Folder(str(path), "trial")
+    if remote:
+        folder.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
+    return folder
+
+
+def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
+    """Play from the trial's checkpoint to the end; killed after so many rows, checkpoints and halves of checkpoints."""
+    start = int(writer.start.rpartition("-")[2]) if writer.start else 0
+    writer.begun(start)
+    left = LAST * 4 if dies_after is None else dies_after
+    for iteration in range(start + 1, LAST + 1):
+        writer.row({"iteration": iteration, "played": iteration, "value": iteration / 2})
+        if iteration % every == 0 or iteration == LAST:
+            with pytest.MonkeyPatch.context() as patch:
+                if left == 1:  # after the rows and before the state
+
+                    def killed(*arguments: Any) -> None:
+                        raise Killed
+
+                    patch.setattr(trial_files, "write_state", killed)
+                writer.kept(f"{writer.place}/checkpoint-{iteration}", iteration, iteration)
+            left -= 1
+        left -= 1
+        if left <= 0:
+            raise Killed
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 8), max_size=4), st.integers(1, 4), st.booleans(), st.integers(0, 30))
+def test_each_row_is_there_once_however_often_the_process_is_killed(
+    tmp_path_factory: pytest.TempPathFactory, deaths: list[int], every: int, remote: bool, cut: int
+):
+    path = tmp_path_factory.mktemp("trial")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "PART", 100)
+        for dies_after in [*deaths, None]:
+            emitted: list[float] = []
+            writer = TrialWriter(
+                folder_at(path, remote), KEEP, [0], lambda row, emitted=emitted: emitted.append(row["iteration"])
+            )  # type: ignore[misc]
+            try:
+                train(writer, every, dies_after)
+            except Killed:
+                rows = path / "trial" / ROWS
+                if cut and rows.exists() and not remote:  # it died while it wrote the next row
+                    with rows.open("ab") as stream:
+                        stream.write(json.dumps({"iteration": 99, "exploits": 0}).encode()[:cut])
+        folder = folder_at(path, remote)
+        rows_read = read_rows(folder)
+        assert (
+            [row["iteration"] for row in rows_read] == list(range(1, LAST + 1)) == [row["played"] for row in rows_read]
+        )
+        state = read_state(folder)
+        assert (state.attempts, state.steps, len(state.checkpoints)) == (
+            len(deaths) + 1,
+            LAST,
+            min(KEEP, -(-LAST // every)),
+        )
+
+
+def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path: Path):
+    folder = Folder(str(tmp_path), "trial")
+    first = TrialWriter(folder, KEEP, [0], lambda row: None)
+    second = TrialWriter(folder, KEEP, [0], lambda row: None)
+    for writer in (second, first):
+        writer.begun(0)
+        writer.row({"iteration": 1, "played": 8})
+    second.kept("attempt-2/checkpoint-1", 8, 8)
+    with pytest.raises(MarlRayError, match="another process has taken this trial over"):
+        first.kept("attempt-1/checkpoint-1", 8, 8)
+    assert len(read_rows(folder)) == 1 and read_state(folder).checkpoints == ["attempt-2/checkpoint-1"]
