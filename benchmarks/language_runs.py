@@ -135,7 +135,7 @@ def train(job: Job) -> dict[str, Any]:
         job.kind, job.seed, job.bundle, job.iterations, job.engine, algorithm=job.algorithm, hyper=hyper
     )
     with process_group():
-        run = Run(config, torch.device("cpu"), None, lambda row: None)
+        run = Run(config, torch.device("cpu"), [], lambda row: None)
         programs = _time_programs(run.collector)
         before = held_out(run, SAMPLES)
         curve, rows, gaps, tokens = [[0, 0, _mean(before["passes"])]], [], [], 0

@@ -25,6 +25,7 @@ from gridworld import RESULTS, ROOT, machine
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import best_capped_reward
 from marl_ray.evaluation.statistics import marl_eval, stratified_bootstrap
+from marl_ray.training.checkpoints.storage import folder_here
 
 EVALUATION_SEED = 1_000_000
 BUDGET, TOLERATED = 30.0, 1.02
@@ -109,7 +110,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     states = States(config, task.limit or BUDGET) if task.budgeted else None
     rows, worths, best = [], [], 0
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder, process_group():
-        trained = Run(config, torch.device("cpu"), None, lambda metrics: None)
+        trained = Run(config, torch.device("cpu"), [], lambda metrics: None)
         rows.append(trained.begin())
         while True:
             if states is not None:
@@ -117,7 +118,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
             if trained.best:
                 best = trained.iteration
             if trained.save_due:
-                trained.save(Path(folder, str(trained.iteration)))
+                trained.save(folder_here(Path(folder, str(trained.iteration))))
             if trained.done:
                 break
             rows.append(trained.step())

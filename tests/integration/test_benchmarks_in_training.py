@@ -10,6 +10,7 @@ from toys.texts import config, trained
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
+from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks
 from marl_ray.training.loop import Metrics, Run
@@ -49,7 +50,7 @@ def untimed(rows: list[Metrics], *left_out: str) -> list[Metrics]:
 
 
 def weights(checkpoint: Path, *overrides: str) -> dict[str, torch.Tensor]:
-    run = Run(config(*overrides), torch.device("cpu"), checkpoint, lambda row: None)
+    run = Run(config(*overrides), torch.device("cpu"), [folder_here(checkpoint)], lambda row: None)
     (model,) = run.team.models.values()
     run.close()
     return {key: value.clone() for key, value in model.state_dict().items()}

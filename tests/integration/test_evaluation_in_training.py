@@ -17,6 +17,7 @@ from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
 from marl_ray.training import loop
+from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.play_bundle import play_bundle
 from marl_ray.training.single_process import process_group, train_alone
@@ -217,15 +218,16 @@ def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tm
     run = loop.Run(
         sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"),
         torch.device("cpu"),
-        None,
+        [],
         lambda row: None,
     )
     rows = [run.step() for _ in range(7)]
     assert run.costs["shared"].means is None and not any("return" in row for row in rows)
     held = len(run.recent.held_back)
     assert held > 0
-    run.save(tmp_path)
-    again = loop.Run(run.config, torch.device("cpu"), tmp_path, lambda row: None)
+    run.save(folder_here(tmp_path))
+    run.saver.wait()
+    again = loop.Run(run.config, torch.device("cpu"), [folder_here(tmp_path)], lambda row: None)
     for one in (run, again):
         one.step()
         assert one.costs["shared"].means is not None and one.costs["shared"].means[0] > 15

@@ -15,10 +15,10 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
-from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import Tracker
 
@@ -144,7 +144,12 @@ def damage(folder: Path, how: str) -> None:
         case "state":
             state.write_text("{")
         case "format":
-            state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 0}))
+            (folder / "manifest.json").unlink()
+            state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 1}))
+        case "manifest":
+            (folder / "manifest.json").write_text("{")
+        case "unpublished":
+            (folder / "manifest.json").unlink()
         case "all":
             shutil.rmtree(folder)
 
@@ -156,7 +161,9 @@ def damage(folder: Path, how: str) -> None:
         ("part", "is damaged: weights/__0_0.distcp is missing or has been cut"),
         ("metadata", "is damaged: "),
         ("state", "is damaged: "),
-        ("format", "has checkpoint format 0, expected 1; it can be read by the version of marl-ray that wrote it"),
+        ("manifest", "manifest.json is no manifest: "),
+        ("unpublished", "is no checkpoint, and no run that has one; looked for "),
+        ("format", "has checkpoint format 1, expected 2; it can be read by the version of marl-ray that wrote it"),
         ("all", "is no checkpoint, and no run that has one; looked for "),
     ],
 )
@@ -170,8 +177,6 @@ def test_a_checkpoint_that_is_damaged_is_refused(base: Path, tmp_path: Path, how
 def test_a_source_is_a_name_a_folder_or_a_uri(base: Path, tmp_path: Path, monkeypatch: Any):
     named = tmp_path / "runs" / "base"
     shutil.copytree(base / "6", named / "checkpoint_6")
-    latest = {"checkpoint_dir_name": "checkpoint_6", "metrics": {"iteration": 6, "steps": 192}}
-    (named / "checkpoint_manager_snapshot.json").write_text(json.dumps({"latest_checkpoint_result": latest}))
     monkeypatch.chdir(tmp_path)
     for given in ("base", "runs/base", str(named), "runs/base/checkpoint_6"):
         source = source_of(config("storage=runs", f"resume_from={given}"))

@@ -53,10 +53,12 @@ def rows_of(outcome: SweepResult, number: int) -> list[dict[str, float]]:
 
 
 def tensors(checkpoint: Path, folder: Path) -> dict[str, Any]:
-    """Everything that a checkpoint's weights hold: `model` and `optimizer` of each policy, whatever workers wrote it."""
+    """Everything that a checkpoint holds of models and optimisers, whatever workers wrote it."""
     folder.mkdir(exist_ok=True)
     dcp_to_torch_save(checkpoint / "seed-0" / "weights", folder / "whole.pt")
-    return flat(torch.load(folder / "whole.pt", weights_only=False))
+    state = json.loads((checkpoint / "seed-0" / "state.json").read_text())
+    groups = {name: learner["groups"] for name, learner in state["learners"].items()}
+    return flat(torch.load(folder / "whole.pt", weights_only=False)) | flat(state["scalars"]) | flat(groups)
 
 
 def flat(data: Any, prefix: str = "") -> dict[str, Any]:

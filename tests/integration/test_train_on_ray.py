@@ -24,12 +24,14 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.training.checkpoints.index import kept, published
+from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder import standing
 from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
-from marl_ray.training.run_folder.record import kept, storage_of
+from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_folder.standing import owner_file
 from marl_ray.training.tracking.mlflow_run import Tracker
 
@@ -121,8 +123,13 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
         check_run(config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "hyper.lr=0.5"))
 
-    # The same name goes on where it ended; another config under that name is refused before anything runs.
+    # The same name goes on where it ended, or from the checkpoint before where its last one is damaged; another config under
+    # that name is refused before anything runs.
+    before, last = published(folder_here(storage / "toy"))[-2:]
+    (storage / "toy" / last.name / "envs-1.json").unlink()
     longer, second = run(storage, "train.total_steps=256")
+    log = (storage / "toy" / "run.log").read_text()
+    assert f"{last.place}/envs-1.json is missing; the run goes on from {before.place}" in log
     assert second.run_id == outcome.run_id
     assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
     assert [iteration_of(row) for row in read_metrics(LocalFileSystem(), str(storage / "toy"))] == list(range(9))

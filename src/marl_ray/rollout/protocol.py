@@ -3,7 +3,7 @@
 `rollout.actor_critic.collector.Collector` and `rollout.text.collector.TextCollector` have it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from marl_ray.rollout.group_spread import GroupSums
@@ -55,6 +55,9 @@ class BatchCollector(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Plain data from which other collectors, on any number of workers, continue bit for bit."""
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The function that makes `state()` of this moment, whatever is collected meanwhile."""
 
     def close(self) -> None:
         """Close the environment copies."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_ray.runs.stored import FINISHED, StoredRun, StoredSweep
+from marl_ray.training.checkpoints.index import published
+from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
-from marl_ray.training.run_folder.record import CHECKPOINTS, read_json
 from marl_ray.training.run_folder.run_log import LOG
 
 CURVE = "return.png"
@@ -128,19 +129,11 @@ def score_of(rows: Sequence[Mapping[str, float]]) -> Score | None:
 
 
 def checkpoints_of(run: StoredRun) -> list[dict[str, Any]]:
-    """`path`, `iteration` and `steps` of the complete checkpoints that Ray Train lists; empty where it lists none."""
-    try:
-        listed = (read_json(run.filesystem, f"{run.folder}/{CHECKPOINTS}") or {}).get("checkpoint_results", [])
-        return [
-            {
-                "path": f"{run.uri}/{checkpoint['checkpoint_dir_name']}",
-                "iteration": checkpoint["metrics"]["iteration"],
-                "steps": checkpoint["metrics"]["steps"],
-            }
-            for checkpoint in listed
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return []
+    """`path`, `iteration` and `steps` of the complete checkpoints, the oldest first."""
+    return [
+        {"path": f"{run.uri}/{each.name}", "iteration": each.manifest.iteration, "steps": each.manifest.steps}
+        for each in published(StoredFolder(run.filesystem, run.folder))
+    ]
 
 
 def _finished_score(run: StoredRun) -> Score | None:

@@ -27,21 +27,21 @@ from marl_ray.ray_seams import (
     without_datasets,
     without_own_interrupts,
 )
+from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, kept, published
+from marl_ray.training.checkpoints.origin import source_of
+from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.deliveries import FINISHED as ALL_TAKEN
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import write_failure
-from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
+from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
-from marl_ray.training.run_folder.origin import source_of
 from marl_ray.training.run_folder.record import (
     config_record,
     filesystem_of,
-    kept,
-    latest_checkpoint,
     pin_bundles,
     record_of,
     storage_of,
@@ -160,7 +160,7 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         spoken(log.say) as notes,
     ):
         record = record_of(config)
-        resumes = latest_checkpoint(filesystem, folder) is not None
+        resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
         if config.resume_from is not None and not resumes:
             record[ORIGIN] = source_of(config)
         # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
@@ -180,7 +180,7 @@ def _train(
     notes: Path,
 ) -> RunResult:
     import ray
-    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+    from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -228,12 +228,8 @@ def _train(
                 name=config.name,
                 storage_path=storage_of(config),
                 failure_config=FailureConfig(max_failures=config.resources.max_failures),
-                checkpoint_config=CheckpointConfig(
-                    num_to_keep=config.checkpoint.keep, checkpoint_score_attribute="score", checkpoint_score_order="max"
-                ),
                 callbacks=[
                     named_workers(config.name),
-                    _linking_bundles(f"{storage_of(config)}/{config.name}"),
                     _noting_failures(filesystem, folder),
                     watched_workers(WorkerWatch(notes)),
                 ],
@@ -287,23 +283,6 @@ def _train(
                 deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
 
 
-def _linking_bundles(uri: str) -> Any:
-    """A callback of Ray Train that lets the link `bundle` of the run's folder lead to the best bundle so far. `uri` names
-    the folder. A checkpoint has a bundle only if it is the best so far."""
-    from ray.train import UserCallback
-
-    class LinkingBundles(UserCallback):
-        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
-            if checkpoint is None:
-                return
-            folder, _, name = str(checkpoint.path).rpartition("/")
-            with contextlib.suppress(OSError):  # a run that cannot make links goes on
-                if checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{LINK}").type == fs.FileType.Directory:
-                    link_bundle(checkpoint.filesystem, folder, name, uri)
-
-    return LinkingBundles()
-
-
 def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
     """A callback of Ray Train that writes the cause of each failure of the workers to the run's `folder`. Ray Train itself
     starts the workers again without a word."""
@@ -323,15 +302,14 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
 
 def _finish(config: RunConfig, run_id: str, result: Any) -> tuple[RunResult, float | None]:
     """Draw the curves; returns the run's result, whose bundle is not registered yet, and the bundle's score."""
-    from marl_ray.training.loop import BUNDLE
 
     filesystem, folder = filesystem_of(config)
-    # Among equal scores, such as those of a run that played nothing, the newest checkpoint counts.
-    kept = sorted(result.best_checkpoints, key=lambda pair: (pair[1]["score"], pair[1]["iteration"]), reverse=True)
-    paths = ((f"{checkpoint.path}/{BUNDLE}", metrics) for checkpoint, metrics in kept)
-    best, best_metrics = next(p for p in paths if filesystem.get_file_info(p[0]).type == fs.FileType.Directory)
+    checkpoint = best(published(StoredFolder(filesystem, folder)))
+    if checkpoint is None:
+        raise MarlRayError(f"run {config.name!r} failed: {folder} has no checkpoint with a bundle")
+    bundle, best_metrics = f"{checkpoint.place}/{BUNDLE}", dict(checkpoint.manifest.metrics)
     with contextlib.suppress(OSError):  # some file systems have no links
-        link_bundle(filesystem, folder, Path(best).parent.name, f"{storage_of(config)}/{config.name}")
+        link_bundle(filesystem, folder, checkpoint.name, f"{storage_of(config)}/{config.name}")
     history = partial(history_of, read_metrics(filesystem, folder))
     with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
         curve = plot_run(panels_of(config, history), Path(temporary) / "return.png", title_of(config))
@@ -344,7 +322,7 @@ def _finish(config: RunConfig, run_id: str, result: Any) -> tuple[RunResult, flo
     outcome = RunResult(
         name=config.name,
         model="",
-        bundle=linked_bundle(filesystem, folder) or best,
+        bundle=linked_bundle(filesystem, folder) or bundle,
         curve=Path(folder) / "return.png" if is_local else None,
         tracking_uri=uri_of(config),
         run_id=run_id,

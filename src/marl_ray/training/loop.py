@@ -1,10 +1,9 @@
 """The loop of every training worker: collect, update, report, checkpoint. It knows no Ray; callers pass callbacks in."""
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,15 +16,18 @@ from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch
-from marl_ray.training import checkpoint
+from marl_ray.training.checkpoints.loading import load_newest
+from marl_ray.training.checkpoints.origin import HOLDS, PLAY, holds_of, play_of
+from marl_ray.training.checkpoints.run_state import fresh_state, state_after
+from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
+from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
-from marl_ray.training.run_folder.origin import HOLDS, PLAY, holds_of, play_of
-from marl_ray.training.team.assembly import build_team, export_bundle
+from marl_ray.training.team.assembly import build_team, bundle_writer
 from marl_ray.training.team.joint_update import update_team
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
@@ -33,9 +35,6 @@ if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.rollout.served.collector import Block
     from marl_ray.training.evaluation.benchmarks import RunBenchmark
     from marl_ray.training.team.assembly import EngineOf
-
-BUNDLE = "bundle"
-"""Folder of the bundle in a checkpoint that was the best so far."""
 
 UNKNOWN = -1e12
 """Score of weights that were not evaluated; it is below the score of all that were."""
@@ -77,18 +76,22 @@ class Run:
         self,
         config: RunConfig,
         device: torch.device,
-        resume_from: Path | None,
+        resume_from: Sequence[StoredFolder],
         emit: Callable[[Metrics], None],
         run_id: str | None = None,
         own_hyper: bool = False,
         engine_of: "EngineOf | None" = None,
         phase: Callable[[str], None] = lambda text: None,
         origin: str | None = None,
+        begins: Callable[[int | None], None] = lambda iteration: None,
+        say: Callable[[str], None] = lambda line: None,
     ):
-        """`emit` gets the metrics of each epoch of a warm start. With `own_hyper` the checkpoint may be of a run with
-        other hyper-parameters: the run takes its weights and optimiser state, and keeps the hyper-parameters of this
-        config. `engine_of` makes the language models' engines (see `build_team`). `phase` gets the name of each part
-        that begins. `origin` names the checkpoint `resume_from` if another run wrote it (`config.resume_from`)."""
+        """The run continues from the first of the checkpoints `resume_from` that is whole, and begins anew if there is
+        none in the list; `say` gets a line about each that is damaged. `begins` gets the iteration of its own checkpoint,
+        or None, before any row is emitted. `emit` gets the metrics of each epoch of a warm start. With `own_hyper` the
+        checkpoint may be of a run with other hyper-parameters: the run takes its weights and optimiser state, and keeps the
+        hyper-parameters of this config. `engine_of` makes the language models' engines (see `build_team`). `phase` gets the
+        name of each part that begins. `origin` names the checkpoint if another run wrote it (`config.resume_from`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
@@ -103,20 +106,21 @@ class Run:
             phase("starting the engines")
             self.team.start()  # before a warm start, which may take hours, and which an engine's refusal would waste
         envs: Mapping[str, Any] | None = None
-        self.state = checkpoint.fresh_state(run_id, list(self.team.models))
-        if resume_from is not None:
+        self.state = fresh_state(run_id, list(self.team.models))
+        self.saver = CheckpointSaver(self.team.learners)
+        if resume_from:
             phase("reading the checkpoint")
-            self.state, envs = checkpoint.load(resume_from, self.team.learners, own_hyper or origin is not None)
+            self.state, envs = load_newest(resume_from, self.team.learners, own_hyper or origin is not None, say)
             if origin is not None:
-                self.state, envs = checkpoint.state_after(
-                    config, self.state, envs, origin, run_id, list(self.team.models)
-                )
-        elif config.warm_start is not None and config.language:
+                self.state, envs = state_after(config, self.state, envs, origin, run_id, list(self.team.models))
+        begins(self.state["iteration"] if resume_from and origin is None else None)
+        warms_up = config.warm_start is not None and not resume_from
+        if warms_up and config.language:
             from marl_ray.training.imitation.fine_tuning import fine_tune
 
             phase("fitting the demonstrations")
             fine_tune(config, self.env, self.team, emit)
-        elif config.warm_start is not None:
+        elif warms_up:
             phase("imitating the logged decisions")
             warm_start(config, self.env, self.team, emit)
         data = None
@@ -124,6 +128,8 @@ class Run:
             from marl_ray.training.team.language import build_data
 
             data = build_data(config, self.team.agents, self.team.models)
+        self.facts = {HOLDS: holds_of(config, self.env, self.team.agents), PLAY: play_of(config)}
+        """The facts by which a checkpoint shows which other runs may begin from it."""
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, envs, data)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
         self.recent = RecentEpisodes(config, self.state["recent"])
@@ -134,7 +140,7 @@ class Run:
         self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
         self.metrics: Metrics = self.state["metrics"]
         """The metrics of the last iteration."""
-        self.fresh = resume_from is None or origin is not None
+        self.fresh = not resume_from or origin is not None
         """True until the run has played its first step."""
         self.evaluated: float | None = None
         """Score of the current weights, if they were evaluated and are not saved yet."""
@@ -272,9 +278,9 @@ class Run:
         score = self.evaluated if self.config.evaluates else self.recent.score()
         return UNKNOWN if score is None else max(score, UNKNOWN)
 
-    def save(self, folder: Path | None) -> float:
-        """Write a checkpoint to `folder`, with a bundle if the score is the best so far; returns the score. Without a
-        folder nothing is written."""
+    def save(self, place: StoredFolder | None, published: Callable[[], None] = lambda: None) -> None:
+        """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far; rank 0 calls `published`
+        when it is complete. Without a place nothing is written. Raises as `CheckpointSaver.wait` does."""
         score = self.score()
         best = score >= self.state["best_score"]
         self.state |= {
@@ -285,75 +291,94 @@ class Run:
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
             "run": self.config.name,
-            HOLDS: holds_of(self.config, self.env, self.team.agents),
-            PLAY: play_of(self.config),
+            **self.facts,
         }
-        if folder is not None:
-            checkpoint.save(folder, self.team.learners, self.state, self.collector.state())
+        if place is not None:
+            self.saver.wait()
+            bundle = None
             if best and self.rank == 0:
-                export_bundle(
-                    folder / BUNDLE, self.config, self.env, self.team, self.steps, self.metrics, self.state["origin"]
-                )
+                bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state["origin"])
+            learners = {name: learner.plain() for name, learner in self.team.learners.items()}
+            contents = Contents(dict(self.state), learners, self.collector.snapshot(), score, bundle)
+            self.saver.save(place, contents, published)
         self.evaluated, self.measured = None, False
-        return score
 
     def close(self) -> None:
+        self.saver.wait()
+        self.saver.close()
         self.collector.close()
         self.evaluator.close()
         self.env.close()
         self.team.close()
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """The way in which a run keeps its checkpoints."""
+
+    place_of: Callable[[int], StoredFolder]
+    """Iteration -> the folder of its checkpoint."""
+    before: Callable[[], None] = lambda: None
+    """Called on every worker before a checkpoint is begun."""
+    published: Callable[[], None] = lambda: None
+    """Called on rank 0, beside the training, when a checkpoint is complete; it raises nothing."""
+
+
 def run_worker(
     config: RunConfig,
     device: torch.device,
-    resume_from: Path | None,
+    resume_from: Sequence[StoredFolder],
     emit: Callable[[Metrics], None],
-    report: Callable[[Path, Metrics], None] | None,
+    keeping: Keeping | None,
     run_id: str | None = None,
     show: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, transcripts: None,
     engine_of: "EngineOf | None" = None,
     phase: Callable[[str], None] = lambda text: None,
     origin: str | None = None,
+    begins: Callable[[int | None], None] = lambda iteration: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
-    `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. `report` gets a
-    checkpoint folder and its metrics, on every worker. The folder is removed when `report` returns; if `report` is
-    None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, before `emit`, on
-    rank 0 alone.
-    `phase` gets the name of each part of the run when it begins. `origin` names the checkpoint `resume_from` if another
-    run wrote it. Returns the metrics of the last iteration.
+    `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. If `keeping`
+    is None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, before `emit`, on
+    rank 0 alone. `phase` gets the name of each part of the run when it begins. `resume_from`, `origin`, `begins` and `say`
+    are those of `Run`. Returns the metrics of the last iteration.
     """
-    run = Run(config, device, resume_from, emit, run_id, engine_of=engine_of, phase=phase, origin=origin)
+    run = Run(config, device, resume_from, emit, run_id, False, engine_of, phase, origin, begins, say)
 
-    def save(metrics: Metrics) -> None:
-        if report is None:
+    def save() -> None:
+        if keeping is None:
             run.save(None)
             return
-        with tempfile.TemporaryDirectory(prefix="marl-ray-checkpoint-") as folder:
-            report(Path(folder), metrics | {"score": run.save(Path(folder))})
+        keeping.before()
+        run.save(keeping.place_of(run.iteration), keeping.published)
 
-    if run.fresh:
-        if config.evaluates or run.benchmarks:
-            phase("evaluating before training")
-        metrics = run.begin()
-        if run.rank == 0 and metrics:
-            emit(metrics)
-        # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
-        # begins with, so that it needs the other no more.
-        if run.done or origin is not None or (run.save_due and metrics):
-            save({"iteration": run.iteration, "steps": run.steps} | metrics)
-    if not run.done:
-        phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")
-    while not run.done:
-        metrics = run.step()
-        if run.rank == 0:
-            if run.save_due and run.transcripts:
-                show(run.iteration, run.transcripts)
-            emit(metrics)
-        if run.save_due:
-            save(metrics)
+    try:
+        if run.fresh:
+            if config.evaluates or run.benchmarks:
+                phase("evaluating before training")
+            metrics = run.begin()
+            if run.rank == 0 and metrics:
+                emit(metrics)
+            # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
+            # begins with, so that it needs the other no more.
+            if run.done or origin is not None or (run.save_due and metrics):
+                save()
+        if not run.done:
+            phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")
+        while not run.done:
+            metrics = run.step()
+            if run.rank == 0:
+                if run.save_due and run.transcripts:
+                    show(run.iteration, run.transcripts)
+                emit(metrics)
+            if run.save_due:
+                save()
+    except Exception:
+        with suppress(Exception):  # what is being written is complete before the group ends
+            run.saver.wait()
+        raise
     run.close()
     return run.metrics
 

@@ -5,10 +5,11 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named
+from marl_ray.training.checkpoints.index import checkpoints_in
+from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.record import (
     check_folder,
     filesystem_of,
-    latest_checkpoint,
     record_of,
     write_traceback,
 )
@@ -67,7 +68,8 @@ def _check_environment(config: RunConfig) -> None:
 
 def _check_origin(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> None:
     """Check the checkpoint of `resume_from`, which a run reads until it has a checkpoint of its own."""
-    from marl_ray.training.run_folder.origin import check_source, holds_of, source_of
+    from marl_ray.training.checkpoints.origin import check_source, holds_of, source_of
 
-    if config.resume_from is not None and latest_checkpoint(*filesystem_of(config)) is None:
+    own = checkpoints_in(StoredFolder(*filesystem_of(config)))
+    if config.resume_from is not None and not own:
         check_source(config, str(source_of(config)), holds_of(config, env, agents))

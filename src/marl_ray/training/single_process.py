@@ -1,7 +1,6 @@
 """Training in this process alone, without Ray: for tests, benchmarks and trials too small for workers of their own."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +10,9 @@ import torch.distributed as dist
 
 from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.loop import Metrics, run_worker
-from marl_ray.training.run_folder.origin import source_of
+from marl_ray.training.checkpoints.origin import source_of
+from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
+from marl_ray.training.loop import Keeping, Metrics, run_worker
 
 
 @contextmanager
@@ -48,12 +48,11 @@ def train_alone(
         if emit is not None:
             emit(metrics)
 
-    def report(folder: Path, metrics: Metrics) -> None:
-        assert keep is not None
-        shutil.copytree(folder, keep / str(metrics["iteration"]), dirs_exist_ok=True)
-
+    keeping = None if keep is None else Keeping(lambda iteration: folder_here(keep / str(iteration)))
     origin = None if resume is not None else source_of(config)
-    begin = resume if origin is None else Path(origin)
+    begin: list[StoredFolder] = [] if resume is None else [folder_here(resume)]
+    if origin is not None:
+        begin = [folder_here(Path(origin))]
     with process_group():
-        run_worker(config, torch.device("cpu"), begin, note, report if keep is not None else None, origin=origin)
+        run_worker(config, torch.device("cpu"), begin, note, keeping, origin=origin)
     return rows

@@ -3,12 +3,16 @@
 import contextlib
 import os
 import traceback
-from pathlib import Path
+from functools import partial
 from typing import Any
+
+from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
+from marl_ray.training.run_folder.bundle_link import link_bundle
 from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
 from marl_ray.training.surroundings.full_disk import disk_full
@@ -25,9 +29,12 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train.torch
 
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
-    from marl_ray.training.checkpoint import iteration_of
+    from marl_ray.training.checkpoints.index import attempt_number, checkpoint_name, checkpoints_in
+    from marl_ray.training.checkpoints.loading import Unreadable
+    from marl_ray.training.checkpoints.storage import Unwritable
+    from marl_ray.training.collectives import from_first
     from marl_ray.training.errors import Diverged
-    from marl_ray.training.loop import run_worker
+    from marl_ray.training.loop import Keeping, run_worker
     from marl_ray.training.tracking.machine_readings import MachineReadings
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
@@ -40,53 +47,68 @@ def worker(payload: dict[Any, Any]) -> Any:
         journal.row(metrics | system.read())
 
     def check_owner() -> None:
-        filesystem, path = filesystem_of(config)
-        check_owned(filesystem, path, payload["lease"], f"run {config.name!r}")
+        check_owned(folder.filesystem, folder.path, payload["lease"], f"run {config.name!r}")
 
-    def report(folder: Path, metrics: dict[str, float]) -> None:
+    def before() -> None:
         if rank == 0:
             check_owner()  # the driver may sleep while another owner's workers write to the same folder
         journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
-        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
+    folder, origin = StoredFolder(*filesystem_of(config)), payload["origin"]
     try:
         check_owner()
     except Disowned as error:
         return {REFUSED: str(error)}
-    journal = Journal(*filesystem_of(config), rank)
-    latest, origin = ray.train.get_checkpoint(), payload["origin"]
-    if latest is not None:
-        origin = None
-    elif origin is not None:
-        latest = ray.train.Checkpoint(origin)
-    with latest.as_directory() if latest else contextlib.nullcontext() as resume_from:
-        try:
-            own = Path(resume_from) if resume_from and origin is None else None
-            journal.begin(iteration_of(own) if own else None)
-            return run_worker(
-                config,
-                ray.train.torch.get_device(),
-                Path(resume_from) if resume_from else None,
-                emit=emit,
-                report=report,
-                run_id=payload["run_id"],
-                show=journal.transcripts,
-                engine_of=_engine_actors(config) if config.engine_actors else None,
-                phase=journal.phase,
-                origin=origin,
-            )
-        except Diverged as error:  # all workers raise it together, and would raise it again after every restart
-            return {STOPPED: str(error)}
-        except EngineRefused as error:
-            return {REFUSED: str(error)}
-        except Exception as error:
-            write_traceback(config, f"worker-{rank}", traceback.format_exc())
-            if full := disk_full(error, storage_of(config)):
-                raise full from error
-            raise
-        finally:
-            with contextlib.suppress(OSError):  # rows after the last checkpoint are played again
-                journal.close()
+    journal = Journal(folder.filesystem, folder.path, rank)
+    try:
+        # Rank 0 decides for all: a storage may show others an older list.
+        own, attempt = from_first(lambda: ([place.path for place in checkpoints_in(folder)], attempt_number()))
+        places = [StoredFolder(folder.filesystem, path) for path in reversed(own)]
+        if places:
+            origin = None
+        elif origin is not None:
+            places = [StoredFolder(*fs.FileSystem.from_uri(origin))]
+        return run_worker(
+            config,
+            ray.train.torch.get_device(),
+            places,
+            emit=emit,
+            keeping=Keeping(
+                lambda iteration: folder / checkpoint_name(iteration, attempt),
+                before=before,
+                published=partial(_tidy, config, folder, attempt),
+            ),
+            run_id=payload["run_id"],
+            show=journal.transcripts,
+            engine_of=_engine_actors(config) if config.engine_actors else None,
+            phase=journal.phase,
+            origin=origin,
+            begins=journal.begin,
+            say=journal.say,
+        )
+    except Diverged as error:  # all workers raise it together, and would raise it again after every restart
+        return {STOPPED: str(error)}
+    except (EngineRefused, Unwritable, Unreadable) as error:
+        return {REFUSED: str(error)}
+    except Exception as error:
+        write_traceback(config, f"worker-{rank}", traceback.format_exc())
+        if full := disk_full(error, storage_of(config)):
+            raise full from error
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # rows after the last checkpoint are played again
+            journal.close()
+
+
+def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
+    """Let the run's link lead to the best bundle so far, and remove the checkpoints that are not kept."""
+    from marl_ray.training.checkpoints.index import best, published, tidy
+
+    with contextlib.suppress(OSError):  # a run that cannot make links, or not delete, goes on
+        chosen = best(published(folder))
+        if chosen is not None:
+            link_bundle(*folder, chosen.name, f"{storage_of(config)}/{config.name}")
+        tidy(folder, config.checkpoint.newest, config.checkpoint.interval, attempt)
 
 
 def _engine_actors(config: RunConfig) -> Any:

@@ -43,7 +43,7 @@ def test_a_budget_is_compared_by_whole_episodes() -> None:
     """Decisions per episode are those of the episodes that ended, not the batch's over their number."""
     run = short("p3o", "train.horizon=2", "hyper.minibatches=1", "train.total_steps=96")
     with process_group():
-        training = loop.Run(run, torch.device("cpu"), None, lambda row: None)
+        training = loop.Run(run, torch.device("cpu"), [], lambda row: None)
         while not training.costs["shared"].episodes:
             training.step()
         assert training.costs["shared"].decisions > 2 * run.train.horizon

@@ -84,7 +84,7 @@ def test_an_engine_that_refuses_to_start_ends_the_run_before_its_warm_start():
         run_worker(
             run,
             torch.device("cpu"),
-            None,
+            [],
             rows.append,
             None,
             engine_of=lambda name, policy: Refusing(),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +16,21 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
+from marl_ray.training.checkpoints.index import kept
+from marl_ray.training.checkpoints.loading import Unreadable
+from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
+from marl_ray.training.checkpoints.storage import Unwritable, folder_here
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
-    CHECKPOINTS,
-    kept,
     record_of,
     traceback_of,
     write_record,
     write_traceback,
 )
+from marl_ray.training.single_process import process_group
 from marl_ray.training.surroundings.interruption import answering, within
-from marl_ray.training.worker import worker
+from marl_ray.training.worker import REFUSED, worker
 
 OUTCOME = {
     "name": "toy",
@@ -91,13 +95,19 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path):
 def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
     whole = config(f"storage={tmp_path}")
     assert kept(whole) == "no checkpoint had been written, so the same command begins anew"
-    (tmp_path / "toy").mkdir()
-    latest = {"checkpoint_dir_name": "checkpoint_7", "metrics": {"iteration": 12, "steps": 3456}}
-    for content in ("{", "[]", json.dumps({"latest_checkpoint_result": None})):
-        (tmp_path / "toy" / CHECKPOINTS).write_text(content)
+    for number, content in enumerate(("", "{", "[]", "{}")):
+        folder = tmp_path / "toy" / f"checkpoint_{number + 20}"
+        folder.mkdir(parents=True)
+        if content:
+            (folder / "manifest.json").write_text(content)
         assert kept(whole).startswith("no checkpoint")
-    (tmp_path / "toy" / CHECKPOINTS).write_text(json.dumps({"latest_checkpoint_result": latest}))
-    where = f"{tmp_path}/toy/checkpoint_7"
+    for number, steps in ((6, 1728), (12, 3456)):
+        (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
+        publish(
+            folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"),
+            CheckpointManifest(FORMAT, "toy", number, steps, 1, 0.0, {}, {}),
+        )
+    where = f"{tmp_path}/toy/checkpoint_12"
     assert kept(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
 
 
@@ -170,29 +180,48 @@ def test_a_server_that_does_not_answer_holds_nobody_up():
     assert not within(0.05, lambda: 1 / 0)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
-    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]) -> Any:
+    """The answer of a worker on Ray Train, but without Ray, whose run does no more than `body`."""
     import ray.train
     import ray.train.torch
 
-    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
-    for folder in (theirs, rays):
-        folder.mkdir()
-    monkeypatch.chdir(rays)
     monkeypatch.setenv(TRACKING_URI, "")
-    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
-    monkeypatch.setattr("marl_ray.training.loop.run_worker", lambda *given, **more: Path.cwd())
-    folder = str(theirs if known else tmp_path / "elsewhere")
+    monkeypatch.setattr("marl_ray.training.loop.run_worker", body)
     payload = {
         "config": config().given(),
         "queue": None,
         "run_id": "0",
         "tracking_uri": "",
-        "folder": folder,
+        "folder": str(folder),
         "origin": None,
         "lease": 1,
     }
-    assert worker(payload) == (theirs if known else rays)
+    with process_group():
+        return worker(payload)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
+    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
+    for folder in (theirs, rays):
+        folder.mkdir()
+    monkeypatch.chdir(rays)
+    answer = work(monkeypatch, theirs if known else tmp_path / "elsewhere", lambda *given, **more: Path.cwd())
+    assert answer == (theirs if known else rays)
+
+
+@pytest.mark.parametrize("kind", [Unwritable, Unreadable])
+def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_to_start_again(
+    tmp_path: Path, monkeypatch, kind: type[MarlRayError]
+):
+    """Ray Train restarts workers that raise, and these would meet the full disk again."""
+
+    def fails(*given: Any, **more: Any) -> None:
+        raise kind("checkpoint_1/state.json cannot be written: No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    answer = work(monkeypatch, tmp_path, fails)
+    assert answer == {REFUSED: "checkpoint_1/state.json cannot be written: No space left on device"}

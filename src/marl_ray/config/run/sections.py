@@ -182,8 +182,19 @@ class CheckpointConfig(Config):
 
     every: PositiveInt = 10
     """Iterations (batches) between checkpoints; the last iteration always has one."""
-    keep: PositiveInt = 2
-    """Newest checkpoints kept."""
+    keep: PositiveInt | tuple[PositiveInt, PositiveInt] = 2
+    """Newest checkpoints kept, or `[N, I]`: the newest N, and the first of every I iterations. The best one, which has the
+    bundle, is kept besides."""
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest checkpoints that are kept."""
+        return self.keep if isinstance(self.keep, int) else self.keep[0]
+
+    @property
+    def interval(self) -> int | None:
+        """The number of iterations of which one checkpoint is kept; None where only the newest and the best are."""
+        return None if isinstance(self.keep, int) else self.keep[1]
 
 
 IN_RUNS = ("humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "jsonl", "math")

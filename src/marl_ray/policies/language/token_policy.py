@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -349,6 +349,18 @@ def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
     }
     memo[id(policy.tokenizer)] = policy.tokenizer
     return copy.deepcopy(policy, memo)
+
+
+@torch.no_grad()
+def still_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
+    """Copy a sampling copy as it is now, so that it can be written while the other is refreshed. The two share the weights
+    that are not `changing`. Where all change, the copy is on the CPU, because a GPU has no room for one more."""
+    everything = all(name in changing for name, _ in plain.named_parameters())
+    memo: dict[int, Any] = {id(plain.tokenizer): plain.tokenizer}
+    for name, own in plain.named_parameters():
+        device = "cpu" if everything else own.device
+        memo[id(own)] = nn.Parameter(own.to(device, copy=True), False) if name in changing else own
+    return copy.deepcopy(plain, memo)
 
 
 @torch.no_grad()

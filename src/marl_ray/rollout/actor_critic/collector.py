@@ -1,6 +1,6 @@
 """Play many environment copies in step, with one batch of actions per policy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import torch
 from pettingzoo import ParallelEnv
 
 from marl_ray.envs.batch import EnvBatch
+from marl_ray.rollout.actor_critic.action_history import packed, unpacked
 from marl_ray.rollout.actor_critic.buffers import Buffer, Played, Player
 from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.rng import ATTEMPT_BITS, action_noise, episode_seed
@@ -90,7 +91,8 @@ class Collector:
         order = list(env.possible_agents)
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
         spaces = [env.action_space(members[0]) for members in agents.values()]
-        self.dtypes = [space.dtype for space in spaces]
+        self.dtypes = [np.dtype(space.dtype) for space in spaces]
+        self.shapes = [space.shape or () for space in spaces]
         count = len(copies)
         self.episode = np.zeros(count, np.int64)
         self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
@@ -110,18 +112,29 @@ class Collector:
         """Plain data from which other collectors, on any number of workers, continue bit for bit. After a batch of
         whole episodes no play goes on, so the data hold none.
         """
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The function that makes `state()` of this moment, in another thread and while play goes on: that takes longer
+        than all else of a checkpoint."""
         if self.plan.episodes:
-            return {}
-        return {
-            str(number): {
-                "episode": int(self.episode[c]),
-                "actions": [[part[c].tolist() for part in step] for step in self.history[self.began[c] :]],
-                "return": float(self.returns[c]),
-                "costs": self.costs[c].tolist(),
-                "decisions": self.decisions[c].tolist(),
+            return dict
+        history, began, episodes = list(self.history), self.began.tolist(), self.episode.tolist()  # steps never change
+        returns, costs, decisions = self.returns.tolist(), self.costs.tolist(), self.decisions.tolist()
+
+        def state() -> dict[str, Any]:
+            return {
+                str(number): {
+                    "episode": episodes[c],
+                    "actions": [packed([step[p][c] for step in history[began[c] :]]) for p in range(len(self.columns))],
+                    "return": returns[c],
+                    "costs": costs[c],
+                    "decisions": decisions[c],
+                }
+                for c, number in enumerate(self.numbers)
             }
-            for c, number in enumerate(self.numbers)
-        }
+
+        return state
 
     @property
     def running(self) -> list[tuple[int, int]]:
@@ -272,10 +285,13 @@ class Collector:
             self.began[c] = len(self.history)
             self._reset(c, episode_seed(self.seed, self.numbers[c], 0))
             return
-        steps = [
-            [np.asarray(part, dtype) for part, dtype in zip(step, self.dtypes, strict=True)]
-            for step in saved["actions"]
+        parts = [
+            unpacked(text, (len(columns), *shape), dtype)
+            for text, columns, shape, dtype in zip(
+                saved["actions"], self.columns.values(), self.shapes, self.dtypes, strict=True
+            )
         ]
+        steps = [list(step) for step in zip(*parts, strict=True)]
         self.episode[c] = saved["episode"]
         self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
         self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)

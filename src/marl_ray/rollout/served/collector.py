@@ -77,6 +77,11 @@ class ServedCollector(TextCollector):
         """Plain data for a checkpoint, like `TextCollector.state`."""
         return {"read": dict(self.read), "digest": self.digest}
 
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The function that returns `state()` of this moment."""
+        state = self.state()
+        return lambda: state
+
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Return the next batch of every policy that learns; nothing is played."""
         trajectories, sums, steps = {}, MetricSums(), 0

@@ -95,6 +95,11 @@ class TextCollector:
         solved = {"solved": self.curriculum.state()} if self.curriculum else {}
         return {"position": self.position, **solved}
 
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The function that returns `state()` of this moment."""
+        state = self.state()
+        return lambda: state
+
     @property
     def running(self) -> list[tuple[int, int]]:
         """Like `Collector.running`, but always empty: a batch leaves no episode to go on with."""

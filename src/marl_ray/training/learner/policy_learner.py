@@ -36,10 +36,7 @@ class Learner:
         self.policy = TrainedPolicy.set_up(model, mesh, settings)
         self.state = UpdateState.fresh(self.policy)
         self.trust_region = settings.hyper.trust_region
-        self.own_groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.policy.optimizer.param_groups
-        ]
+        self.own_groups = self._groups()
 
     def set_progress(self, share: float, batches: int) -> None:
         """Set the learning rates and the trust region for the next batch. `share` (0 to 1) of the run's steps and
@@ -113,9 +110,20 @@ class Learner:
         shift = (sums[:-1] / sums[-1].clamp(min=1) * costs.decisions).tolist()
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """The settings of each group of the optimiser."""
+        groups = self.policy.optimizer.param_groups
+        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+    def plain(self) -> dict[str, Any]:
+        """Everything besides tensors that changes, as plain data for a checkpoint."""
+        return self.state.plain() | {"groups": self._groups()}
+
     def load_state(self, plain: Mapping[str, Any]) -> None:
-        """Continue from `state.plain()`; the weights were loaded before."""
+        """Continue from `plain()`; the tensors were loaded before. Every worker takes part."""
         self.state = self.state.restored(plain)
+        for group, saved in zip(self.policy.optimizer.param_groups, plain["groups"], strict=True):
+            group |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         self.policy.refresh_rollout_model()
 
     def apply_hyper(self) -> None:

@@ -7,7 +7,7 @@ NAME/events.jsonl    and failures.jsonl, transcripts/, sinks/: the rest of the j
 NAME/run.log         what the driver prints and workers' errors, with times (run_log.py)
 NAME/bundle          the best bundle so far: a link, or on remote storage a file with its URI (bundle_link.py)
 NAME/return.png      the curve of a finished run
-NAME/checkpoint_*    Ray Train's folders, one per checkpoint
+NAME/checkpoint_*    the checkpoints (checkpoints/)
 NAME/errors/         the last traceback of each worker that failed, and of the driver's checks
 """
 
@@ -32,8 +32,6 @@ PINNED = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
 """Keys of a config that may change when a run goes on; the storage may be named by another path, or have moved."""
-CHECKPOINTS = "checkpoint_manager_snapshot.json"
-"""The file in which Ray Train lists the complete checkpoints."""
 
 
 def storage_of(config: RunConfig) -> str:
@@ -170,28 +168,6 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
     write_json(filesystem, f"{folder}/run.json", record)
-
-
-def latest_checkpoint(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
-    """Read Ray Train's note of the latest checkpoint of a run's folder: `checkpoint_dir_name` and its `metrics`; None if
-    there is no checkpoint."""
-    try:
-        latest = (read_json(filesystem, f"{folder}/{CHECKPOINTS}") or {}).get("latest_checkpoint_result")
-        if latest and {"iteration", "steps"} <= latest["metrics"].keys() and latest["checkpoint_dir_name"]:
-            return dict(latest)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass
-    return None
-
-
-def kept(config: RunConfig) -> str:
-    """One sentence that names the checkpoint of the run's folder from which the same command continues."""
-    filesystem, folder = filesystem_of(config)
-    latest = latest_checkpoint(filesystem, folder)
-    if latest is None:
-        return "no checkpoint had been written, so the same command begins anew"
-    at, where = latest["metrics"], f"{folder}/{latest['checkpoint_dir_name']}"
-    return f"kept iteration {at['iteration']:,}, step {at['steps']:,} in {where}; the same command goes on from there"
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:

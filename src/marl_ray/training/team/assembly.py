@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -206,16 +207,16 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
     )
 
 
-def export_bundle(
-    folder: Path,
+def bundle_writer(
     config: RunConfig,
     env: ParallelEnv,
     team: Team,
     steps: int,
     metrics: dict[str, float],
     origin: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the team's bundle into `folder`; `origin` is that of its lineage."""
+) -> Callable[[Path], None]:
+    """Copy the team's weights; returns a function that writes the bundle as a folder that does not exist yet, whatever the
+    team does meanwhile. `origin` is that of its lineage."""
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},
@@ -228,20 +229,37 @@ def export_bundle(
         origin=None if origin is None else Origin.model_validate(origin),
     )
     agents = {agent: name for name, members in team.agents.items() for agent in members}
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        if config.language:
-            from marl_ray.policies.bundles.language import save_token_bundle
+    save: Callable[[str], Path]
+    if config.language:
+        from marl_ray.policies.bundles.language import save_token_bundle
 
-            language = cast("Mapping[str, TokenPolicy]", team.models)
-            save_token_bundle(temporary, agents, language, lineage).rename(folder)
-            return
+        models = {name: _still(team, name) for name in team.agents}
+        save = partial(save_token_bundle, agents=agents, policies=models, lineage=lineage)
+    else:
         parts = {
             name: PolicyParts(
                 config.team[name].network,
                 env.observation_space(members[0]),
                 env.action_space(members[0]),
-                cast(ActorCritic, team.models[name]).actor.state_dict(),
+                {key: value.clone() for key, value in cast(ActorCritic, team.models[name]).actor.state_dict().items()},
             )
             for name, members in team.agents.items()
         }
-        save_bundle(temporary, agents, parts, lineage).rename(folder)
+        save = partial(save_bundle, agents=agents, policies=parts, lineage=lineage)
+
+    def write(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            save(temporary).rename(folder)
+
+    return write
+
+
+def _still(team: Team, name: str) -> "TokenPolicy":
+    """A language model that the next update does not change."""
+    from marl_ray.policies.language.token_policy import TokenPolicy, still_copy
+
+    model = cast(TokenPolicy, team.models[name])
+    if name not in team.learners:
+        return model
+    trained = team.learners[name].policy.model.named_parameters()
+    return still_copy(model, {key for key, value in trained if value.requires_grad})

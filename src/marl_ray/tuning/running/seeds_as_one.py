@@ -19,6 +19,7 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.temporary_folders import temporary_folder
+from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.errors import Diverged
 from marl_ray.training.loop import UNKNOWN, Metrics, Run
 
@@ -45,8 +46,8 @@ class SeedsAsOne:
         self.metrics = metrics
         self.runs = {}
         for config in configs:
-            folder = None if resume_from is None else resume_from / f"seed-{config.seed}"
-            self.runs[config.seed] = Run(config, device, folder, lambda row: None, own_hyper=own_hyper)
+            places = [] if resume_from is None else [folder_here(resume_from / f"seed-{config.seed}")]
+            self.runs[config.seed] = Run(config, device, places, lambda row: None, own_hyper=own_hyper)
         state = {} if resume_from is None else json.loads((resume_from / OBJECTIVES).read_text())
         self.iteration: int = state.get("iteration", 0)
         saved = state.get("recent", {})
@@ -152,7 +153,9 @@ class SeedsAsOne:
     def save(self, folder: Path) -> None:
         """Write a checkpoint of every seed to `seed-SEED`, and what the objectives are computed from to OBJECTIVES."""
         for seed, run in self.runs.items():
-            run.save(folder / f"seed-{seed}")
+            run.save(folder_here(folder / f"seed-{seed}"))
+        for run in self.runs.values():
+            run.saver.wait()
         state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}
         if next(iter(self.runs.values())).rank == 0:
             (folder / OBJECTIVES).write_text(json.dumps(state))

@@ -60,7 +60,7 @@ def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
     work_in(leg.folder)
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
-    writer = TrialWriter(folder, configs[0].checkpoint.keep, [config.seed for config in configs], emit)
+    writer = TrialWriter(folder, configs[0].checkpoint.newest, [config.seed for config in configs], emit)
     ended = (in_workers if leg.nested else _in_process)(leg, configs, writer)
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:

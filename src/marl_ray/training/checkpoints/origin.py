@@ -5,7 +5,6 @@ Hyper-parameters, the amount of experience, evaluations and frozen policies may 
 """
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.run_folder.record import latest_checkpoint, storage_of
+from marl_ray.training.checkpoints.index import STATE, is_checkpoint, newest, refuse_older
+from marl_ray.training.checkpoints.manifest import MANIFEST, read_manifest
+from marl_ray.training.checkpoints.storage import StoredFolder, read_known
+from marl_ray.training.run_folder.record import storage_of
 
-FORMAT = 1
-"""Version of a checkpoint's layout."""
-STATE = "state.json"
-WEIGHTS = "weights"
 HOLDS = "holds"
 """Key of a checkpoint's state: policy -> the facts on which the layout of its weights and its state depend."""
 PLAY = "play"
@@ -39,28 +37,31 @@ def source_of(config: RunConfig) -> str | None:
     else:
         folder = f"{storage_of(config).rstrip('/')}/{given}"
     try:
-        filesystem, path = fs.FileSystem.from_uri(folder)
-        if filesystem.get_file_info(f"{path}/{WEIGHTS}").type == fs.FileType.Directory:
+        place = StoredFolder(*fs.FileSystem.from_uri(folder))
+        if is_checkpoint(place):
             return folder
-        latest = latest_checkpoint(filesystem, path)
+        refuse_older(place)
+        latest = newest(place)
+    except MarlRayError as error:
+        raise MarlRayError(f"resume_from: {error}") from error
     except (OSError, ValueError) as error:
         raise MarlRayError(f"resume_from: {given!r} cannot be read: {one_line(error)}") from error
     if latest is None:
         raise MarlRayError(
-            f"resume_from: {given!r} is no checkpoint, and no run that has one; looked for {folder}/{WEIGHTS}"
+            f"resume_from: {given!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
         )
-    return f"{folder}/{latest['checkpoint_dir_name']}"
+    return f"{folder}/{latest.name}"
 
 
 def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> None:
     """Raise MarlRayError unless the checkpoint at `source` is complete and fits a run whose policies hold `holds`."""
     try:
-        filesystem, path = fs.FileSystem.from_uri(source)
-        state = _complete_state(filesystem, path)
+        state = _complete_state(StoredFolder(*fs.FileSystem.from_uri(source)))
     except MarlRayError as error:
-        raise MarlRayError(f"resume_from: {source} {error}") from error
-    except Exception as error:  # a damaged file may raise anything
-        raise MarlRayError(f"resume_from: {source} is damaged: {one_line(error)}") from error
+        text = str(error)
+        raise MarlRayError(f"resume_from: {text if source in text else f'{source} {text}'}") from error
+    except OSError as error:
+        raise MarlRayError(f"resume_from: {source} cannot be read: {one_line(error)}") from error
     for name in sorted({*holds, *state[HOLDS]}):
         if name not in holds or name not in state[HOLDS]:
             where = "the checkpoint" if name in state[HOLDS] else "this run"
@@ -82,34 +83,18 @@ def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> No
         )
 
 
-def _complete_state(filesystem: fs.FileSystem, path: str) -> dict[str, Any]:
-    """The state of a checkpoint of which every file is there; raises MarlRayError without the checkpoint's name."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    with filesystem.open_input_stream(f"{path}/{STATE}") as stream:
-        state: dict[str, Any] = json.loads(stream.read())
-    check_format(state)
-    with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-        with filesystem.open_input_stream(f"{path}/{WEIGHTS}/.metadata") as stream:
-            Path(temporary, ".metadata").write_bytes(stream.read())
-        parts = FileSystemReader(temporary).read_metadata().storage_data or {}
-    ends: dict[str, int] = {}
-    for part in parts.values():
-        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
-    for name, end in ends.items():
-        info = filesystem.get_file_info(f"{path}/{WEIGHTS}/{name}")
-        if info.type != fs.FileType.File or info.size < end:
-            raise MarlRayError(f"is damaged: {WEIGHTS}/{name} is missing or has been cut")
+def _complete_state(place: StoredFolder) -> dict[str, Any]:
+    """The state of a checkpoint of which every file is there in its size; raises MarlRayError or OSError."""
+    manifest = read_manifest(place)
+    if manifest is None:
+        refuse_older(place)
+        raise MarlRayError("is no complete checkpoint: it has no manifest.json")
+    for name, file in manifest.files.items():
+        info = place.filesystem.get_file_info((place / name).path)
+        if info.type != fs.FileType.File or info.size != file.size:
+            raise MarlRayError(f"is damaged: {name} is missing or has been cut")
+    state: dict[str, Any] = json.loads(read_known(place / STATE, manifest.files[STATE]))
     return state
-
-
-def check_format(state: Mapping[str, Any]) -> None:
-    """Raise MarlRayError if a checkpoint's state is of another version."""
-    if state.get("format") != FORMAT:
-        raise MarlRayError(
-            f"has checkpoint format {state.get('format')}, expected {FORMAT}; it can be read by the version of marl-ray "
-            "that wrote it"
-        )
 
 
 def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -130,6 +115,8 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
             }
         else:
             model = policy.model.model_dump(mode="json", include={"path", "preset", "lora"})
+            if policy.model.lora is not None and policy.model.path is None and policy.bundle is None:
+                model["seed"] = config.seed  # it makes the frozen weights, which are not in a checkpoint
             shape = {"model": model | {"bundle": policy.bundle} if policy.model.path is None else model}
         make = algorithm_of(config.algorithm_of(name)).multiplier if spec.costs else None
         holds[name] = shape | {

@@ -1,0 +1,195 @@
+"""Seconds for which a checkpoint holds the training up, against `torch.save` of the same state.
+
+    .venv/bin/python benchmarks/checkpoint.py             # about three minutes on two cores
+    .venv/bin/python benchmarks/checkpoint.py --repeats 3 # a quick look, which stores nothing
+
+In turn, in the same run, after every step: each worker writes its own part of the state with `torch.save` and waits for
+the others; the product takes a checkpoint, which holds the training until its copy is complete, and is written beside the
+next steps. Both write to the same disk. The language model has random weights and one step of AdamW behind it. Writes
+`benchmarks/results/checkpoint.{json,md}`.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tables import spread
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+SHAPE = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
+"""Of the language model: 64 million parameters."""
+GOAL = 0.10
+SMALL, LARGE = "actor-critic", "language model"
+
+
+def config_of(kind: str, folder: Path, workers: int) -> Any:
+    """The run whose checkpoints are measured."""
+    from marl_ray.config import RunConfig, load_config
+
+    if kind == SMALL:
+        return load_config(RunConfig, ROOT / "jobs/configs/multigrid_ippo.yaml", (f"resources.workers={workers}",))
+    overrides = (
+        *(f"team.solver.model={{path: {folder / 'model'}, context: 32}}", "warm_start=null", "train.env_copies=8"),
+        *("train.group_size=4", "evaluation.tasks=4", f"resources.workers={workers}"),
+    )
+    return load_config(RunConfig, ROOT / "jobs/configs/math_grpo.yaml", overrides)
+
+
+def make_model(folder: Path) -> int:
+    """Write the language model; returns its number of parameters."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from marl_ray.policies.language.tiny_models import byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            num_attention_heads=10,
+            num_key_value_heads=5,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            **SHAPE,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def timed(action: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> dict[str, Any]:
+    """The seconds of this worker."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    from marl_ray.training.checkpoints.learner_tensors import tensors_of
+    from marl_ray.training.checkpoints.storage import folder_here
+    from marl_ray.training.loop import Run
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers)
+    config = config_of(kind, folder, workers)
+    run = Run(config, torch.device("cpu"), [], lambda row: None)
+    sizes, times = {}, {key: [] for key in ("torch.save", "checkpoint", "written", "with bundle")}
+    for repeat in range(repeats + 1):
+        if kind == SMALL:
+            run.step()
+        else:
+            for learner in run.team.learners.values():
+                for parameter in learner.policy.model.parameters():
+                    parameter.grad = torch.full_like(parameter, 1e-3)
+                learner.policy.optimizer.step()
+                learner.policy.optimizer.zero_grad()
+        tensors = tensors_of(run.team.learners)
+        local = {key: value.to_local() if isinstance(value, DTensor) else value for key, value in tensors.items()}
+        plain = {name: learner.plain() for name, learner in run.team.learners.items()}
+        path = folder / f"torch-{rank}.pt"
+
+        state = [local, run.state, plain, run.collector.state()]
+
+        def save(state: Any = state, path: Path = path) -> None:
+            torch.save(state, path)
+            dist.barrier()
+
+        dist.barrier()
+        synchronous = timed(save)
+        sizes["bytes"] = path.stat().st_size
+        path.unlink()
+        run.state["best_score"] = float("inf")
+        blocked = timed(partial(run.save, folder_here(folder / f"checkpoint-{repeat}")))
+        written = blocked + timed(run.saver.wait)
+        run.state["best_score"] = float("-inf")
+        with_bundle = timed(partial(run.save, folder_here(folder / f"best-{repeat}")))
+        run.saver.wait()
+        for key, value in zip(times, (synchronous, blocked, written, with_bundle), strict=True):
+            times[key].append(value)
+    run.close()
+    dist.destroy_process_group()
+    return {"rank": rank, **sizes, "first": {k: v[0] for k, v in times.items()}} | {k: v[1:] for k, v in times.items()}
+
+
+def work(kind: str, rank: int, workers: int, folder: Path, repeats: int, answers: Any) -> None:
+    answers.put(measure(kind, rank, workers, folder, repeats))
+
+
+def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict[str, Any]:
+    """Rank 0's seconds with so many workers."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-", dir=scratch) as name:
+        folder = Path(name)
+        parameters = make_model(folder / "model") if kind == LARGE else None
+        answers = context.SimpleQueue()
+        processes = [
+            context.Process(target=work, args=(kind, rank, workers, folder, repeats, answers))
+            for rank in range(workers)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(900)
+        if any(process.exitcode for process in processes):
+            raise SystemExit(f"{kind}: exit statuses {[process.exitcode for process in processes]}")
+        first = min((answers.get() for _ in processes), key=lambda answer: answer["rank"])
+    ratio = statistics.median(first["checkpoint"]) / statistics.median(first["torch.save"])
+    return {"kind": kind, "workers": workers, "parameters": parameters, "ratio": ratio} | first
+
+
+def line(result: dict[str, Any]) -> str:
+    size = f"{result['bytes'] / 1e6:,.1f} MB"
+    cells = [
+        spread([1e3 * s for s in result[key]], 1) for key in ("torch.save", "checkpoint", "with bundle", "written")
+    ]
+    return f"| {result['kind']} | {result['workers']} | {size} | {' | '.join(cells)} | {result['ratio']:.1%} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15, help="checkpoints of each kind")
+    parser.add_argument("--scratch", type=Path, help="folder to write to, of the disk that is measured")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    results = []
+    for kind in (SMALL, LARGE):
+        for workers in (1, 2):
+            results.append(compare(kind, workers, options.repeats, options.scratch))
+            print(line(results[-1]), flush=True)
+    million = next(result["parameters"] for result in results if result["parameters"]) / 1e6
+    table = [
+        f"Milliseconds, median (least-most) of {options.repeats}; {os.cpu_count()} CPUs, one thread per worker (load "
+        f"before: {load:.1f}). The language model has {million:.0f} million parameters; the size is that of one worker's "
+        f"part. Goal: a checkpoint holds the training up for at most {GOAL:.0%} of `torch.save`.",
+        "",
+        "| state | workers | size | torch.save | held up by a checkpoint | by one with a bundle | complete after | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+        *map(line, results),
+    ]
+    print("\n".join(table))
+    if options.repeats >= 15:
+        document = {"load_before": load, "cpus": os.cpu_count(), "goal": GOAL, "results": results}
+        (RESULTS / "checkpoint.json").write_text(json.dumps(document, indent=1) + "\n")
+        (RESULTS / "checkpoint.md").write_text("\n".join(table) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The tensors of a checkpoint: trained weights and optimiser states of all policies, by name.
+
+    POLICY/model/PARAMETER              a trained parameter, or a buffer of the model
+    POLICY/optimizer/PARAMETER/PART     what the optimiser keeps of that parameter (`step`, `exp_avg`, ...)
+
+Frozen weights, such as the base model under adapters, are not in a checkpoint: the config names where they come from.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from marl_ray.training.learner.policy_learner import Learner
+
+
+def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
+    """The live tensors by name; those of sharded weights are DTensors."""
+    tensors = {}
+    for policy, learner in learners.items():
+        state = learner.policy.optimizer.state
+        for key, value in _model_tensors(learner.policy.model):
+            tensors[f"{policy}/model/{key}"] = value
+            for part, own in state.get(value, {}).items():
+                tensors[f"{policy}/optimizer/{key}/{part}"] = own
+    return tensors
+
+
+def scalars_of(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """The numbers among the tensors, which are equal on all workers, such as the steps that Adam has taken. As tensors they
+    would lie in one worker's file, and all would have to read it."""
+    return {name: value.item() for name, value in tensors.items() if value.ndim == 0}
+
+
+def make_room(learners: Mapping[str, Learner], stored: Metadata, scalars: Mapping[str, float]) -> dict[str, Tensor]:
+    """Give the optimisers the states that a checkpoint holds: its `scalars`, and tensors of zeros. Returns the live tensors
+    by name, to be loaded in place."""
+    parts: dict[str, list[tuple[str, float | TensorStorageMetadata]]] = {}
+    for name, facts in [*stored.state_dict_metadata.items(), *scalars.items()]:
+        parameter, _, part = name.rpartition("/")
+        assert isinstance(facts, float | TensorStorageMetadata)
+        parts.setdefault(parameter, []).append((part, facts))
+    for policy, learner in learners.items():
+        optimizer = learner.policy.optimizer
+        optimizer.state.clear()
+        for key, value in _model_tensors(learner.policy.model):
+            own = parts.get(f"{policy}/optimizer/{key}")
+            if own is not None:
+                optimizer.state[value] = {part: _room(value, facts) for part, facts in own}
+    return {name: value for name, value in tensors_of(learners).items() if name not in scalars}
+
+
+@torch.no_grad()
+def _room(parameter: Tensor, facts: float | TensorStorageMetadata) -> Tensor:
+    if not isinstance(facts, TensorStorageMetadata):
+        return torch.tensor(float(facts), device=parameter.device)
+    dtype = facts.properties.dtype
+    if facts.size == parameter.shape:
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.zeros(facts.size, dtype=dtype, device=parameter.device)
+
+
+def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each trained parameter and each persistent buffer; tied weights once."""
+    seen: set[int] = set()
+    for key, value in model.state_dict(keep_vars=True).items():
+        if (isinstance(value, nn.Parameter) and not value.requires_grad) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield key, value
+
+
+class CpuCopy:
+    """A copy of the learners' tensors in CPU memory, which is taken again for each checkpoint."""
+
+    def __init__(self, learners: Mapping[str, Learner]) -> None:
+        self.learners = learners
+        self.live: dict[str, Tensor] = {}
+        self.states: list[int] = []
+        """The identities of the tensors of the optimisers' states: a first step makes new ones."""
+        self.targets: list[Tensor] = []
+        self.tensors: dict[str, Tensor] = {}
+        """The copies by name, in the form that torch's distributed checkpoints take."""
+
+    @torch.no_grad()
+    def take(self, mesh: DeviceMesh) -> None:
+        """Copy the tensors' current values. Every DTensor is sharded over all workers, and `mesh` is these on CPU."""
+        optimizers = [learner.policy.optimizer for learner in self.learners.values()]
+        states = [id(own) for each in optimizers for state in each.state.values() for own in state.values()]
+        if states != self.states or not self.tensors:
+            self.live, self.states = tensors_of(self.learners), states
+            self._allocate(mesh)
+        sources = [value.to_local() if isinstance(value, DTensor) else value for value in self.live.values()]
+        # To pinned memory all transfers are under way at once.
+        torch._foreach_copy_(self.targets, sources, non_blocking=True)
+        if any(source.is_cuda for source in sources):
+            torch.cuda.synchronize()
+
+    def _allocate(self, mesh: DeviceMesh) -> None:
+        self.targets, self.tensors = [], {}
+        for name, live in self.live.items():
+            source = live.to_local() if isinstance(live, DTensor) else live
+            target = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda, requires_grad=False)
+            self.targets.append(target)
+            self.tensors[name] = target
+            if isinstance(live, DTensor):
+                self.tensors[name] = DTensor.from_local(
+                    target, mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride()
+                )

@@ -1,0 +1,123 @@
+"""Reading a checkpoint: every file is compared with the manifest, and a damaged checkpoint gives way to the one before."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.training.checkpoints.index import STATE, refuse_older
+from marl_ray.training.checkpoints.learner_tensors import make_room
+from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
+from marl_ray.training.checkpoints.saving import SCALARS, WEIGHTS, envs_file
+from marl_ray.training.checkpoints.storage import Damaged, StoredFolder
+from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
+from marl_ray.training.collectives import from_first, gather, world
+from marl_ray.training.learner.policy_learner import Learner
+
+
+class Unreadable(MarlRayError):
+    """The error of a run none of whose checkpoints can be read. Another start would meet it again."""
+
+
+class LoadedCheckpoint(NamedTuple):
+    """The plain parts of a checkpoint that was read; its tensors are in the learners."""
+
+    state: dict[str, Any]
+    """The run's state."""
+    envs: dict[str, Any]
+    """Running episodes: of this worker's environment copies at least."""
+
+
+def load_newest(
+    places: Sequence[StoredFolder],
+    learners: dict[str, Learner],
+    own_hyper: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> LoadedCheckpoint:
+    """Restore the learners from the first of the checkpoints `places` that is whole; every worker calls it with the same.
+
+    `say` gets a line on rank 0 for each that cannot be read. One that is damaged is withdrawn, but only where another one is
+    whole: a storage that shows no file at all is no damage. With `own_hyper` the learners
+    keep their own hyper-parameters. Raises Unreadable, which names what is wrong with each, if none is whole.
+    """
+    lines: list[str] = []
+    damages: list[StoredFolder] = []
+    for place in places:
+        loaded, line, damaged = _try_load(place, learners, own_hyper)
+        if loaded is None:
+            lines.append(line)
+            damages += [place] * damaged
+            continue
+        if world()[0] == 0:
+            for line in lines:
+                say(f"{line}; the run goes on from {place}")
+            for each in damages:
+                with contextlib.suppress(OSError, NotImplementedError):  # then the next start passes it again
+                    withdraw(each)
+        return loaded
+    raise Unreadable(f"no checkpoint can be read: {'; '.join(lines)}")
+
+
+def _try_load(
+    place: StoredFolder, learners: dict[str, Learner], own_hyper: bool
+) -> tuple[LoadedCheckpoint | None, str, bool]:
+    """(what was read, the error in one line, whether a file is damaged) of one checkpoint, on all workers alike."""
+    manifest, line, damaged = from_first(lambda: _manifest(place))
+    if manifest is None:
+        return None, line, damaged
+    loaded: LoadedCheckpoint | None = None
+    error: tuple[str, bool] | None = None
+    try:
+        loaded = _read(place, manifest, learners)
+    except (Damaged, OSError) as problem:
+        error = _line(place, problem)
+    errors = [each for each in gather(error) if each is not None]
+    if loaded is None or errors:
+        return None, *errors[0]
+    plain = loaded.state.pop("learners")
+    for name, learner in learners.items():
+        learner.load_state(plain[name])
+        if own_hyper:
+            learner.apply_hyper()
+    return loaded, "", False
+
+
+def _manifest(place: StoredFolder) -> tuple[CheckpointManifest | None, str, bool]:
+    try:
+        manifest = read_manifest(place)
+        if manifest is None:
+            refuse_older(place)
+            return None, f"{place} has no manifest.json, so it is no complete checkpoint", False
+        return manifest, "", False
+    except (MarlRayError, OSError) as error:
+        return None, *_line(place, error)
+
+
+def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
+    text = str(error) if str(place) in str(error) else f"{place} {one_line(error)}"
+    return text, isinstance(error, Damaged)
+
+
+def _read(place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]) -> LoadedCheckpoint:
+    """Read this worker's part. The learners' tensors are changed also where it fails."""
+    rank, workers = world()
+    files = StoredFiles(place, manifest.files)
+    state = files.read_json(STATE)
+    # Copies of environments go to workers by number, so other workers' files matter only if there are more or fewer.
+    ranks = [rank] if manifest.ranks == workers else range(manifest.ranks)
+    envs: dict[str, Any] = {}
+    for each in ranks:
+        envs |= files.read_json(envs_file(each))
+    reader = TensorReader(files, WEIGHTS)
+    try:
+        tensors = make_room(learners, reader.read_metadata(), state.pop(SCALARS))
+        with warnings.catch_warnings():  # torch warns of a load without collectives, which one damaged part would block
+            warnings.simplefilter("ignore")
+            state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:  # torch's own, a BaseException
+        raise next(iter(error.failures.values()))[0] from error
+    return LoadedCheckpoint(state, envs)

@@ -1,0 +1,97 @@
+"""`manifest.json`, the last file of a checkpoint: a folder without it is no checkpoint.
+
+It names every other file with its size and sha256, and says what the checkpoint is of. It holds the sha256 of its own other
+keys too.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.training.checkpoints.storage import Damaged, StoredFile, StoredFolder, Unwritable, read_file, sync
+
+FORMAT = 2
+"""Version of a checkpoint's layout."""
+MANIFEST = "manifest.json"
+WITHDRAWN = "damaged"
+"""Folder into which the manifest of a damaged checkpoint is moved."""
+SHA256 = "sha256"
+
+
+@dataclass(frozen=True)
+class CheckpointManifest:
+    """The facts about a complete checkpoint."""
+
+    format: int
+    run: str
+    iteration: int
+    """Iterations after which it was written."""
+    steps: int
+    """Environment steps of the run so far."""
+    ranks: int
+    """Number of workers that have written it."""
+    score: float
+    metrics: Mapping[str, float]
+    """The last row of metrics."""
+    files: Mapping[str, StoredFile]
+    """Every other file, by its path in the folder."""
+
+
+def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
+    """Write the manifest, complete or not at all: from then on the folder is a checkpoint. Raises Unwritable."""
+    facts = asdict(manifest) | {"files": {name: list(file) for name, file in sorted(manifest.files.items())}}
+    data = json.dumps({SHA256: _digest(facts), **facts}, indent=1).encode()
+    target = place / MANIFEST
+    try:
+        if not place.is_local:
+            with place.filesystem.open_output_stream(target.path) as stream:
+                stream.write(data)
+            return
+        temporary = f"{target.path}.new"
+        Path(temporary).write_bytes(data)
+        sync(temporary)
+        os.replace(temporary, target.path)
+        sync(place.path)
+    except OSError as error:
+        raise Unwritable(f"{target} cannot be written: {one_line(error)}") from error
+
+
+def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
+    """The manifest of a folder; None where there is none. Raises Damaged, OSError, and MarlRayError for another format."""
+    target = place / MANIFEST
+    data = read_file(target)
+    if data is None:
+        return None
+    try:
+        facts = json.loads(data)
+        digest = facts.pop(SHA256)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise Damaged(f"{target} is no manifest: {one_line(error)}") from error
+    if _digest(facts) != digest:
+        raise Damaged(f"{target} has another content than was written: its sha256 differs")
+    check_format(facts)
+    return CheckpointManifest(**facts | {"files": {name: StoredFile(*file) for name, file in facts["files"].items()}})
+
+
+def withdraw(place: StoredFolder) -> None:
+    """Turn a damaged checkpoint into a folder that is none; its files stay for whoever wants to look. Raises OSError."""
+    place.filesystem.create_dir((place / WITHDRAWN).path)
+    place.filesystem.move((place / MANIFEST).path, (place / WITHDRAWN / MANIFEST).path)
+
+
+def check_format(facts: Mapping[str, Any]) -> None:
+    """Raise MarlRayError if a checkpoint is of another version."""
+    if facts.get("format") != FORMAT:
+        raise MarlRayError(
+            f"has checkpoint format {facts.get('format')}, expected {FORMAT}; it can be read by the version of marl-ray "
+            "that wrote it"
+        )
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

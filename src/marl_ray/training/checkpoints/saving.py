@@ -1,0 +1,161 @@
+"""Writing checkpoints beside the training: the training thread copies the state, another one writes the copy.
+
+Every rank writes its own part straight onto the storage. The ranks then tell rank 0 sizes and hashes of their files, and
+rank 0 publishes the checkpoint by its manifest.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray.errors import MarlRayError, named
+from marl_ray.training.checkpoints.index import BUNDLE, STATE
+from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
+from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
+from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, Unwritable
+from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorWriter
+from marl_ray.training.learner.policy_learner import Learner
+
+SCALARS = "scalars"
+"""Key of the run's state for the numbers among the tensors."""
+WEIGHTS = "weights"
+"""Folder of the tensors in a checkpoint."""
+SAVE_S = 1800.0
+"""Seconds that a checkpoint may take from its copy to its manifest."""
+
+
+def envs_file(rank: int) -> str:
+    """The file with the running episodes of a worker's environment copies."""
+    return f"envs-{rank}.json"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The parts of a checkpoint besides the tensors; the training changes none of them any more."""
+
+    state: Mapping[str, Any]
+    """The run's state, equal on all workers."""
+    learners: Mapping[str, Any]
+    """Policy -> the plain state of its learner."""
+    envs: Callable[[], Mapping[str, Any]]
+    """Makes the running episodes of this worker's environment copies."""
+    score: float
+    bundle: Callable[[Path], None] | None = None
+    """On rank 0, if the score is the best so far: writes the bundle into a local folder that does not exist yet."""
+
+
+class CheckpointSaver:
+    """Writes the checkpoints of one run, one at a time; every worker makes the same calls."""
+
+    def __init__(self, learners: Mapping[str, Learner]):
+        self.copy = CpuCopy(learners)
+        self.group: Any = None
+        """The workers on CPU: the training's own group may know GPUs alone, and is in use meanwhile."""
+        self.mesh: DeviceMesh | None = None
+        # A thread that waits already is handed its job in microseconds, also on a machine that is busy.
+        self.thread = ThreadPoolExecutor(1, "checkpoints")
+        self.written: Future[None] | None = None
+        self.place: StoredFolder | None = None
+        self.began = 0.0
+
+    def save(self, place: StoredFolder, contents: Contents, published: Callable[[], None] = lambda: None) -> None:
+        """Copy the state, and begin to write it to `place`. Rank 0 calls `published`, which must not raise, when the
+        checkpoint is complete. Raises as `wait` does, for the checkpoint before."""
+        self.wait()
+        if self.mesh is None:
+            # Longer than the wait of the training thread, so that all workers raise the same error.
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
+            self.mesh = DeviceMesh.from_group(self.group, "cpu")
+        self.copy.take(self.mesh)
+        self.place, self.began = place, time.monotonic()
+        self.written = self.thread.submit(write, place, self.copy.tensors, contents, self.group, published)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete. Raises Unwritable, which names the file, and what a lost worker makes
+        torch raise."""
+        if self.written is None:
+            return
+        if not wait([self.written], max(0.0, self.began + SAVE_S - time.monotonic())).done:
+            raise Unwritable(f"{self.place} was not written within {SAVE_S:g} s")
+        written, self.written = self.written, None
+        written.result()
+
+    def close(self) -> None:
+        """Leave the group; no checkpoint is being written."""
+        self.thread.shutdown()
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+            self.group = self.mesh = None
+
+
+def write(
+    place: StoredFolder,
+    tensors: Mapping[str, Tensor],
+    contents: Contents,
+    group: Any,
+    published: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a checkpoint; all workers of the gloo group call it. Raises Unwritable, on all of them."""
+    rank, files, scalars = dist.get_rank(group), StoredFiles(place), scalars_of(tensors)
+    sharded = {name: value for name, value in tensors.items() if name not in scalars}
+    _together(lambda: _write_plain(files, rank, contents, scalars), group)
+    try:
+        state_dict_saver.save(sharded, storage_writer=TensorWriter(files, WEIGHTS), process_group=group)
+    except CheckpointException as error:  # torch's own, a BaseException
+        raise _unwritable(place, error) from error
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, files.written, group=group)
+    manifest = _manifest(contents, {name: file for part in parts for name, file in part.items()}, len(parts))
+    _together(lambda: publish(place, manifest) if rank == 0 else None, group)
+    if rank == 0:
+        published()
+
+
+def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Mapping[str, float]) -> None:
+    files.write(envs_file(rank), json.dumps(contents.envs()).encode())
+    if rank != 0:
+        return
+    state = {**contents.state, "learners": contents.learners, SCALARS: scalars}
+    files.write(STATE, json.dumps(state).encode())
+    if contents.bundle is not None:
+        with TemporaryDirectory(prefix=".bundle-", dir=files.place.path if files.place.is_local else None) as temporary:
+            contents.bundle(Path(temporary, BUNDLE))
+            files.copy_in(Path(temporary, BUNDLE), BUNDLE)
+
+
+def _together(action: Callable[[], None], group: Any) -> None:
+    """Run an action on each worker. If it fails on any, all workers raise the first error."""
+    error: str | None = None
+    try:
+        action()
+    except Exception as failure:
+        error = named(failure)
+    errors: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, error, group=group)
+    for text in filter(None, errors):
+        raise Unwritable(text)
+
+
+def _manifest(contents: Contents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
+    state = contents.state
+    metrics = {**state["metrics"], "iteration": state["iteration"], "steps": state["steps"], "score": contents.score}
+    facts = {key: state[key] for key in ("run", "iteration", "steps")}
+    return CheckpointManifest(FORMAT, **facts, ranks=ranks, score=contents.score, metrics=metrics, files=files)
+
+
+def _unwritable(place: StoredFolder, error: CheckpointException) -> MarlRayError:
+    failures = [failure for failure, _ in error.failures.values()]
+    own = next((failure for failure in failures if isinstance(failure, MarlRayError)), failures[0])
+    return own if isinstance(own, Unwritable) else Unwritable(f"{place} cannot be written: {named(own)}")

@@ -1,0 +1,111 @@
+"""Files on any storage: they are written with their hashes, and read only if size and hash are right."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError
+
+
+class Unwritable(MarlRayError):
+    """The error of a checkpoint that cannot be written, for example on a full disk. Another try would meet it again."""
+
+
+class Damaged(MarlRayError):
+    """The error of a checkpoint's file that is missing, or is not what was written."""
+
+
+class StoredFile(NamedTuple):
+    """The facts by which a file is known again."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+class StoredFolder(NamedTuple):
+    """A folder on a storage."""
+
+    filesystem: fs.FileSystem
+    path: str
+
+    def __truediv__(self, name: str) -> "StoredFolder":
+        return StoredFolder(self.filesystem, f"{self.path}/{name}")
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+
+def folder_here(folder: Path) -> StoredFolder:
+    """A folder of this machine."""
+    return StoredFolder(fs.LocalFileSystem(), str(folder.absolute()))
+
+
+class HashedStream:
+    """Writes a file, and hashes what is written."""
+
+    def __init__(self, place: StoredFolder):
+        self.place, self.size, self.digest = place, 0, hashlib.sha256()
+        self.error: Exception | None = None
+        self.file: Any = place.filesystem.open_output_stream(place.path)
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            self.file.write(view)
+        except Exception as error:  # torch's serialiser may hide the error behind one of its own
+            self.error = error
+            raise
+        self.digest.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self.file.closed:
+            return
+        self.file.close()
+        if self.place.is_local:
+            sync(self.place.path)
+
+
+def sync(path: str) -> None:
+    """Bring a local file, or the names in a local folder, onto the disk: what a manifest names outlasts a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_file(place: StoredFolder) -> bytes | None:
+    """The contents of a file; None where there is none. Raises OSError."""
+    try:
+        with place.filesystem.open_input_stream(place.path) as stream:
+            return bytes(stream.read())
+    except FileNotFoundError:
+        return None
+
+
+def read_known(place: StoredFolder, known: StoredFile) -> bytes:
+    """The contents of a file that must be as it was written; raises Damaged, which names it, or OSError."""
+    data = read_file(place)
+    if data is None:
+        raise Damaged(f"{place} is missing")
+    if len(data) != known.size:
+        raise Damaged(f"{place} has {len(data):,} bytes, expected {known.size:,}")
+    if hashlib.sha256(data).hexdigest() != known.sha256:
+        raise Damaged(f"{place} has another content than was written: its sha256 differs")
+    return data

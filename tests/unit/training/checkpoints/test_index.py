@@ -1,0 +1,112 @@
+"""Which checkpoints of a folder count, which of them is the best, and which are removed."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError
+from marl_ray.training.checkpoints.index import (
+    Published,
+    best,
+    checkpoint_name,
+    checkpoints_in,
+    newest,
+    published,
+    tidy,
+    unneeded,
+)
+from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish, withdraw
+from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, folder_here
+
+BUNDLED = {"bundle/bundle.json": StoredFile(1, "0")}
+
+
+def manifest(iteration: int, score: float = 0.0, bundle: bool = True) -> CheckpointManifest:
+    return CheckpointManifest(FORMAT, "toy", iteration, iteration * 32, 1, score, {}, BUNDLED if bundle else {})
+
+
+def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int = 1) -> StoredFolder:
+    place = folder / checkpoint_name(iteration, attempt)
+    folder.filesystem.create_dir(f"{place}/weights")
+    publish(place, manifest(iteration, score))
+    return place
+
+
+def listed(*scores: float | None) -> list[Published]:
+    """Checkpoints of iterations 1, 2, ...; those without a score have no bundle."""
+    nowhere = folder_here(Path("/nowhere"))
+    return [
+        Published(nowhere / checkpoint_name(k, 1), manifest(k, score or 0.0, score is not None))
+        for k, score in enumerate(scores, 1)
+    ]
+
+
+def iterations(checkpoints: list[Published]) -> list[int]:
+    return [checkpoint.manifest.iteration for checkpoint in checkpoints]
+
+
+def test_the_newest_and_the_best_are_kept():
+    assert iterations(unneeded(listed(1, 9, 3, 4, 5), 2, None)) == [1, 3]
+    assert iterations(unneeded(listed(1, 2, 3), 2, None)) == [1]
+    assert iterations(unneeded(listed(9, None, None), 1, None)) == [2]
+    assert iterations(unneeded(listed(1, 1, 1, None), 1, None)) == [1, 2]  # the newest of equal scores
+    assert unneeded([], 1, None) == [] and best([]) is None
+
+
+def test_the_first_of_every_interval_is_kept_too():
+    assert iterations(unneeded(listed(*[None] * 11, 1.0), 1, 4)) == [2, 3, 5, 6, 7, 9, 10, 11]
+
+
+@given(st.lists(st.none() | st.integers(0, 3), min_size=1), st.integers(1, 4), st.none() | st.integers(1, 5))
+def test_what_was_removed_is_never_needed_later(scores: list[float | None], keep: int, every: int | None):
+    """Removing step by step, as a run does, leaves what removing at the end leaves, but for a best that was beaten."""
+    whole, left = listed(*scores), []
+    for checkpoint in whole:
+        left.append(checkpoint)
+        gone = unneeded(left, keep, every)
+        left = [each for each in left if each not in gone]
+        assert left[-keep:] == whole[: whole.index(checkpoint) + 1][-keep:]
+        assert best(left) == best(whole[: whole.index(checkpoint) + 1])
+    at_the_end = unneeded(whole, keep, every)
+    assert left == [each for each in whole if each not in at_the_end]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path: Path, remote: bool):
+    folder = folder_here(tmp_path)
+    if remote:
+        folder = StoredFolder(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "toy")
+        folder.filesystem.create_dir("toy")
+    for iteration, score in ((10, 5.0), (20, 1.0), (30, 2.0), (40, 0.0)):
+        write(folder, iteration, score)
+    withdraw(write(folder, 50))
+    folder.filesystem.create_dir(f"{folder / checkpoint_name(60, 1)}/weights")
+    folder.filesystem.create_dir(f"{folder}/errors")
+    folder.filesystem.create_dir(f"{folder / checkpoint_name(45, 2)}/weights")  # of those that took over
+    tidy(folder, 2, None, 1)
+    names = [*(checkpoint_name(k, 1) for k in (10, 30, 40)), checkpoint_name(45, 2), checkpoint_name(50, 1)]
+    left = sorted(info.base_name for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path)))
+    assert left == [*names, "errors"]
+    assert [each.name for each in published(folder)] == names[:3]
+
+
+def test_the_newest_is_that_of_the_last_iteration_and_among_these_of_the_last_attempt(tmp_path: Path):
+    folder = folder_here(tmp_path)
+    assert newest(folder) is None and checkpoints_in(folder / "nothing") == []
+    for iteration, attempt in ((9, 100), (10, 100), (10, 200), (8, 300)):
+        write(folder, iteration, attempt=attempt)
+    last = newest(folder)
+    assert last is not None and last.name == checkpoint_name(10, 200)
+    assert [place.path for place in checkpoints_in(folder)] == sorted(place.path for place in checkpoints_in(folder))
+
+
+def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path: Path):
+    """Else the run would begin anew beside them."""
+    old = tmp_path / "checkpoint_2026-11-01_10-00-00.000000"
+    old.mkdir()
+    (old / "state.json").write_text('{"format": 1, "iteration": 3}')
+    with pytest.raises(MarlRayError, match=r"checkpoint_2026.* has checkpoint format 1, expected 2; it can be read by"):
+        checkpoints_in(folder_here(tmp_path))

@@ -1,0 +1,74 @@
+"""The manifest: it comes back as it was written, and no byte of it can change unseen."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_ray.errors import MarlRayError
+from marl_ray.training.checkpoints.manifest import (
+    FORMAT,
+    MANIFEST,
+    CheckpointManifest,
+    publish,
+    read_manifest,
+    withdraw,
+)
+from marl_ray.training.checkpoints.storage import Damaged, StoredFile, Unwritable, folder_here
+
+WHOLE = CheckpointManifest(
+    FORMAT, "toy", 12, 384, 2, -1e12, {"return": 0.1, "loss": 1e-300}, {"weights/.metadata": StoredFile(7, "ab")}
+)
+
+
+def test_it_comes_back_as_it_was_written(tmp_path: Path):
+    place = folder_here(tmp_path)
+    assert read_manifest(place) is None
+    publish(place, WHOLE)
+    assert read_manifest(place) == WHOLE
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
+
+
+@given(st.integers(0, 10_000), st.integers(0, 7))
+def test_no_bit_of_it_can_change_unseen(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int):
+    folder = tmp_path_factory.mktemp("flipped")
+    place = folder_here(folder)
+    publish(place, WHOLE)
+    data = bytearray((folder / MANIFEST).read_bytes())
+    data[position % len(data)] ^= 1 << bit
+    (folder / MANIFEST).write_bytes(data)
+    try:
+        assert read_manifest(place) == WHOLE  # a blank between two words
+    except MarlRayError as error:
+        assert str(folder / MANIFEST) in str(error)
+
+
+@pytest.mark.parametrize("length", [0, 1, 40])
+def test_one_that_was_cut_is_damaged(tmp_path: Path, length: int):
+    publish(folder_here(tmp_path), WHOLE)
+    (tmp_path / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes()[:length])
+    with pytest.raises(Damaged, match=r"manifest.json is no manifest: "):
+        read_manifest(folder_here(tmp_path))
+
+
+def test_one_of_another_format_is_refused(tmp_path: Path):
+    publish(folder_here(tmp_path), CheckpointManifest(**vars(WHOLE) | {"format": FORMAT + 1}))
+    with pytest.raises(
+        MarlRayError, match=rf"has checkpoint format {FORMAT + 1}, expected {FORMAT}; it can be read by"
+    ):
+        read_manifest(folder_here(tmp_path))
+
+
+def test_a_folder_that_takes_no_manifest_is_named(tmp_path: Path):
+    (tmp_path / f"{MANIFEST}.new").mkdir()
+    with pytest.raises(Unwritable, match=rf"^{tmp_path}/{MANIFEST} cannot be written: "):
+        publish(folder_here(tmp_path), WHOLE)
+
+
+def test_a_withdrawn_checkpoint_is_none_and_keeps_its_facts(tmp_path: Path):
+    publish(folder_here(tmp_path), WHOLE)
+    withdraw(folder_here(tmp_path))
+    assert read_manifest(folder_here(tmp_path)) is None
+    assert json.loads((tmp_path / "damaged" / MANIFEST).read_text())["iteration"] == 12
