@@ -37,11 +37,11 @@ def named(error: BaseException) -> str:
 
 def did_you_mean(name: str, known: Iterable[str], *further: str) -> str:
     """The end of an error about an unknown name: '; did you mean ...?' if some known names are close to it, else
-    '; expected one of ...' with up to 20 of them. `further` is what else may be given there, in words."""
+    '; expected one of ...' with up to 20 of them, and how many more there are. `further` is what else may be given there,
+    in words."""
     names = [other for other in known if not other.startswith("_")]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"; did you mean {' or '.join(close)}?"
-    return (
-        f"; expected {'one of ' if names else ''}{' or '.join([', '.join(names[:20])] * bool(names) + list(further))}"
-    )
+    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return f"; expected {'one of ' if names else ''}{' or '.join([listed] * bool(names) + list(further))}"

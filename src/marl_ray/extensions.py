@@ -183,9 +183,19 @@ def imported(reference: str) -> Any:
         ) from error
     for part in name.split("."):
         if not hasattr(target, part):
-            raise MarlRayError(f"{part!r} of {reference!r} is not in the module{did_you_mean(part, dir(target))}")
+            raise MarlRayError(f"{part!r} of {reference!r} is not in the module{did_you_mean(part, _own(target))}")
         target = getattr(target, part)
     return target
+
+
+def _own(target: Any) -> list[str]:
+    """The names that a module or its package defines, without those that it imports; of anything else all names."""
+    names = dir(target)
+    if not inspect.ismodule(target):
+        return names
+    package = target.__name__.partition(".")[0]
+    own = [n for n in names if (getattr(getattr(target, n), "__module__", None) or "").partition(".")[0] == package]
+    return own or names
 
 
 def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:

@@ -14,7 +14,7 @@ from marl_ray.algorithms import algorithm_of
 from marl_ray.config import ModelConfig, RunConfig, parse_config
 from marl_ray.config.serving.arms import ArmConfig
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT, ExtensionPoint
 from marl_ray.policies.engines.base import Prompt
@@ -191,3 +191,15 @@ def test_what_is_wrong_with_a_part_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises((MarlRayError, ValidationError), match=message):
         make()
+
+
+def test_a_misspelt_name_is_answered_with_what_the_module_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "import numpy as np\nfrom pathlib import Path\n\n\nclass Carry:\n    pass\n"
+    (tmp_path / "carrying.py").write_text(text)
+    with pytest.raises(MarlRayError, match=r"; expected one of Carry$"):
+        extensions.imported("carrying:Nope")
+
+
+def test_a_long_list_of_names_says_how_many_are_left_out():
+    assert did_you_mean("zzz", [f"name{n}" for n in range(23)]).endswith(", name19 and 3 more")

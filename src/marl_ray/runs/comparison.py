@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.runs.stored import StoredRun
 from marl_ray.runs.summary import Score, algorithms_of, score_of
 from marl_ray.training.run_folder.metrics_file import iteration_of
+from marl_ray.training.tracking.mlflow_run import flatten
 
 METRICS = ("eval/return", "return")
 """Metrics by which runs are compared unless the user names one: the first that all have."""
@@ -39,10 +40,13 @@ class SeedGroup:
     runs: list[RunCurve]
     score: Score | None
     """That of a single run; of several the mean over seeds, with Student's 95 % interval."""
+    differences: Mapping[str, Any]
+    """Given keys of the config in which the compared groups differ -> this group's value; None where it has the default."""
 
 
 def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGroup]:
-    """The curves of runs by a metric, in groups of those that differ in their seed alone, best score first.
+    """The curves of runs by a metric, in groups of those that differ in their seed alone: by a return the best score
+    first, by another metric, of which nobody knows if more is better, as they are given.
 
     Raises MarlRayError for runs of different environments, and for runs that do not have the metric.
     """
@@ -58,10 +62,16 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     rows = {run.name: [row for row in run.rows() if iteration_of(row) >= 0] for run in runs}
     metric = _shared(rows, metric)
     groups: dict[str, list[RunCurve]] = {}
+    given: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         config = {key: value for key, value in run.record["identity"].items() if key not in ("name", "seed", "storage")}
-        groups.setdefault(json.dumps(config, sort_keys=True), []).append(_curve(run, rows[run.name], metric))
-    compared = [_group(curves) for curves in groups.values()]
+        key = json.dumps(config, sort_keys=True)
+        groups.setdefault(key, []).append(_curve(run, rows[run.name], metric))
+        given.setdefault(key, _given(run))
+    differing = _differing(list(given.values()))
+    compared = [_group(curves, {name: given[key].get(name) for name in differing}) for key, curves in groups.items()]
+    if metric not in METRICS:
+        return compared
     return sorted(compared, key=lambda group: -math.inf if group.score is None else group.score.value, reverse=True)
 
 
@@ -75,6 +85,21 @@ def student(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def _given(run: StoredRun) -> dict[str, Any]:
+    """The given keys by which a run may differ from others."""
+    return {
+        key: value
+        for key, value in flatten(run.record.get("given", {})).items()
+        if key not in ("name", "seed", "storage")
+    }
+
+
+def _differing(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys that do not have one value in all configs."""
+    keys = dict.fromkeys(key for each in given for key in each)
+    return [key for key in keys if any(each.get(key) != given[0].get(key) for each in given)]
+
+
 def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
     """The metric, which all runs have; the error names the run that lacks it."""
     known = {name: set().union(*each) - {"iteration", "steps", "timestamp"} for name, each in rows.items()}
@@ -86,7 +111,7 @@ def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | Non
         for name, metrics in known.items():
             if metric not in metrics:
                 raise MarlRayError(
-                    f"runs compare: {name} has no metric {metric!r}{did_you_mean(metric, sorted(shared))}"
+                    f"runs compare: {name} has no metric {metric!r}{did_you_mean(metric, _by_use(shared))}"
                 )
         return metric
     for candidate in METRICS:
@@ -99,9 +124,12 @@ def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | Non
                 f"runs compare: {having} is measured by {candidate} and {lacking[0]} is not; "
                 f"name a metric of both with --metric, such as {METRICS[1]}"
             )
-    raise MarlRayError(
-        f"runs compare: expected --metric; all have {', '.join(sorted(shared)[:20]) or 'none in common'}"
-    )
+    raise MarlRayError(f"runs compare: expected --metric; all have {', '.join(_by_use(shared)) or 'none in common'}")
+
+
+def _by_use(metrics: Iterable[str]) -> list[str]:
+    """Metrics with the returns first, and the shares of time last."""
+    return sorted(metrics, key=lambda name: ("return" not in name, name.startswith("time/"), name))
 
 
 def _curve(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> RunCurve:
@@ -115,11 +143,11 @@ def _curve(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> 
     return RunCurve(run.name, algorithms_of(run.config), run.config["seed"], metric, points, intervals, score)
 
 
-def _group(curves: list[RunCurve]) -> SeedGroup:
+def _group(curves: list[RunCurve], differences: Mapping[str, Any]) -> SeedGroup:
     if len(curves) == 1:
-        return SeedGroup(curves[0].name, curves, curves[0].score)
+        return SeedGroup(curves[0].name, curves, curves[0].score, differences)
     values = [curve.score.value for curve in curves if curve.score is not None]
     score = None
     if len(values) == len(curves):
         score = Score(sum(values) / len(values), *student(values), f"mean over {len(values)} seeds")
-    return SeedGroup(f"{curves[0].name} and {len(curves) - 1} more", curves, score)
+    return SeedGroup(f"{curves[0].name} and {len(curves) - 1} more", curves, score, differences)

@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from marl_ray.runs.comparison import RunCurve, SeedGroup
+
+MOST_KEYS = 3
+"""Most keys of a config in a line of the legend."""
 
 
 def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path:
@@ -43,14 +47,23 @@ def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path
 
 
 def legend_of(group: SeedGroup) -> str:
-    """The group in one line: runs, algorithm, seeds and score with its interval."""
+    """The group in one line: runs, algorithm, seeds, up to three keys in which it differs, and score with its interval."""
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' * (len(group.runs) > 1)} {seeds}"
+    differences = [(key, value) for key, value in group.differences.items() if key != "algorithm"]
+    for key, value in differences[:MOST_KEYS]:
+        text += f", {difference(key, value)}"
+    text += ", ..." * (len(differences) > MOST_KEYS)
     if group.score is None:
         return text
     score = group.score
     interval = "" if score.low is None or score.high is None else f" [{score.low:.3g}, {score.high:.3g}]"
     return f"{text}, {score.value:.3g}{interval}"
+
+
+def difference(key: str, value: Any) -> str:
+    """A key in which runs differ, with its value."""
+    return f"{key} at its default" if value is None else f"{key}={value}"
 
 
 def mean_curve(curves: Sequence[RunCurve]) -> list[tuple[int, float]]:

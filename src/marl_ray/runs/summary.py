@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import FINISHED, StoredRun, StoredSweep
 from marl_ray.training.checkpoints.index import published
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -56,13 +57,18 @@ class RunDetails:
     summary: RunSummary
     error: str | None
     """One line that says why the last attempt failed."""
+    warnings: Sequence[str]
+    """Sentences about what is wrong, with the keys to change; empty for a run that learns."""
+    given: Mapping[str, Any]
+    """The keys of the config that were given; empty if the record does not have them."""
     config: Mapping[str, Any]
+    """With every default written out."""
     bundle: str | None
     """Folder or URI of the best bundle."""
     model: str | None
     """`models:/name/version` of a finished run."""
     checkpoints: Sequence[Mapping[str, Any]]
-    """`path`, `iteration` and `steps` of each complete checkpoint."""
+    """`path`, `iteration` and `steps` of each complete checkpoint, oldest first."""
     mlflow: Mapping[str, Any]
     """`run_id` and `uri` of the MLflow run; the URI of a finished run alone is known."""
     curve: str | None
@@ -101,6 +107,8 @@ def details_of(run: StoredRun) -> RunDetails:
     return RunDetails(
         summary_of(run),
         None if standing is None else standing.error,
+        diagnose(run.config, run.rows()),
+        run.record.get("given", {}),
         run.config,
         linked_bundle(run.filesystem, run.folder) or outcome.get("bundle"),
         outcome.get("model"),

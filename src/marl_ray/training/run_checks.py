@@ -1,11 +1,12 @@
 """The checks of a run that need no cluster: folder, tracking, environment, models and data."""
 
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named
-from marl_ray.training.checkpoints.index import checkpoints_in
+from marl_ray.training.checkpoints.index import checkpoints_in, newest
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.record import (
     check_folder,
@@ -26,7 +27,7 @@ def check_run(config: RunConfig) -> None:
     uri_of(config)
     check_sinks(config)
     check_folder(config)
-    record_of(config)
+    _check_length(config, record_of(config))
     try:
         _check_environment(config)
     except MarlRayError:
@@ -35,6 +36,20 @@ def check_run(config: RunConfig) -> None:
         where = write_traceback(config, "driver", traceback.format_exc())
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error
+
+
+def _check_length(config: RunConfig, record: Mapping[str, Any]) -> None:
+    """Refuse a run that was made shorter than its checkpoint: nothing of it would be trained."""
+    latest = newest(StoredFolder(*filesystem_of(config)))
+    if latest is None:
+        return
+    played, now = latest.manifest.steps, config.train.total_steps
+    before = record["config"]["train"]["total_steps"]
+    if now < before and now <= played:
+        raise MarlRayError(
+            f"train.total_steps={now}: run {config.name!r} has played {played:,} steps already; expected more than that, or "
+            f"{before}, with which it began"
+        )
 
 
 def _check_environment(config: RunConfig) -> None:

@@ -20,11 +20,15 @@ from toys.runs import config
 from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.comparison import student
+from marl_ray.runs.comparison import compare, student
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
+from marl_ray.runs.picture import legend_of
 from marl_ray.runs.stored import find_run
+from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
+from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.journal.writer import Journal
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
 from marl_ray.training.run_folder.run_log import RunLog
@@ -65,6 +69,11 @@ def document(*arguments: str | Path) -> Any:
     done = marl_ray(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def find_config(storage: Path, *overrides: str) -> RunConfig:
+    """The config of the run that is not finished."""
+    return parse_config(RunConfig, find_run("other", str(storage)).record["given"], overrides)
 
 
 @pytest.fixture
@@ -111,6 +120,33 @@ def test_a_run_is_shown_with_its_files(storage: Path):
     assert "second: finished, mappo on toys.envs:countdown, seed 2" in shown and "score       2.000" in shown
     assert marl_ray("runs", "logs", "second", "--storage", storage).stdout.endswith("  training\n")
     assert "did you mean second?" in marl_ray("runs", "show", "secnd", "--storage", storage).stderr
+
+
+def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it(storage: Path):
+    stored(storage, "bad", "hyper.lr=10", score=-1.0)
+    shown = marl_ray("runs", "show", "bad", "--storage", storage).stdout.splitlines()
+    assert "  warning     eval/return did not rise: 0.000 at step 0, -1.000 at step 192" in shown
+    config_at = shown.index("  config      as given; --all shows the defaults too")
+    assert "      lr: 10.0" in shown[config_at:] and not any("gae_lambda" in line for line in shown)
+    whole = marl_ray("runs", "show", "bad", "--storage", storage, "--all").stdout
+    assert "lr: 10.0" in whole and "gae_lambda" in whole
+    details = document("runs", "show", "bad", "--storage", storage)
+    assert details["given"]["hyper"]["lr"] == 10 and len(details["warnings"]) == 1
+    assert document("runs", "show", "first", "--storage", storage)["warnings"] == []
+
+
+def test_a_run_is_not_made_shorter_than_it_is(storage: Path):
+    (storage / "other" / "checkpoint_5").mkdir()
+    publish(
+        folder_here(storage / "other" / "checkpoint_5"), CheckpointManifest(FORMAT, "other", 5, 160, 1, 0.0, {}, {})
+    )
+    refused = marl_ray("runs", "resume", "other", "train.total_steps=128", "--storage", storage)
+    assert refused.returncode == 2
+    expected = "train.total_steps=128: run 'other' has played 160 steps already; expected more than that, or 192, with"
+    assert refused.stderr.splitlines()[-1].startswith(f"marl-ray: {expected}")
+    # A driver that was killed between the last checkpoint and the end has still to end.
+    for steps in (191, 192):
+        check_run(find_config(storage, f"train.total_steps={steps}"))
 
 
 def test_a_finished_run_is_resumed_with_its_config(storage: Path):
@@ -183,7 +219,34 @@ def test_runs_are_compared_by_seeds(storage: Path):
     assert both["value"] == 1.5 and [both["low"], both["high"]] == pytest.approx([1.5 - 6.353, 1.5 + 6.353], abs=1e-3)
     assert picture.read_bytes().startswith(b"\x89PNG")
     lines = marl_ray(*arguments).stdout.splitlines()
-    assert len(lines) == 6 and lines[-1] == f"eval/return over environment steps: {picture}"
+    assert lines[5:7] == ["other: algorithm=ippo", "second and 1 more: algorithm at its default"] or lines[5:7] == [
+        "other: algorithm=ippo",
+        "first and 1 more: algorithm at its default",
+    ]
+    assert len(lines) == 8 and lines[-1] == f"eval/return over environment steps: {picture}"
+
+
+def test_what_differs_is_in_the_table_and_in_the_legend(storage: Path):
+    stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
+    runs = [find_run(name, str(storage)) for name in ("first", "fast")]
+    first, fast = compare(runs)
+    assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
+    assert fast.differences == {"hyper.lr": 10, "train.horizon": 16}
+    assert legend_of(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
+
+
+def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage: Path):
+    rows = "".join(json.dumps({"iteration": n, "steps": 96 * n, "entropy": 1.0 / n}) + "\n" for n in (1, 2))
+    for name, text in (("first", rows), ("second", rows.replace("0.5", "0.7"))):
+        (storage / name / "metrics.jsonl").write_text(text)
+    picture = storage / "entropy.png"
+    arguments = ("runs", "compare", "first", "second", "--storage", storage, "--out", picture)
+    stored(storage, "third", "seed=2", "hyper.lr=0.5")
+    (storage / "third" / "metrics.jsonl").write_text(rows.replace("0.5", "0.7"))
+    shown = marl_ray(*arguments[:3], "third", *arguments[4:], "--metric", "entropy").stdout.splitlines()
+    assert shown[0].split()[4] == "VALUE" and [line.split()[0] for line in shown[1:3]] == ["first", "third"]
+    wrong = marl_ray(*arguments, "--metric", "zzz").stderr
+    assert "expected one of entropy" in wrong
 
 
 def test_runs_of_different_metrics_are_not_compared(storage: Path):

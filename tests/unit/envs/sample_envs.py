@@ -3,6 +3,7 @@
 import math
 from typing import Any, ClassVar
 
+import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from toys.envs import Countdown
@@ -36,6 +37,24 @@ class Counter(ParallelEnv):
         self.agents = [] if over else alive
         result = (dict.fromkeys(alive, value) for value in (self.time, 1.0, False, over))
         return *result, {agent: {} for agent in alive}
+
+
+class Misfit(Counter):
+    """Its spaces are of three float32 from 0 to 1, its observations `value` in arrays of another shape or kind."""
+
+    def __init__(self, value: float, shape: list[int], dtype: str):
+        super().__init__()
+        self.seen = np.full(shape, value, dtype)
+        box = spaces.Box(0, 1, (3,), np.float32)
+        self.spaces = {agent: (box, spaces.Discrete(2)) for agent in self.possible_agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observations, infos = super().reset(seed, options)
+        return dict.fromkeys(observations, self.seen), infos
+
+    def step(self, actions: dict[str, int]) -> Any:
+        observations, *others = super().step(actions)
+        return dict.fromkeys(observations, self.seen), *others
 
 
 class Recorded(Counter):

@@ -13,6 +13,7 @@ from multigrid.envs import CONFIGURATIONS
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from marl_ray.config import CostConfig, EnvConfig
+from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.copies import warm_up
 from marl_ray.envs.gridworld import moves
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
@@ -308,3 +309,19 @@ def test_an_environment_cannot_change_the_config_that_it_is_made_from():
     config = EnvConfig(id="sample_envs:Greedy", kwargs={"names": ["a", "b"]})
     assert [make_env(config).possible_agents for _ in range(2)] == [["b", "a"]] * 2
     assert config.kwargs == {"names": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "dtype", "reason"),
+    [
+        (0.5, [3], "float64", ": its dtype is float64, expected float32"),
+        (0.5, [3, 1], "float32", ": its shape is (3, 1), expected (3,)"),
+        (2, [3], "int8", ""),
+    ],
+)
+def test_an_observation_outside_its_space_is_said_with_what_its_numbers_do_not_show(
+    value: float, shape: list[int], dtype: str, reason: str
+):
+    settings = {"value": value, "shape": shape, "dtype": dtype}
+    failures = {each.name: each.failure for each in check("sample_envs:Misfit", settings)}
+    assert str(failures["observations"]).endswith(f"of a is not in Box(0.0, 1.0, (3,), float32){reason}")

@@ -12,6 +12,8 @@ from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_b
 from marl_ray.training.run_folder.metrics_file import history_of
 from marl_ray.training.run_folder.run_log import LOG, RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_run, title_of
+from marl_ray.training.tracking.progress_bar import iteration_line
+from marl_ray.training.tracking.summary import run_summary
 
 LOCAL = fs.LocalFileSystem()
 
@@ -75,3 +77,21 @@ def test_the_picture_of_a_run_names_its_algorithms_and_shows_intervals(tmp_path:
     (panel,) = panels_of(config(), lambda key: history_of(rows, key))
     assert panel.evaluated == [(64, 2.0)] and panel.intervals == [(64, 1.5, 2.5)] and len(panel.training) == 4
     assert plot_run([panel], tmp_path / "return.png", title_of(config())).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_says_whose_episodes_a_return_is_of_and_what_greedy_actions_earn():
+    evaluation = {"steps": 96, "eval/return": 0.94, "eval/greedy_return": 0.98, "entropy": 0.285}
+    assert run_summary(config(), evaluation | {"best/return": 0.938}, evaluation) == [
+        "best    return 0.938 at step 96, on fresh episodes",
+        "last    return 0.940 (greedy 0.980), entropy 0.28 at step 96, in its evaluation, the same weights",
+    ]
+    best, last = run_summary(config(), {"steps": 32, "best/return": 0.9}, {"steps": 96, "return": 0.8})
+    assert (
+        best.endswith("at step 32, on fresh episodes") and last == "last    return 0.800 at step 96 (training episodes)"
+    )
+
+
+def test_the_progress_line_says_of_which_step_the_evaluation_is():
+    evaluation = {"steps": 32, "return": 0.5, "eval/return": 0.25, "eval/greedy_return": 0.25}
+    assert iteration_line(config(), evaluation, evaluation) == "return 0.500  evaluated 0.250"
+    assert iteration_line(config(), {"steps": 96}, evaluation) == "return -  evaluated 0.250 at step 32"

@@ -39,6 +39,8 @@ FORMS: dict[str, dict[str, str]] = {
     "runs show": {
         "summary": "As of `runs ls`.",
         "error": "Why the last attempt failed, or null.",
+        "warnings": "What is wrong with a run that does not learn, and the keys to change; empty for one that learns.",
+        "given": "The keys of the config that were given.",
         "config": "With every default written out.",
         "bundle, model": "The best bundle, and its version in the registry; null if there is none.",
         "checkpoints": "`path`, `iteration` and `steps` of each.",
@@ -54,7 +56,8 @@ FORMS: dict[str, dict[str, str]] = {
     "runs compare": {
         "metric": "The metric of the curves.",
         "picture": "Path of the PNG.",
-        "groups": "Runs that differ in their seed alone: `label`, `score` (as of `runs ls`), and of each of `runs` name, "
+        "groups": "Runs that differ in their seed alone: `label`, `score` (as of `runs ls`), `differences` (given key "
+        "in which the groups differ -> value, null for the default), and of each of `runs` name, "
         "algorithm, seed, metric, `points` (steps, value), `intervals` (steps, low, high) and score.",
     },
     "sweep": {

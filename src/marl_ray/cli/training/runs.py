@@ -35,13 +35,18 @@ def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
 
 
 @runs_app.command("show")
-def show_run(name: RunName, storage: Storage = "runs", as_json: Json = False) -> None:
-    """Show one run: scores, bundle, checkpoints, files, config."""
+def show_run(
+    name: RunName,
+    storage: Storage = "runs",
+    defaults: Annotated[bool, typer.Option("--all", help="Show the whole config, defaults too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one run: scores, faults, bundle, files, given keys."""
     from marl_ray.runs.stored import find_run
     from marl_ray.runs.summary import details_of
 
     details = details_of(find_run(name, storage))
-    show(as_json, details, _lines(details))
+    show(as_json, details, _lines(details, defaults))
 
 
 @runs_app.command("logs")
@@ -65,7 +70,7 @@ def resume(name: RunName, overrides: Overrides = None, storage: Storage = "runs"
     Its config is that of the run's folder. Of a finished run raise `train.total_steps`.
     """
     from marl_ray.api.training import train_here
-    from marl_ray.cli.training.train import result_lines
+    from marl_ray.cli.training.train import result_lines, warn_of
     from marl_ray.config import RunConfig, parse_config
     from marl_ray.runs.stored import find_run
 
@@ -80,6 +85,7 @@ def resume(name: RunName, overrides: Overrides = None, storage: Storage = "runs"
     with only_result(as_json):
         outcome = train_here(config)
     show(as_json, outcome, result_lines(outcome))
+    warn_of(config)
 
 
 @runs_app.command("rm")
@@ -120,10 +126,11 @@ def compare_runs(
 ) -> None:
     """Compare runs in one picture and a table.
 
-    Runs that differ in their seed alone are one row, with the interval over seeds.
+    Runs that differ in their seed alone are one row, with the interval over seeds. Below the table are the keys of the
+    config in which the rows differ.
     """
-    from marl_ray.runs.comparison import compare
-    from marl_ray.runs.picture import plot_comparison
+    from marl_ray.runs.comparison import METRICS, compare
+    from marl_ray.runs.picture import difference, plot_comparison
     from marl_ray.runs.stored import find_run
 
     runs = [find_run(name, storage) for name in names]
@@ -134,9 +141,14 @@ def compare_runs(
     except OSError as error:
         raise MarlRayError(f"--out {str(out)!r} cannot be written: {error}") from error
     used = groups[0].runs[0].metric
-    heads = ("RUN", "ALGORITHM", "SEED", "STEPS", "SCORE", "95 % INTERVAL", "OF")
+    heads = ("RUN", "ALGORITHM", "SEED", "STEPS", "SCORE" if used in METRICS else "VALUE", "95 % INTERVAL", "OF")
     rows = [row for group in groups for row in _compared(group)]
-    lines = [*table(heads, rows), f"{used} over environment steps: {out}"]
+    differing = [
+        f"{group.label}: {', '.join(difference(key, value) for key, value in group.differences.items())}"
+        for group in groups
+        if group.differences
+    ]
+    lines = [*table(heads, rows), *differing, f"{used} over environment steps: {out}"]
     show(as_json, {"metric": used, "picture": out, "groups": groups}, lines)
 
 
@@ -178,7 +190,7 @@ def _scored(score: "Score | None") -> list[str]:
     return ["-", "-", "-"] if score is None else [f"{score.value:.3f}", _interval(score).strip() or "-", score.episodes]
 
 
-def _lines(details: "RunDetails") -> Iterator[str]:
+def _lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
     import yaml
 
     run = details.summary
@@ -188,6 +200,12 @@ def _lines(details: "RunDetails") -> Iterator[str]:
         yield f"  error       {details.error}"
     if run.score is not None:
         yield f"  score       {_number(run.score)} ({run.score.episodes})"
+    for sentence in details.warnings:
+        yield f"  warning     {sentence}"
+    shown = dict(details.config if defaults or not details.given else details.given)
+    yield "  config" if shown == details.config else "  config      as given; --all shows the defaults too"
+    for line in yaml.safe_dump(shown, sort_keys=False).splitlines():
+        yield f"    {line}"
     for what, value in (("bundle", details.bundle), ("model", details.model), ("curve", details.curve)):
         if value:
             yield f"  {what:<11} {value}"
@@ -200,6 +218,3 @@ def _lines(details: "RunDetails") -> Iterator[str]:
         yield f"  log         {details.log}"
     for path in details.errors:
         yield f"  traceback   {path}"
-    yield "  config"
-    for line in yaml.safe_dump(dict(details.config), sort_keys=False).splitlines():
-        yield f"    {line}"

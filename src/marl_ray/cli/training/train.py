@@ -11,6 +11,7 @@ from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import DryRun, Overrides, RunFile
 
 if TYPE_CHECKING:
+    from marl_ray.config import RunConfig
     from marl_ray.training.driver import RunResult
 
 
@@ -37,6 +38,7 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
     with only_result(as_json):
         outcome = train_here(run)
     show(as_json, outcome, result_lines(outcome))
+    warn_of(run)
 
 
 def result_lines(outcome: "RunResult") -> Iterator[str]:
@@ -51,6 +53,18 @@ def result_lines(outcome: "RunResult") -> Iterator[str]:
     if outcome.curve:
         yield f"  curve   {outcome.curve}"
     yield f"  MLflow  run {outcome.run_id} in {outcome.tracking_uri}"
+
+
+def warn_of(run: "RunConfig") -> None:
+    """Say what the metrics of a run that has ended show of a collapse. A return that did not rise yet, without any other
+    sign, is no news after a short run; `runs show` says that too."""
+    from marl_ray.runs.stored import find_run
+    from marl_ray.runs.summary import details_of
+
+    sentences = details_of(find_run(run.name, run.storage)).warnings
+    if len(sentences) > 1:
+        for sentence in sentences:
+            print(f"{run.name}: warning: {sentence}", file=sys.stderr)
 
 
 def demo(

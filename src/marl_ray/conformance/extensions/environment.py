@@ -120,7 +120,8 @@ def _observations(env: Any, steps: Sequence[SeenStep]) -> str | None:
             space = env.observation_space(agent)
             fits = isinstance(observation, str) if is_text(env) else space.contains(observation)
             if not fits:
-                return f"step {number}: the observation {_short(observation)} of {agent} is not in {space}"
+                text = _short(observation)
+                return f"step {number}: the observation {text} of {agent} is not in {_misfit(observation, space)}"
     return None
 
 
@@ -147,6 +148,16 @@ def _same(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     return values.keys() == others.keys() and all(
         np.array_equal(np.asarray(value), np.asarray(others[agent])) for agent, value in values.items()
     )
+
+
+def _misfit(observation: Any, space: Any) -> str:
+    """The space, and the kind or shape of an array that does not fit it, which its numbers do not show."""
+    if isinstance(observation, np.ndarray) and space.shape is not None:
+        if not np.can_cast(observation.dtype, space.dtype):
+            return f"{space}: its dtype is {observation.dtype}, expected {space.dtype}"
+        if observation.shape != space.shape:
+            return f"{space}: its shape is {observation.shape}, expected {space.shape}"
+    return str(space)
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from marl_ray.config import RunConfig
-from marl_ray.training.tracking.summary import against_budgets
+from marl_ray.training.tracking.summary import against_budgets, evaluated
 
 LINE_EVERY_S = 5.0
 """Seconds between lines where there is no terminal (a job's log)."""
@@ -22,8 +22,8 @@ class ProgressBar:
     def __init__(self, config: RunConfig, write: Callable[[str], None]):
         """`write` gets the lines that appear where there is no terminal, wherever the bar is shown."""
         self.config, self.write, self.last_line = config, write, 0.0
-        self.scored: float | None = None
-        """Mean return of the last evaluation."""
+        self.scored: Mapping[str, float] | None = None
+        """The row of the last evaluation."""
         console = Console(file=sys.stderr)
         self.bar = Bar(
             TextColumn("{task.description}"),
@@ -47,7 +47,7 @@ class ProgressBar:
 
     def show(self, row: Mapping[str, float]) -> None:
         """Show one iteration's metrics."""
-        self.scored = row.get("eval/return", self.scored)
+        self.scored = row if "eval/return" in row else self.scored
         note = iteration_line(self.config, row, self.scored)
         self.bar.update(self.task, completed=row["steps"], note=note)
         last = row["steps"] >= self.config.train.total_steps
@@ -59,12 +59,14 @@ class ProgressBar:
                 print(f"{self.config.name}: {line}", flush=True)
 
 
-def iteration_line(config: RunConfig, row: Mapping[str, float], scored: float | None) -> str:
-    """One iteration in a few words; `scored` is the last evaluation's mean return."""
+def iteration_line(config: RunConfig, row: Mapping[str, float], scored: Mapping[str, float] | None) -> str:
+    """One iteration in a few words; `scored` is the row of the last evaluation."""
     # There is no return until episodes are released.
     parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]
     if scored is not None:
-        parts.append(f"evaluated {scored:.3f}")
+        parts.append(f"evaluated {evaluated(scored)}")
+        if scored["steps"] != row["steps"]:
+            parts[-1] += f" at step {scored['steps']:,.0f}"
     # Until training episodes have costs, the line shows those of the evaluation.
     parts += against_budgets(config, row, "") or against_budgets(config, row, "eval/")
     if "steps_per_second" in row:

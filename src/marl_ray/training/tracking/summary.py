@@ -14,6 +14,17 @@ def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str
     return [f"{name} {cost:.2f} of {budget:g}" for name, cost, budget in pairs]
 
 
+EPISODES = {"best/": ", on fresh episodes", "eval/": ", in its evaluation", "": " (training episodes)"}
+"""Prefix of a metric -> whose episodes it is of. Evaluations choose the best weights, which flatters them there, so these
+play fresh episodes too."""
+
+
+def evaluated(metrics: Mapping[str, float]) -> str:
+    """The return of an evaluation's drawn actions, and that of its greedy ones where it differs."""
+    drawn, greedy = f"{metrics['eval/return']:.3f}", metrics.get("eval/greedy_return")
+    return drawn if greedy is None or f"{greedy:.3f}" == drawn else f"{drawn} (greedy {greedy:.3f})"
+
+
 def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
     """Lines about the best policy and the last one, with their costs and budgets if the run has constraints.
 
@@ -21,12 +32,19 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
     """
     lines = []
     whose = "best/" if "best/return" in best else ""
+    same = best.get("steps", 0) == last.get("steps", 1) and whose == "best/"
     for name, metrics, prefix in (("best", best, whose), ("last", last, "eval/" if "eval/return" in last else "")):
         if f"{prefix}return" not in metrics:
             continue
-        figures = [f"return {metrics[f'{prefix}return']:.3f}", *against_budgets(config, metrics, prefix)]
+        shown = evaluated(metrics) if prefix == "eval/" else f"{metrics[f'{prefix}return']:.3f}"
+        figures = [f"return {shown}", *against_budgets(config, metrics, prefix)]
+        if name == "last":
+            figures += [
+                f"{key.replace('/', ' ')} {metrics[key]:.2f}" for key in metrics if f"/{key}".endswith("/entropy")
+            ]
         at = f" at step {metrics['steps']:,.0f}" if "steps" in metrics else ""
-        at += "" if prefix else " (training episodes)"
+        at += EPISODES[prefix]
+        at += ", the same weights" if same and name == "last" else ""
         lines.append(f"{name}    {', '.join(figures)}{at}")
         lines += [f"        {line}" for line in _within(metrics, prefix)]
     chosen_by = _costs(config, best, "eval/" if "eval/return" in best else "")

@@ -1,0 +1,138 @@
+"""Says from a run's metrics what is wrong with it, in sentences that name the keys to change."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from marl_ray.training.run_folder.metrics_file import iteration_of
+
+_Rows = Sequence[Mapping[str, float]]
+
+COLLAPSED = 0.02
+"""Share of its greatest value below which entropy counts as gone."""
+SPREAD = 0.9
+"""Share of its greatest value above which entropy counts as that of a policy that has not decided."""
+LARGEST_KL = 0.5
+"""Divergence of one update above which the step was too large; usual are 0.0001 to 0.05."""
+SMALLEST_KL = 1e-6
+"""Divergence of every update below which the policy stands still."""
+LARGEST_VALUE_LOSS = 50.0
+"""In units of the value normaliser, in which returns have a variance of one."""
+SMALLEST_NORM = 1e-6
+"""Norm of the gradient below which nothing is learned."""
+FEWEST_GROUPS = 0.01
+"""Share of informative groups below which comparisons teach nothing."""
+
+
+def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
+    """Sentences about a run whose return did not rise, or fell again; empty for a run that learns.
+
+    `config` is the run's config as plain data with every default written out, `rows` are those of its `metrics.jsonl`.
+    A run of fewer than two evaluations is judged by its training episodes.
+    """
+    rows = [row for row in rows if iteration_of(row) >= 0]
+    metric = "eval/return" if len({row["steps"] for row in rows if "eval/return" in row}) > 1 else "return"
+    scored = [row for row in rows if metric in row]
+    if len(scored) < 2 or (course := _course(metric, scored)) is None:
+        return []
+    trained = {name: policy for name, policy in config["team"].items() if not policy["frozen"]}
+    sentences = [course]
+    for name, policy in trained.items():
+        several = len(trained) > 1
+        keys = _Keys(f"team.{name}.hyper" if several else "hyper", policy["hyper"])
+        sentences += _of_policy(f"{name}/" if several else "", keys, rows)
+    return sentences
+
+
+class _Keys:
+    """The hyper-parameters of a policy as users name them."""
+
+    def __init__(self, prefix: str, hyper: Mapping[str, Any]):
+        self.prefix, self.hyper = prefix, hyper
+
+    def __call__(self, key: str) -> str:
+        """Text such as `hyper.lr=10`; without the value where the algorithm does not read the key."""
+        value = self.hyper.get(key)
+        return f"{self.prefix}.{key}" + ("" if value is None else f"={value:g}")
+
+
+def _course(metric: str, scored: _Rows) -> str | None:
+    """Say how a return went that did not rise, or did not stay; None for one that did."""
+    first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
+    if last[metric] <= first[metric]:
+        return f"{metric} did not rise: {_at(first, metric)}, {_at(last, metric)}"
+    high = first.get(f"{metric}_high", first[metric])
+    if last[metric] <= high:
+        return (
+            f"{metric} rose no more than chance explains: {_at(first, metric)}, whose 95 % interval ends at {high:.3f}, "
+            f"{_at(last, metric)}"
+        )
+    if last.get(f"{metric}_high", last[metric]) < best.get(f"{metric}_low", last[metric]):
+        return f"{metric} fell again: {_at(best, metric)}, {_at(last, metric)}"
+    return None
+
+
+def _of_policy(prefix: str, keys: _Keys, rows: _Rows) -> Iterator[str]:
+    names = ("entropy", "kl", "value_loss", "grad_norm", "informative_groups")
+    entropy, kl, value_loss, norm, groups = ([row for row in rows if f"{prefix}{name}" in row] for name in names)
+    yield from _about_entropy(f"{prefix}entropy", keys, entropy, rows)
+    if kl:
+        largest = max(kl, key=lambda row: row[f"{prefix}kl"])
+        if largest[f"{prefix}kl"] > LARGEST_KL:
+            yield f"{prefix}kl was {_at(largest, f'{prefix}kl')}: an update changed too much, {keys('lr')} may be too high"
+        elif largest[f"{prefix}kl"] < SMALLEST_KL:
+            yield f"{prefix}kl is at most {largest[f'{prefix}kl']:.1g}: the policy stands still, {keys('lr')} may be too low"
+    if value_loss:
+        largest = max(value_loss, key=lambda row: row[f"{prefix}value_loss"])
+        if largest[f"{prefix}value_loss"] > LARGEST_VALUE_LOSS:
+            rate = "lr" if keys.hyper.get("critic_lr") is None else "critic_lr"
+            yield (
+                f"{prefix}value_loss was {_at(largest, f'{prefix}value_loss')}: the critic diverged, "
+                f"{keys(rate)} may be too high"
+            )
+    since = _since(groups, f"{prefix}informative_groups", FEWEST_GROUPS)
+    if since is not None:
+        yield (
+            f"{prefix}informative_groups is 0 since step {since['steps']:,.0f}: all members of a group score the same, "
+            "train.group_size may be too small or the tasks too hard"
+        )
+    since = _since(norm, f"{prefix}grad_norm", SMALLEST_NORM)
+    if since is not None:
+        yield f"{prefix}grad_norm is 0 since step {since['steps']:,.0f}: nothing is learned any more"
+
+
+def _about_entropy(name: str, keys: _Keys, entropies: _Rows, rows: _Rows) -> Iterator[str]:
+    if not entropies:
+        return
+    greatest, last = max(row[name] for row in entropies), entropies[-1]
+    if greatest <= 0:  # of continuous actions: a density's entropy, without a natural zero
+        return
+    since = _since(entropies, name, COLLAPSED * greatest)
+    if since is not None:
+        yield (
+            f"{name} fell to {last[name]:.2f} by step {since['steps']:,.0f}: the policy no longer explores, "
+            f"{keys('lr')} may be too high or {keys('entropy_coef')} too low"
+        )
+    played = next((row for row in reversed(rows) if "eval/greedy_return" in row), None)
+    if played is None or last[name] < SPREAD * greatest:
+        return
+    drawn = played.get("eval/return", played["eval/greedy_return"])
+    if played["eval/greedy_return"] > max(drawn, played.get("eval/return_high", drawn)):
+        yield (
+            f"eval/greedy_return is {played['eval/greedy_return']:.3f}, though eval/return is {drawn:.3f}: the policy has "
+            f"learned, and draws its actions nearly evenly ({name} {last[name]:.2f}), "
+            f"{keys('entropy_coef')} may be too high"
+        )
+
+
+def _since(rows: _Rows, name: str, below: float) -> Mapping[str, float] | None:
+    """The first of the last rows that are all below a value; None if the last one is not."""
+    first = None
+    for row in reversed(rows):
+        if row[name] >= below:
+            break
+        first = row
+    return first
+
+
+def _at(row: Mapping[str, float], name: str) -> str:
+    return f"{row[name]:z,.3f} at step {row['steps']:,.0f}"
