@@ -13,6 +13,7 @@ from multigrid.envs import CONFIGURATIONS
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from marl_ray.config import CostConfig, EnvConfig
+from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.copies import warm_up
 from marl_ray.envs.gridworld import moves
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
@@ -308,3 +309,8 @@ def test_an_environment_cannot_change_the_config_that_it_is_made_from():
     config = EnvConfig(id="sample_envs:Greedy", kwargs={"names": ["a", "b"]})
     assert [make_env(config).possible_agents for _ in range(2)] == [["b", "a"]] * 2
     assert config.kwargs == {"names": ["a", "b"]}
+
+
+def test_new_spaces_at_every_call_are_one_failure_and_not_a_seed_that_does_not_repeat() -> None:
+    failures = [str(each) for each in check("sample_envs:NewSpaces", {}) if each.failure]
+    assert len(failures) == 1 and "makes a new space at every call" in failures[0]
