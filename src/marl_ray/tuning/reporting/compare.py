@@ -132,14 +132,14 @@ def difference(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
     bootstrap draws the seeds of each on their own."""
     rng = np.random.default_rng(0)
     drawn = [scores[rng.integers(len(scores), size=(RESAMPLES, len(scores)))] for scores in (first, second)]
-    ours, theirs = (trim_mean(scores, 0.25, axis=1) for scores in drawn)
-    low, high = np.quantile(ours - theirs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    gaps = trim_mean(drawn[0], 0.25, axis=1) - trim_mean(drawn[1], 0.25, axis=1)
+    low, high = np.quantile(gaps, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return BootstrapInterval(iqm(first) - iqm(second), float(low), float(high))
 
 
 def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
-    """Whether the first trial, the winner, can be told from the others: a line about the best of those from which it
-    cannot, else about the next best. `best` are (name, curve), the best first. Empty if there is one trial."""
+    """A line that says if a test can tell the first trial, the winner, from the others. It is about the best of those from
+    which it cannot, else about the next best. `best` are (name, curve), the best first. Empty if there is one trial."""
     if len(best) < 2:
         return ""
     (_, winner), *others = best

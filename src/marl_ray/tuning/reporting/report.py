@@ -79,7 +79,7 @@ def winner_config(records: SweepRecords) -> dict[str, Any] | None:
 
 
 def winner_certainty(folder: Folder, config: SweepConfig, records: SweepRecords) -> str:
-    """Whether the winner can be told from the other trials (see `certainty`); empty without a winner."""
+    """A line that says if a test can tell the winner from the other trials (see `certainty`); empty without a winner."""
     order = _order(config, records)
     rows = {record.number: _rows(folder, record) for record in order}
     return _certainty(config, records, order, _curves(config, order, rows))
