@@ -134,11 +134,14 @@ def evaluate(
 
 
 def _lines(report: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    from marl_ray.evaluation.scoring.report import width_notes
+
     yield report["evaluation"]["variant"]
     width = max(9, *map(len, report["scores"]))
     for name, scores in report["scores"].items():
         for number, score in scores.items():
             yield f"  {name:<{width}} {number:<9} {score['value']!r} ({score['low']:.4f} to {score['high']:.4f})"
+    yield from (f"  {note}" for note in width_notes(report))
     yield f"  {report['samples']} samples of {len(report['problems'])} problems, {len(report['filtered'])} left out"
     yield f"  {len(report['suspected_hacks'])} suspected hacks; sandbox level {', '.join(report['levels']) or 'none'}"
     yield f"  report    {folder / 'report.md'}"

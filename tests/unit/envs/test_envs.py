@@ -325,3 +325,8 @@ def test_an_observation_outside_its_space_is_said_with_what_its_numbers_do_not_s
     settings = {"value": value, "shape": shape, "dtype": dtype}
     failures = {each.name: each.failure for each in check("sample_envs:Misfit", settings)}
     assert str(failures["observations"]).endswith(f"of a is not in Box(0.0, 1.0, (3,), float32){reason}")
+
+
+def test_new_spaces_at_every_call_are_one_failure_and_not_a_seed_that_does_not_repeat() -> None:
+    failures = [str(each) for each in check("sample_envs:NewSpaces", {}) if each.failure]
+    assert len(failures) == 1 and "makes a new space at every call" in failures[0]

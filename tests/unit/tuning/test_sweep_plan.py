@@ -249,3 +249,24 @@ def test_a_record_says_which_hyper_parameters_its_algorithm_does_not_read():
     space = {"algorithm": {"grid": ["mappo", "pid_lagrangian"]}, "hyper.pid_kp": {"grid": [0.1]}}
     records = Bench(config_of(run=run, space=space), lambda values, steps: 0.0).run().records
     assert [record.unread for record in records.trials] == [["hyper.pid_ki", "hyper.pid_kp"], []]
+
+
+def test_tunes_warnings_about_slow_operations_reach_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    from ray.tune.utils import util
+
+    from marl_ray.tuning.running.ray_tune import quieten
+
+    monkeypatch.setattr(util, "START_OF_TIME", 0.0)  # Tune warns after its first minute
+    monkeypatch.setattr(util.logger, "handlers", [caplog.handler])
+    level = util.logger.level
+    try:
+        for expected in ("which may be a performance bottleneck", ""):
+            with util.warn_if_slow("an operation", threshold=-1.0):
+                pass
+            assert expected in caplog.text and bool(expected) == bool(caplog.text)
+            caplog.clear()
+            quieten()
+    finally:
+        util.logger.setLevel(level)

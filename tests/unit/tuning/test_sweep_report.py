@@ -13,7 +13,7 @@ from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole, write_rows
 
 from marl_ray.cli import main
 from marl_ray.cli.documents.forms import keys_of
-from marl_ray.cli.training.sweep import document_of
+from marl_ray.cli.training.sweep import _lines, document_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
@@ -208,6 +208,21 @@ def test_the_end_of_a_sweep_is_a_document(tmp_path: Path):
     document = document_of(sweep.config, result)
     assert set(document) == keys_of("sweep") and document["trials"]["lost"] == 1
     assert document["winner"]["trial"] == sweep.records.winner and document["report"] is None
+    assert "distinguishable from trial 0001: difference" in document["winner"]["certainty"]
+
+
+def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path: Path):
+    sweep = ToySweep(tmp_path)
+    for lr in (0.001, 0.002):
+        sweep.train(sweep.add(PLAIN | {"hyper.lr": lr}), 2.0)
+    folder = sweep.end()
+    result = SweepResult("toy", folder.uri, sweep.records, "")
+    lines = list(_lines(sweep.config, result, document_of(sweep.config, result)))
+    winner = next(number for number, line in enumerate(lines) if line.startswith("  winner  "))
+    other = 1 - sweep.records.winner
+    text = f"ot distinguishable from trial {other:04d}: difference 0."
+    assert lines[winner + 1].startswith(f"          n{text}") and ", 5 seeds, probability of" in lines[winner + 1]
+    assert f"N{text}" in page_of(folder).text
 
 
 def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -64,7 +64,8 @@ FORMS: dict[str, dict[str, str]] = {
         "name, status, error": "The sweep, and how it ended.",
         "trials": "Status -> number of trials.",
         "steps, seconds": "Played by all trials and seeds; wall time.",
-        "winner": "`trial`, `values`, `scores`, `seed` and `model`; null if no trial has a result.",
+        "winner": "`trial`, `values`, `scores`, `seed`, `model`, and as `certainty` a line about the trials that no test "
+        "tells from it; null if no trial has a result.",
         "report, records": "Files.",
         "...": "With --dry-run `trials` (the values of each), `seeds`, `scheduler` and `search` instead.",
     },

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 from marl_ray.cluster.local_ray import local_ray
+from marl_ray.serving.client.admin import GATEWAY, KEY
 from marl_ray.serving.client.deploy import deploy
 from marl_ray.serving.client.lint import read_serve_config
 from marl_ray.serving.http.keys import new_key
@@ -24,10 +26,14 @@ def serve_locally(config: Path, timeout_s: float) -> None:
         key = new_key(path, "local") if keyless else None
         for part in keyless:
             part["args"]["api_keys"] = str(path)
-        for name, url in deploy(data, ray.dashboard_url, timeout_s).urls.items():
-            print(f"{name} runs at {url}, its page at {url}/ui")
-        if key is not None:
-            print(f"export MARL_RAY_API_KEY={key}")
-        print("serving until Ctrl-C", flush=True)
+        urls = deploy(data, ray.dashboard_url, timeout_s).urls
+        print("\n".join(_lines(urls, key)), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
+
+
+def _lines(urls: Mapping[str, str], key: str | None) -> list[str]:
+    """The gateways' addresses, by name, and what another terminal exports to reach the first of them."""
+    lines = [f"{name} runs at {url}, its page at {url}/ui" for name, url in urls.items()]
+    exports = {KEY: key, GATEWAY: next(iter(urls.values()))}
+    return [*lines, *(f"export {name}={value}" for name, value in exports.items() if value), "serving until Ctrl-C"]

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,13 +44,17 @@ def sweep(
         return
     with only_result(as_json):
         result = sweep_here(loaded, retry)
-    show(as_json, document_of(loaded, result), _lines(loaded, result))
+    document = document_of(loaded, result)
+    show(as_json, document, _lines(loaded, result, document))
     if result.records.winner is None:
         raise typer.Exit(1)
 
 
 def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
     """The end of a sweep as a document for programs."""
+    from marl_ray.tuning.folder import Folder
+    from marl_ray.tuning.reporting.report import winner_certainty
+
     records = result.records
     winner = None
     if records.winner is not None:
@@ -61,6 +65,7 @@ def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
             "scores": _scores(loaded, trial.objectives),
             "seed": records.winner_seed,
             "model": records.winner_model or None,
+            "certainty": winner_certainty(Folder(result.folder), loaded, records) or None,
         }
     return {
         "name": result.name,
@@ -75,7 +80,7 @@ def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
     }
 
 
-def _lines(loaded: "SweepConfig", result: "SweepResult") -> Iterator[str]:
+def _lines(loaded: "SweepConfig", result: "SweepResult", document: Mapping[str, Any]) -> Iterator[str]:
     from marl_ray.tuning.records import shown
 
     records = result.records
@@ -91,6 +96,8 @@ def _lines(loaded: "SweepConfig", result: "SweepResult") -> Iterator[str]:
     winner = records.trials[records.winner]
     scores = ", ".join(f"{name} {value:.4g}" for name, value in _scores(loaded, winner.objectives).items())
     yield f"  winner  trial {winner.number:04d} ({shown(winner.values)}): {scores}"
+    if document["winner"]["certainty"]:
+        yield f"          {document['winner']['certainty']}"
     if records.winner_model:
         yield f"  bundle  {records.winner_model}"
     yield f"  records {result.folder}/sweep.json"

@@ -73,19 +73,21 @@ def _spaces(env: Any) -> str | None:
 
 def _episode(env: Any, seed: int) -> list[SeenStep]:
     """Play an episode of drawn actions; returns its steps, the reset first."""
-    for agent in env.possible_agents:
-        env.action_space(agent).seed(seed)
-    return _episode_of_texts(env, seed) if is_text(env) else _parallel_episode(env, seed)
+    # Asked for once: an environment may make a new space, without a seed, at every call.
+    spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
+    for space in spaces.values():
+        space.seed(seed)
+    return _episode_of_texts(env, spaces, seed) if is_text(env) else _parallel_episode(env, spaces, seed)
 
 
-def _parallel_episode(env: Any, seed: int) -> list[SeenStep]:
+def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int) -> list[SeenStep]:
     observations, infos = env.reset(seed=seed)
     if set(observations) != set(env.agents):
         raise ValueError(f"reset returned observations of {sorted(observations)} and has agents {sorted(env.agents)}")
     steps = [SeenStep(observations, {}, infos)]
     while env.agents and len(steps) <= MOST_STEPS:
         agents = list(env.agents)
-        actions = {agent: _action(env, agent, infos) for agent in agents}
+        actions = {agent: _action(spaces[agent], infos.get(agent, {})) for agent in agents}
         observations, rewards, terminated, truncated, infos = env.step(actions)
         for part, values in {"rewards": rewards, "terminations": terminated, "truncations": truncated}.items():
             if missing := set(agents) - set(values):
@@ -97,20 +99,19 @@ def _parallel_episode(env: Any, seed: int) -> list[SeenStep]:
     return steps
 
 
-def _action(env: Any, agent: str, infos: Mapping[str, Mapping[str, Any]]) -> Any:
-    mask = infos.get(agent, {}).get("action_mask")
-    space = env.action_space(agent)
+def _action(space: Any, info: Mapping[str, Any]) -> Any:
+    mask = info.get("action_mask")
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
-def _episode_of_texts(env: Any, seed: int) -> list[SeenStep]:
+def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int) -> list[SeenStep]:
     env.reset(seed=seed)
     steps: list[SeenStep] = []
     while env.agents and len(steps) <= MOST_STEPS:
         agent = env.agent_selection
         observation, _, terminated, truncated, _ = env.last()
         steps.append(SeenStep({agent: observation}, dict(env.rewards), {a: dict(i) for a, i in env.infos.items()}))
-        env.step(None if terminated or truncated else env.action_space(agent).sample())
+        env.step(None if terminated or truncated else spaces[agent].sample())
     return steps
 
 

@@ -120,6 +120,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             lines.append(f"| {mode} | {name} | {score['value']:.4f} | {score['low']:.4f} to {score['high']:.4f} |")
     lines += [
         "",
+        *(f"{note[0].upper()}{note[1:]}.\n" for note in width_notes(report)),
         f"{report['samples']} samples of {len(report['problems'])} problems, limit {about['timeout_s']:g} s, "
         f"sandbox level {', '.join(report['levels']) or 'none'}, Python {report['python']}, marl-ray {report['marl_ray']}.",
         "Intervals are over problems (bootstrap).",
@@ -142,6 +143,25 @@ def markdown(report: Mapping[str, Any]) -> str:
         flagged = [f"{name} ({', '.join(flags)})" for name, flags in report["flagged"].items()]
         lines.append(f"- passed with suspicious words: {len(flagged)}: {_some(flagged)}")
     return "\n".join(lines) + "\n"
+
+
+def width_notes(report: Mapping[str, Any]) -> list[str]:
+    """A sentence for each mode with an interval without width, which is no certainty.
+
+    If no problem or every problem scores, the one-sided exact bound of Clopper and Pearson is known: the share p at which
+    that happens with probability 0.05, p^n or (1 - p)^n.
+    """
+    notes = []
+    for mode, scores in report["scores"].items():
+        values = {score["value"] for score in scores.values() if score["low"] == score["high"]}
+        if not values:
+            continue
+        count = sum(mode in problem["passed"] for problem in report["problems"].values())
+        bound = 0.05 ** (1 / count)
+        ends = {0.0: f"with 95 % confidence at most {1 - bound:.4f}", 1.0: f"with 95 % confidence at least {bound:.4f}"}
+        known = f": {ends[value]}" if len(values) == 1 and (value := next(iter(values))) in ends else ""
+        notes.append(f"{mode}: no width is no certainty, all {count} problems scored alike{known}")
+    return notes
 
 
 def _some(names: Sequence[str]) -> str:

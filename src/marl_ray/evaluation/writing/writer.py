@@ -103,9 +103,7 @@ class Writer:
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
         """The manifest that `SampleWriter.manifest` describes."""
-        for problem in problems:
-            agent, text = self._turns(problem).send(None)
-            self._check_fits(self.authors.agents[agent], text, problem.task_id)
+        self._check_fits(problems)
         request, team = self.request, self.team
         return {
             "bundle": self.authors.digest,
@@ -164,14 +162,25 @@ class Writer:
             return _one_turn(self.author, (self.request.prompt or PROMPT).replace(PROMPT, problem.prompt))
         return _team_turns(copy.copy(self.team), problem)
 
-    def _check_fits(self, name: str, text: str, where: str) -> None:
-        """Raise MarlRayError for a first prompt that must be shortened, because it would pose another problem."""
-        policy = self.authors.policies[name]
+    def _check_fits(self, problems: Sequence[Problem]) -> None:
+        """Raise MarlRayError if a first prompt must be shortened, because it would pose another problem; it names the
+        longest one."""
+        first: list[tuple[str, str, list[int]]] = []  # task id, policy and token ids
+        for problem in problems:
+            agent, text = self._turns(problem).send(None)
+            name = self.authors.agents[agent]
+            policy = self.authors.policies[name]
+            try:
+                ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
+            except FieldError as error:  # its field is the problem's prompt, and not an option of the request
+                raise MarlRayError(f"{problem.task_id}: {error}") from error
+            first.append((problem.task_id, name, ids))
+        task_id, name, ids = max(first, key=lambda prompt: len(prompt[2]))
+        most, context = self.generations[name].max_tokens, self.authors.policies[name].config.context
         try:
-            ids = encode_prompt(policy.tokenizer, text, policy.config.chat)
-        except FieldError as error:  # its field is the problem's prompt, and not an option of the request
-            raise MarlRayError(f"{where}: {error}") from error
-        check_fits(ids, self.generations[name].max_tokens, policy.config.context, f"{where}: prompt")
+            check_fits(ids, most, context, f"{task_id}: prompt")
+        except MarlRayError as error:
+            raise MarlRayError(f"{error} (team.{name}.model.context when the policy is trained)") from error
 
     def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
         """Token ids of a prompt and whether it was shortened, as in training; None if shortening is not enough."""

@@ -180,7 +180,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
     with temporary_folder("bundle") as temporary:
         with _of_registry(reference, uri):
-            client = mlflow_client(uri)
+            client = mlflow_client(uri, reads=True)
             # The client of this registry resolves the version: `download_artifacts` would ask the registry of the whole
             # process.
             source = client.get_model_version_download_uri(name, version)
@@ -198,7 +198,7 @@ def pinned(reference: str, uri: str | None) -> str:
         raise MarlRayError(f"bundle {reference!r}: expected models:/name/version or models:/name@alias")
     uri = tracking_uri(uri)
     with _of_registry(reference, uri):
-        version = mlflow_client(uri).get_model_version_by_alias(name, alias).version
+        version = mlflow_client(uri, reads=True).get_model_version_by_alias(name, alias).version
     return f"{REGISTRY}{name}/{version}"
 
 
@@ -215,7 +215,7 @@ def _instead_of(reference: str, uri: str) -> str:
     """The end of an error about a model that the registry does not have; empty if it has the model, or none at all."""
     name = re.split("[/@]", reference.removeprefix(REGISTRY))[0]
     try:
-        models = mlflow_client(uri).search_registered_models()
+        models = mlflow_client(uri, reads=True).search_registered_models()
     except Exception:  # the registry does not answer, which the error says already
         return ""
     names = [model.name for model in models]

@@ -17,16 +17,19 @@ LOCK_S = 60.0
 """Most seconds to wait for another process that fills the file."""
 
 
-def mlflow_client(uri: str) -> Any:
-    """A client of the tracking server and registry at `uri`. A SQLite file is made, or mended if it was left half made.
+def mlflow_client(uri: str, reads: bool = False) -> Any:
+    """A client of the tracking server and registry at `uri`. A SQLite file is made, or mended if it was left half made;
+    for a client that only `reads` a missing file is a FileNotFoundError.
 
     Raises what MLflow raises, or sqlite3.Error and OSError where the file cannot be made.
     """
+    path = _file_of(uri)
+    if reads and path is not None and not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
     import mlflow
 
     # This logger announces every table that MLflow makes.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-    path = _file_of(uri)
     if path is not None and not _is_complete(path):
         with temporary_folder("mlflow") as folder:
             template = folder / "mlflow.db"

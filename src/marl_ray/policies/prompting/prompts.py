@@ -185,9 +185,11 @@ def rendered(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> st
 
 def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "prompt") -> None:
     """Raise MarlRayError if a prompt and a response after it may be longer than the context."""
-    if len(ids) + max_tokens > context:
+    least = len(ids) + max_tokens
+    if least > context:
         raise MarlRayError(
-            f"{whose}: {len(ids)} tokens and generation.max_tokens={max_tokens} exceed model.context={context}"
+            f"{whose}: {len(ids)} tokens and generation.max_tokens={max_tokens} exceed model.context={context}; "
+            f"expected model.context={least} or more"
         )
 
 

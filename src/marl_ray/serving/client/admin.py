@@ -11,6 +11,8 @@ from marl_ray.errors import MarlRayError, one_line
 
 KEY = "MARL_RAY_API_KEY"
 """Environment variable with the admin key."""
+GATEWAY = "MARL_RAY_GATEWAY"
+"""Environment variable with the gateway's address."""
 REQUEST_S = 30.0
 WATCH_S = 2.0
 
@@ -18,7 +20,7 @@ WATCH_S = 2.0
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The JSON answer to a GET, or to a POST of `body`; MarlRayError with the gateway's own words if it refuses."""
     with httpx.Client(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
-        return ask_with(client, path, body)
+        return ask_with(client, path, body, f" (--url or {GATEWAY} names another address)")
 
 
 def key_headers(key: str | None = None) -> dict[str, str]:
@@ -27,12 +29,14 @@ def key_headers(key: str | None = None) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
-def ask_with(client: httpx.Client, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON answer that `ask` gives, over a client's connections."""
+def ask_with(
+    client: httpx.Client, path: str, body: Mapping[str, Any] | None = None, remedy: str = ""
+) -> dict[str, Any]:
+    """The JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer."""
     try:
         answer = client.get(path) if body is None else client.post(path, json=body)
     except httpx.HTTPError as error:
-        raise MarlRayError(f"gateway {client.base_url} does not answer: {one_line(error)}") from error
+        raise MarlRayError(f"gateway {client.base_url} does not answer: {one_line(error)}{remedy}") from error
     if answer.status_code not in (200, 201):
         try:
             problem = answer.json()["error"]

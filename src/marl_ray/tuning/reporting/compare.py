@@ -19,6 +19,8 @@ from marl_ray.evaluation.statistics import BootstrapInterval, iqm
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+LEAST_SEEDS = 4
+"""Fewest seeds of each trial with which the rank-sum test can reach the level 1 - CONFIDENCE."""
 LEAST_TRIALS = 4
 """Fewest trials with a result from which the importance of keys is computed."""
 BEST_SHARE = 0.25
@@ -119,10 +121,39 @@ def improvement(first: Curve, second: Curve, metric: MetricConfig) -> BootstrapI
 
 def differ(first: Curve, second: Curve) -> bool:
     """True if the rank-sum test (Mann and Whitney 1947) distinguishes the two at level 1 - CONFIDENCE, at the steps
-    that both have reached. The test needs four seeds for that; a bootstrap of two seeds would call any difference
+    that both have reached. The test needs LEAST_SEEDS for that; a bootstrap of two seeds would call any difference
     significant."""
     steps = min(first.steps[-1], second.steps[-1])
     return bool(mannwhitneyu(first.at(steps), second.at(steps)).pvalue < 1 - CONFIDENCE)
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
+    """Interquartile mean of `first` less that of `second`, with its percentile interval. Both are (seeds,), and the
+    bootstrap draws the seeds of each on their own."""
+    rng = np.random.default_rng(0)
+    drawn = [scores[rng.integers(len(scores), size=(RESAMPLES, len(scores)))] for scores in (first, second)]
+    gaps = trim_mean(drawn[0], 0.25, axis=1) - trim_mean(drawn[1], 0.25, axis=1)
+    low, high = np.quantile(gaps, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return BootstrapInterval(iqm(first) - iqm(second), float(low), float(high))
+
+
+def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
+    """A line that says if a test can tell the first trial, the winner, from the others. It is about the best of those from
+    which it cannot, else about the next best. `best` are (name, curve), the best first. Empty if there is one trial."""
+    if len(best) < 2:
+        return ""
+    (_, winner), *others = best
+    equals = [(name, curve) for name, curve in others if not differ(winner, curve)]
+    name, other = (equals or others)[0]
+    steps, seeds = min(winner.steps[-1], other.steps[-1]), len(winner.seeds)
+    gap = difference(winner.at(steps), other.at(steps))
+    return (
+        f"{'not ' if equals else ''}distinguishable from trial {name}"
+        f"{f' and {len(equals) - 1} more' if len(equals) > 1 else ''}: "
+        f"difference {gap.value:.2g} ({gap.low:.2g} to {gap.high:.2g}) at {steps:,.0f} steps, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}{f' (the test takes {LEAST_SEEDS})' if seeds < LEAST_SEEDS else ''}, "
+        f"probability of improvement {improvement(winner, other, metric).value:.2f}"
+    )
 
 
 def importances(

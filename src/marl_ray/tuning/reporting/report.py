@@ -33,7 +33,16 @@ from marl_ray.tuning.records import (
     signed,
     why,
 )
-from marl_ray.tuning.reporting.compare import LEAST_TRIALS, Curve, curve_of, differ, end_of, importances, improvement
+from marl_ray.tuning.reporting.compare import (
+    LEAST_TRIALS,
+    Curve,
+    certainty,
+    curve_of,
+    differ,
+    end_of,
+    importances,
+    improvement,
+)
 from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
 from marl_ray.tuning.reporting.figures import COLOURED, curve_chart, number, parallel, spans, strokes
 
@@ -69,17 +78,39 @@ def winner_config(records: SweepRecords) -> dict[str, Any] | None:
     return next((config for config in configs if config["seed"] == records.winner_seed), None)
 
 
+def winner_certainty(folder: Folder, config: SweepConfig, records: SweepRecords) -> str:
+    """A line that says if a test can tell the winner from the other trials (see `certainty`); empty without a winner."""
+    order = _order(config, records)
+    rows = {record.number: _rows(folder, record) for record in order}
+    return _certainty(config, records, order, _curves(config, order, rows))
+
+
+def _certainty(
+    config: SweepConfig, records: SweepRecords, order: Sequence[TrialRecord], curves: Mapping[int, Curve]
+) -> str:
+    if records.winner not in curves:
+        return ""
+    best = [(_name(record), curves[record.number]) for record in order if record.number in curves]
+    return certainty(best[:COMPARED_TRIALS], config.metric[0])
+
+
+def _order(config: SweepConfig, records: SweepRecords) -> list[TrialRecord]:
+    """The trials with a result, the winner first."""
+    return sorted(ranked(records, config.metric), key=lambda record: record.number != records.winner)
+
+
+def _curves(config: SweepConfig, order: Sequence[TrialRecord], rows: AllRows) -> dict[int, Curve]:
+    """Trial -> its curve of the first metric, for those that have one."""
+    curves = {record.number: curve_of(rows[record.number], config.seeds, config.metric[0]) for record in order}
+    return {number: curve for number, curve in curves.items() if curve is not None}
+
+
 def report_page(folder: Folder, records: SweepRecords) -> bytes:
     """The report as HTML."""
     config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS}")
-    order = ranked(records, config.metric)
-    order.sort(key=lambda record: record.number != records.winner)
+    order = _order(config, records)
     rows = {record.number: _rows(folder, record) for record in records.trials}
-    curves = {
-        r.number: curve
-        for r in order
-        if (curve := curve_of(rows[r.number], config.seeds, config.metric[0])) is not None
-    }
+    curves = _curves(config, order, rows)
     best = [record for record in order if record.number in curves]
     colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED])}
     drawn = strokes({_name(r): (curves[r.number], [exploit["at"] for exploit in r.exploits]) for r in best})
@@ -98,6 +129,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
         facts=_facts(config, records),
         failed=[(_name(r), r.status, why(r, records)) for r in records.trials if r.status in FAILED],
         winner=None if winner is None else _winner(folder, config, records, winner, rows),
+        certainty=_certainty(config, records, order, curves),
         charts=[(size, curve_chart(drawn, width, height)) for size, width, height in _SIZES],
         cost_charts=_cost_charts(config, best, rows),
         budgets=_budgets(records),

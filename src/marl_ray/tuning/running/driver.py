@@ -6,7 +6,6 @@ Ray Train V2 they see no checkpoints, so pausing or copying a trial does not wor
 own, and `Tuner.restore` reads that; the sweep's records are JSON.
 """
 
-import logging
 import os
 import shutil
 import sys
@@ -164,7 +163,7 @@ class _Sweep:
     def run(self) -> None:
         import ray.tune
 
-        from marl_ray.tuning.running.ray_tune import RowsCallback, Searcher, stopper
+        from marl_ray.tuning.running.ray_tune import RowsCallback, Searcher, quieten, stopper
 
         first = next((r.values for r in self.records.trials if r.state != "ended"), None)
         need = self._biggest_need() if first is None else self._need(first)
@@ -176,8 +175,7 @@ class _Sweep:
             "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own pickled state is never read
             "RAY_AIR_NEW_OUTPUT": "0",
         }
-        for name in ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state"):
-            logging.getLogger(name).setLevel(logging.ERROR)  # they warn about files that are never read
+        quieten()
         before = {key: os.environ.get(key) for key in settings}
         os.environ.update(settings)
         scratch = new_temporary_folder("tune")

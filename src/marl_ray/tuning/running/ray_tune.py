@@ -1,6 +1,7 @@
 """Adapters to Ray Tune's interfaces: a searcher, a callback for rows and a stopper."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +13,15 @@ from ray.tune.stopper import Stopper
 from marl_ray.tuning.records import TrialRecord
 from marl_ray.tuning.running.trial_files import Leg
 from marl_ray.tuning.search.plan import ENDED, SweepPlan
+
+QUIET = ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state", "ray.tune.utils.util")
+"""Tune's loggers that warn about files which nobody reads, and about every operation that takes half a second."""
+
+
+def quieten() -> None:
+    """Silence warnings of Tune that say nothing to the user of a sweep."""
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class Searcher(TuneSearcher):

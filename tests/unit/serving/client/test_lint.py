@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from marl_ray.cli.serving.gateways import lint
 from marl_ray.cluster.lint.documents import read_documents, serve_config
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.lint import lint_serve_config, read_serve_config
@@ -241,3 +242,9 @@ def test_kubernetes_runs_the_same_application_as_other_clusters():
 def test_a_missing_file_is_named():
     with pytest.raises(MarlRayError, match=r"none\.yaml.*cannot be read"):
         read_serve_config(ROOT / "none.yaml")
+
+
+@pytest.mark.parametrize(("count", "line"), [(1, "1 file, no findings\n"), (2, "2 files, no findings\n")])
+def test_files_without_findings_are_counted(count: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lint([ROOT / "serve/configs/gridworld.yaml"] * count)
+    assert capsys.readouterr().out == line
