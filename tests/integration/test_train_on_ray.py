@@ -136,6 +136,7 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     assert load_bundle(second.bundle).digest == load_bundle(second.model, second.tracking_uri).digest
 
 
+@pytest.mark.slow
 def test_a_copied_run_goes_on_where_it_lies_now(died: tuple[RunConfig, RunResult], storage: Path, tmp_path: Path):
     _, outcome = died
     shutil.copytree(storage / "toy", tmp_path / "toy", symlinks=True)
@@ -359,6 +360,7 @@ def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
         assert os.listdir(folder) == ["owner"] and not (tmp_path / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
     ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

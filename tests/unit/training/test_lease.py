@@ -75,8 +75,8 @@ def test_owners_that_come_and_go_are_never_two_at_once(tmp_path: Path):
 
     def come_and_go() -> None:
         nonlocal together
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
+        until = time.monotonic() + 60
+        while len(taken) <= 20 and time.monotonic() < until:
             try:
                 with Lease(LOCAL, str(tmp_path), RUN) as lease:
                     together += not owned.acquire(blocking=False)
@@ -89,8 +89,8 @@ def test_owners_that_come_and_go_are_never_two_at_once(tmp_path: Path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
-    assert together == 0 and len(taken) == len(set(taken)) > 10
+        thread.join(90)
+    assert together == 0 and len(taken) == len(set(taken)) > 20
     assert os.listdir(tmp_path / OWNER) == [f"{max(taken)}.json"]
 
 
