@@ -89,6 +89,7 @@ def test_weights_that_were_measured_are_saved_so_that_a_resumed_run_measures_non
         assert untimed(resumed) == untimed([row for row in rows if row.get("iteration", 0) > begun])
 
 
+@pytest.mark.slow
 def test_workers_share_the_problems_and_measure_what_one_does(tmp_path: Path, letters: Path):
     options = (MODEL, WARM, measured(letters, "every: 2"))
     one = [row for row in trained(str(tmp_path / "one"), *options) if "benchmark/tokens" in row]

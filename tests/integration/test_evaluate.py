@@ -137,7 +137,10 @@ def test_a_finished_evaluation_is_not_run_again(scored, tmp_path):
         ([*HUMANEVAL, "--samples", SAMPLES, "--k", "one"], "--k: expected whole numbers"),
         ([*HUMANEVAL, "--samples", FIXTURES / "own.jsonl"], "own.jsonl:1: expected exactly one of completion"),
         ([*HUMANEVAL, "--samples", SAMPLES, "--split", "test"], "--split: humaneval has all, not 'test'"),
-        (["--benchmark", "humaneval", "--samples", SAMPLES, "--data", "hub"], "install marl-ray[hub]"),
+        (
+            ["--benchmark", "humaneval", "--samples", SAMPLES, "--data", "hub"],
+            "--data: hub needs the package datasets (pip install datasets)",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments, message, tmp_path):

@@ -71,7 +71,10 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
         (["--policy", "TEAM", "--data", DATA], "--benchmark: expected jsonl and data, or jsonl:FILE, got jsonl:"),
         (["--policy", "nowhere"], "bundle 'nowhere' has no readable bundle.json"),
         (["--policy", "TEAM", "--max-tokens", "0"], "--max-tokens: Input should be greater than 0, got 0"),
-        (["--policy", "TEAM", "--max-tokens", "500"], "add: prompt: 18 tokens and generation.max_tokens=500 exceed"),
+        (
+            ["--policy", "TEAM", "--max-tokens", "500"],
+            "double: prompt: 34 tokens and generation.max_tokens=500 exceed model.context=512",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(

@@ -121,6 +121,10 @@ class SweepTracker:
         self.delivery.thread.join(END_S)
         self.delivery.leave()
 
+    def leave(self) -> None:
+        """Make no more calls of MLflow, whose runs are now another owner's."""
+        self.delivery.left.set()
+
     def _append(self, entries: list[dict[str, Any]]) -> None:
         try:
             if self.outbox is None:

@@ -116,7 +116,9 @@ def _run(
         raise
     finally:
         with shield:
-            if not lease.lost.is_set():
+            if lease.lost.is_set():
+                sweep.tracker.leave()
+            else:
                 sweep.close()
     return SweepResult(config.name, folder.uri, records, sweep.report)
 
