@@ -1,5 +1,6 @@
 """Training in this process, without Ray; a module of its own so that other processes can import it."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -9,7 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.protocol import CollectedBatch
+from marl_ray.training.journal.deliveries import FINISHED
+from marl_ray.training.journal.delivery import MARKS, Mark
 from marl_ray.training.loop import Metrics, build_collector
+from marl_ray.training.run_folder.record import filesystem_of, write_json
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import Team, build_team
 
@@ -69,6 +73,13 @@ def mlflow_database(storage: Path) -> None:
 
     storage.mkdir(exist_ok=True)
     mlflow.MlflowClient(tracking_uri=f"sqlite:///{storage}/mlflow.db").search_experiments()
+
+
+def mark_delivered(run: RunConfig, rows: int) -> None:
+    """Leave the mark of an MLflow that has all of a finished run with so many rows."""
+    filesystem, folder = filesystem_of(run)
+    filesystem.create_dir(f"{folder}/{MARKS}")
+    write_json(filesystem, f"{folder}/{MARKS}/mlflow.json", asdict(Mark(rows, "0123", FINISHED)))
 
 
 def timeless(rows: list[Metrics]) -> list[Metrics]:

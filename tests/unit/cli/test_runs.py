@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from processes.command_line import marl_ray
 from pyarrow import fs
-from toys.runs import config
+from toys.runs import config, mark_delivered
 
 from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import RunConfig, parse_config
@@ -59,6 +59,8 @@ def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finish
     journal = Journal(filesystem, folder)
     for row in rows:
         journal.row(row)
+    if finished:
+        mark_delivered(whole, len(rows))
     with RunLog(whole) as log:
         log.open()
         log.write("training")
@@ -166,7 +168,7 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
         assert refused.returncode == 2 and f"is alive in process {os.getpid()}" in refused.stderr
         assert "is alive" in marl_ray("runs", "resume", "first", "--storage", storage).stderr
     deleted = document("runs", "rm", "first", "--storage", storage, "--yes")
-    assert set(deleted) == keys_of("runs rm") and deleted["files"] == 4
+    assert set(deleted) == keys_of("runs rm") and deleted["files"] == 5
     assert not (storage / "first").exists() and (storage / "second").exists()
     for answer, status in (("n", 1), ("y", 0)):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{answer}\n"))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from toys.runs import config
+from toys.runs import config, mark_delivered
 
 from marl_ray.cli import main
 from marl_ray.config import RunConfig
@@ -49,6 +49,7 @@ def ended(whole: RunConfig) -> None:
     """What the folder of a run holds that has played all its steps."""
     done = {"total_steps": whole.train.total_steps, "outcome": OUTCOME}
     write_record(whole, record_of(whole) | {"mlflow_run_id": "0123", "finished": done})
+    mark_delivered(whole, 0)
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
