@@ -174,7 +174,7 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{answer}\n"))
         asked = marl_ray("runs", "rm", "second", "--storage", storage)
         assert asked.returncode == status and (storage / "second").exists() == (answer == "n")
-        assert "3 files" in asked.stderr
+        assert "4 files" in asked.stderr
 
 
 def test_a_driver_that_was_killed_is_known_at_once(storage: Path):
