@@ -12,6 +12,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig, parse_config
+from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.loop import Run
 from marl_ray.training.single_process import process_group
 
@@ -82,7 +83,7 @@ def team_times(policies: int) -> dict[str, float]:
     """Milliseconds of CPU for each policy: of an iteration and its parts, and of a checkpoint with its bundle."""
     with process_group():
         began = time.process_time()
-        run = Run(team_config(policies), torch.device("cpu"), None, lambda row: None)
+        run = Run(team_config(policies), torch.device("cpu"), [], lambda row: None)
         built = time.process_time() - began
         iterations, parts = [], []
         for _ in range(WARM_UP + ITERATIONS):
@@ -94,7 +95,8 @@ def team_times(policies: int) -> dict[str, float]:
         for _ in range(CHECKPOINTS):
             with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
                 began = time.process_time()
-                run.save(Path(folder))
+                run.save(folder_here(Path(folder)))
+                run.saver.wait()
                 saves.append(time.process_time() - began)
                 sizes.append(sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()))
         run.close()
