@@ -6,7 +6,6 @@
 import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from marl_ray.ray_seams import (
     without_datasets,
     without_own_interrupts,
 )
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, kept, published
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -311,9 +311,9 @@ def _finish(config: RunConfig, run_id: str, result: Any) -> tuple[RunResult, flo
     with contextlib.suppress(OSError):  # some file systems have no links
         link_bundle(filesystem, folder, checkpoint.name, f"{storage_of(config)}/{config.name}")
     history = partial(history_of, read_metrics(filesystem, folder))
-    with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-        curve = plot_run(panels_of(config, history), Path(temporary) / "return.png", title_of(config))
-        benchmarks = plot_benchmarks(config, history, Path(temporary) / "benchmarks.png")
+    with temporary_folder("plots") as temporary:
+        curve = plot_run(panels_of(config, history), temporary / "return.png", title_of(config))
+        benchmarks = plot_benchmarks(config, history, temporary / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):
             with picture.open("rb") as source, filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
                 target.write(source.read())

@@ -1,7 +1,6 @@
 """All sinks of a run: MLflow, and those of `tracking.also`."""
 
 import contextlib
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.tail import Tail
@@ -124,6 +124,6 @@ def local_copy(place: str) -> Iterator[Path]:
         yield Path(place)
         return
     filesystem, path = fs.FileSystem.from_uri(place)
-    with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-        fs.copy_files(path, temporary, source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
-        yield Path(temporary)
+    with temporary_folder("bundle") as temporary:
+        fs.copy_files(path, str(temporary), source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())
+        yield temporary

@@ -1,12 +1,12 @@
 """A run's MLflow run as a sink: metrics, transcripts, pictures, and the bundle in the registry."""
 
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.writer import TRANSCRIPTS, transcripts_path
 from marl_ray.training.run_folder.metrics_file import iteration_of
 from marl_ray.training.tracking.mlflow_run import Tracker
@@ -60,8 +60,8 @@ class MlflowSink:
             if isinstance(self.filesystem, fs.LocalFileSystem):
                 self.tracker.artifact(Path(info.path), artifacts)
                 continue
-            with tempfile.TemporaryDirectory(prefix="marl-ray-") as temporary:
-                path = Path(temporary, info.base_name)
+            with temporary_folder("artifact") as temporary:
+                path = temporary / info.base_name
                 with self.filesystem.open_input_stream(info.path) as stream:
                     path.write_bytes(stream.read())
                 self.tracker.artifact(path, artifacts)

@@ -7,7 +7,6 @@ the lines as a run's rows are delivered (training/journal/delivery.py); the same
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, content_of
 from marl_ray.training.surroundings.interruption import within
@@ -190,8 +190,8 @@ class _SweepRuns:
     def store(self, page: bytes) -> None:
         """Store the report as an artifact of the parent run."""
         if page:
-            with tempfile.TemporaryDirectory(prefix="marl-ray-report-") as folder:
-                path = Path(folder, "report.html")
+            with temporary_folder("report") as folder:
+                path = folder / "report.html"
                 path.write_bytes(page)
                 self.parent.artifact(path)
 
