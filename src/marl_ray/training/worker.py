@@ -15,6 +15,7 @@ from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.bundle_link import link_bundle
 from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
+from marl_ray.training.run_folder.temporary_files import remove_temporary
 from marl_ray.training.surroundings.full_disk import disk_full
 
 REFUSED = "refused"
@@ -59,16 +60,19 @@ def worker(payload: dict[Any, Any]) -> Any:
         check_owner()
     except Disowned as error:
         return {REFUSED: str(error)}
+    if rank == 0:
+        remove_temporary(*folder)
     journal = Journal(folder.filesystem, folder.path, rank)
     try:
         # Rank 0 decides for all: a storage may show others an older list.
         own, attempt = from_first(lambda: ([place.path for place in checkpoints_in(folder)], attempt_number()))
+        tidy = partial(_tidy, config, folder, attempt)
         places = [StoredFolder(folder.filesystem, path) for path in reversed(own)]
         if places:
             origin = None
         elif origin is not None:
             places = [StoredFolder(*fs.FileSystem.from_uri(origin))]
-        return run_worker(
+        last = run_worker(
             config,
             ray.train.torch.get_device(),
             places,
@@ -76,7 +80,7 @@ def worker(payload: dict[Any, Any]) -> Any:
             keeping=Keeping(
                 lambda iteration: folder / checkpoint_name(iteration, attempt),
                 before=before,
-                published=partial(_tidy, config, folder, attempt),
+                published=tidy,
             ),
             run_id=payload["run_id"],
             show=journal.transcripts,
@@ -86,6 +90,9 @@ def worker(payload: dict[Any, Any]) -> Any:
             begins=journal.begin,
             say=journal.say,
         )
+        if rank == 0:
+            tidy()  # again, for a worker that was killed after the last checkpoint and before this
+        return last
     except Diverged as error:  # all workers raise it together, and would raise it again after every restart
         return {STOPPED: str(error)}
     except (EngineRefused, Unwritable, Unreadable) as error:
