@@ -118,11 +118,13 @@ def delivered(config: RunConfig, result: RunResult) -> RunResult:
         return result
     if not names:
         return result
-    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}"):
+    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}") as lease:
         console.open()
         console.phase(f"delivering the rest to {', '.join(names)}")
         record = record_of(config)
-        deliveries = Deliveries(config, result.run_id, filesystem, folder, console.say, {}, names=names)
+        deliveries = Deliveries(
+            config, result.run_id, filesystem, folder, console.say, {}, names=names, owns=lease.owns
+        )
         return _closed(config, record, result, deliveries)
 
 
@@ -238,7 +240,7 @@ def _train(
         without_own_interrupts(trainer, controllers.append)
         lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
-        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags)
+        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owns=lease.owns)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
         follower.close()
@@ -274,7 +276,7 @@ def _train(
         with shield:
             if follower is not None:
                 follower.close()
-            if lease.lost.is_set():
+            if not lease.owns():
                 if deliveries is not None:
                     deliveries.leave()  # the sinks are now the other owner's
             elif deliveries is None and opened:

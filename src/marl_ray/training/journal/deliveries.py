@@ -50,9 +50,11 @@ class Deliveries:
         opened: Mapping[str, Sink],
         tags: Mapping[str, str] | None = None,
         names: list[str] | None = None,
+        owns: Callable[[], bool] = lambda: True,
     ):
         """Deliver to MLflow's run `run_id`, which gets `tags`, and to `tracking.also`, or to `names` of these alone.
-        `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line."""
+        `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line.
+        Sinks are called while `owns` says that the run has no other owner."""
         self.model = ""
         """Name of the bundle in MLflow's registry, when it is registered."""
         self.registered = threading.Event()
@@ -61,7 +63,7 @@ class Deliveries:
             make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
             if name == MLFLOW:
                 make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
-            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name)))
+            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name), owns=owns))
 
     def watch(self) -> None:
         """Print a line about each sink that does not return from a call."""
