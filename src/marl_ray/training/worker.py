@@ -1,6 +1,7 @@
 """One worker process of a training run on Ray Train: it runs the loop, and rank 0 writes the run's journal."""
 
 import contextlib
+import math
 import os
 import traceback
 from functools import partial
@@ -32,6 +33,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
     from marl_ray.training.checkpoints.index import attempt_number, checkpoint_name, checkpoints_in
     from marl_ray.training.checkpoints.loading import Unreadable
+    from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.checkpoints.storage import Unwritable
     from marl_ray.training.collectives import from_first
     from marl_ray.training.errors import Diverged
@@ -50,6 +52,12 @@ def worker(payload: dict[Any, Any]) -> Any:
     def check_owner() -> None:
         check_owned(folder.filesystem, folder.path, payload["lease"], f"run {config.name!r}")
 
+    def begin(after: int | None) -> None:
+        journal.begin(after)
+        for path, line in damaged if rank == 0 else ():  # now that there is another checkpoint to go on from
+            journal.say(line)
+            withdraw(StoredFolder(folder.filesystem, path))
+
     def before() -> None:
         if rank == 0:
             check_owner()  # the driver may sleep while another owner's workers write to the same folder
@@ -66,6 +74,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     try:
         # Rank 0 decides for all: a storage may show others an older list.
         own, attempt = from_first(lambda: ([place.path for place in checkpoints_in(folder)], attempt_number()))
+        best_left, damaged = from_first(lambda: _best_left(folder))
         tidy = partial(_tidy, config, folder, attempt)
         places = [StoredFolder(folder.filesystem, path) for path in reversed(own)]
         if places:
@@ -87,8 +96,9 @@ def worker(payload: dict[Any, Any]) -> Any:
             engine_of=_engine_actors(config) if config.engine_actors else None,
             phase=journal.phase,
             origin=origin,
-            begins=journal.begin,
+            begins=begin,
             say=journal.say,
+            best_left=best_left,
         )
         if rank == 0:
             tidy()  # again, for a worker that was killed after the last checkpoint and before this
@@ -105,6 +115,20 @@ def worker(payload: dict[Any, Any]) -> Any:
     finally:
         with contextlib.suppress(OSError):  # rows after the last checkpoint are played again
             journal.close()
+
+
+def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
+    """The score of the best checkpoint whose bundle is there, the least number if there is none; and the paths of those
+    whose bundle is not, each with a line about it. Whoever loads the newest checkpoint looks after that one."""
+    from marl_ray.training.checkpoints.index import best_whole, published
+
+    checkpoints = published(folder)
+    try:
+        chosen, damaged = best_whole(checkpoints, sizes=True)
+    except OSError:  # storage that does not answer has lost nothing
+        return math.inf, []
+    lines = [(place.path, line) for place, line in damaged if place != checkpoints[-1].place]
+    return -math.inf if chosen is None else chosen.manifest.score, lines
 
 
 def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:

@@ -1,6 +1,5 @@
 """Reading a checkpoint: every file is compared with the manifest, and a damaged checkpoint gives way to the one before."""
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +8,11 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.checkpoints.index import BUNDLE, STATE, refuse_older
+from marl_ray.training.checkpoints.index import STATE, Published, check_bundle, refuse_older
 from marl_ray.training.checkpoints.learner_tensors import make_room
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
 from marl_ray.training.checkpoints.saving import SCALARS, WEIGHTS, envs_file
-from marl_ray.training.checkpoints.storage import Damaged, StoredFolder, check_known
+from marl_ray.training.checkpoints.storage import Damaged, StoredFolder
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
 from marl_ray.training.collectives import from_first, gather, world
 from marl_ray.training.learner.policy_learner import Learner
@@ -56,8 +55,7 @@ def load_newest(
             for line in lines:
                 say(f"{line}; the run goes on from {place}")
             for each in damages:
-                with contextlib.suppress(OSError, NotImplementedError):  # then the next start passes it again
-                    withdraw(each)
+                withdraw(each)
         return loaded
     raise Unreadable(f"no checkpoint can be read: {'; '.join(lines)}")
 
@@ -86,13 +84,6 @@ def _try_load(
     return loaded, "", False
 
 
-def check_bundle(place: StoredFolder, manifest: CheckpointManifest) -> None:
-    """Raise Damaged, which names it, if a file of the checkpoint's bundle is not as it was written, or OSError."""
-    for name, file in manifest.files.items():
-        if name.startswith(f"{BUNDLE}/"):
-            check_known(place / name, file)
-
-
 def _manifest(place: StoredFolder) -> tuple[CheckpointManifest | None, str, bool]:
     try:
         manifest = read_manifest(place)
@@ -113,7 +104,7 @@ def _read(place: StoredFolder, manifest: CheckpointManifest, learners: dict[str,
     """Read this worker's part. The learners' tensors are changed also where it fails."""
     rank, workers = world()
     if rank == 0:
-        check_bundle(place, manifest)
+        check_bundle(Published(place, manifest))
     files = StoredFiles(place, manifest.files)
     state = files.read_json(STATE)
     # Copies of environments go to workers by number, so other workers' files matter only if there are more or fewer.

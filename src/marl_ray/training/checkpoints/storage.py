@@ -110,6 +110,14 @@ def read_known(place: StoredFolder, known: StoredFile) -> bytes:
     return data
 
 
+def check_size(place: StoredFolder, known: StoredFile) -> None:
+    """Raise Damaged if a file is not there in its size, or OSError."""
+    info = place.filesystem.get_file_info(place.path)
+    if info.type != fs.FileType.File:
+        raise Damaged(f"{place} is missing")
+    _compare(place, known, info.size, known.sha256)
+
+
 def check_known(place: StoredFolder, known: StoredFile) -> None:
     """Raise as `read_known` does, for a file whose contents need not fit into memory."""
     size, digest = 0, hashlib.sha256()
