@@ -183,6 +183,8 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     sink = MlflowSink(run, None, LOCAL, folder)
     write(Journal(LOCAL, folder), 0, 4)
     bundle = BestBundle(make_bundle(tmp_path / "bundles", 1), 0.5)
+    (tmp_path / "toy" / "sinks").mkdir()
+    (tmp_path / "toy" / "sinks" / ".mlflow.json.999").touch()  # of a process that was killed while it wrote
     database = tmp_path / "mlflow.db"
     database.rename(tmp_path / "away.db")
     database.mkdir()  # in the way of the database
@@ -195,6 +197,7 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     again = delivering(run, folder, sink.run_id, names=[MLFLOW])
     assert again.close("FINISHED", bundle, wait_s=60) == "models:/toy/1"
     assert incomplete(run, LOCAL, folder) == []
+    assert [path.name for path in (tmp_path / "toy" / "sinks").iterdir()] == ["mlflow.json"]
     assert Tracker(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
 
 

@@ -13,10 +13,11 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.journal.delivery import Delivery, read_mark
+from marl_ray.training.journal.delivery import MARKS, Delivery, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.metrics_file import METRICS
+from marl_ray.training.run_folder.temporary_files import remove_temporary
 from marl_ray.training.tracking.other_sinks import Sink, open_sink
 
 MLFLOW = "mlflow"
@@ -59,6 +60,7 @@ class Deliveries:
         """Name of the bundle in MLflow's registry, when it is registered."""
         self.registered = threading.Event()
         self.deliveries: list[Delivery] = []
+        remove_temporary(filesystem, f"{folder}/{MARKS}")
         for name in names_of(config) if names is None else names:
             make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
             if name == MLFLOW:
