@@ -37,16 +37,16 @@ check: install  ## Lint, format, types, dependency directions
 	$(BIN)/lint-imports
 
 unit: install  ## Unit tests
-	$(PYTEST) -n 3 tests/unit
+	$(PYTEST) -n 2 tests/unit
 
 # In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
 	sh tests/need_servers.sh
 	$(PYTEST) -n 3 --dist loadfile -m "not slow"
 
-test-all: install  ## All tests, the slow ones too
+test-all: install  ## All tests, the slow ones too, and more random requests
 	sh tests/need_servers.sh
-	$(PYTEST) -n 3 --dist loadfile
+	THOROUGH=1 $(PYTEST) -n 3 --dist loadfile
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is
 # resolved and not installed. pip lists what engine_requirements.py leaves out.
