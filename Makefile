@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python tests/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test test-all test-vllm vllm-tests docs docs-test coverage demo clean
+.PHONY: help install check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,7 +42,11 @@ unit: install  ## Unit tests
 # In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
 	sh tests/need_servers.sh
-	$(PYTEST) -n 3 --dist loadfile -m "not slow"
+	$(PYTEST) -n 3 --dist loadfile -m "not slow and not long"
+
+test-long: install  ## The longest tests that CI runs
+	sh tests/need_servers.sh
+	$(PYTEST) -n 3 --dist loadfile -m "long and not slow" tests/integration tests/e2e
 
 test-all: install  ## All tests, the slow ones too, and more random requests
 	sh tests/need_servers.sh
@@ -86,7 +90,7 @@ docs-test: install  ## Follow the README and every page of docs/ to the letter
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow
 	$(BIN)/coverage erase
-	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow" $(TESTS)
+	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow and not long" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=cover | awk '$$NF + 0 < 90 || /^TOTAL/'
 
