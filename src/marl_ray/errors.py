@@ -35,6 +35,11 @@ def named(error: BaseException) -> str:
     return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs an extra of this package, which is installed from its sources and is on no index."""
+    return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
+
+
 def did_you_mean(name: str, known: Iterable[str], *further: str) -> str:
     """The end of an error about an unknown name: '; did you mean ...?' if some known names are close to it, else
     '; expected one of ...' with up to 20 of them, and how many more there are. `further` is what else may be given there,
