@@ -70,6 +70,15 @@ class Clock:
         return {"steps_per_second": steps / elapsed, **shares, "time/other": max(0.0, 1 - sum(shares.values()))}
 
 
+def beats(score: float, best: float) -> bool:
+    """Return True if weights of this score take the place of the best so far.
+
+    Of equal scores the earlier weights stay: nothing shows that later ones are better, and a policy may have collapsed
+    since. Where nothing is scored, the newest weights count.
+    """
+    return score > best or score == best == UNKNOWN
+
+
 class Run:
     """A run on this worker, an iteration at a time; the process group is up, and every worker makes the same calls."""
 
@@ -160,8 +169,8 @@ class Run:
 
     @property
     def best(self) -> bool:
-        """True if the current weights were evaluated, are not saved yet, and score at least as much as all saved ones."""
-        return self.evaluated is not None and self.evaluated >= self.state["best_score"]
+        """True if the current weights were evaluated, are not saved yet, and score more than all saved ones."""
+        return self.evaluated is not None and beats(self.evaluated, self.state["best_score"])
 
     @property
     def save_due(self) -> bool:
@@ -287,7 +296,7 @@ class Run:
         """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far; rank 0 calls `published`
         when it is complete. Without a place nothing is written. Raises as `CheckpointSaver.wait` does."""
         score = self.score()
-        best = score >= self.state["best_score"]
+        best = beats(score, self.state["best_score"])
         self.state |= {
             "iteration": self.iteration,
             "steps": self.steps,

@@ -90,8 +90,7 @@ def newest(folder: StoredFolder) -> Published | None:
 
 
 def best(checkpoints: Sequence[Published]) -> Published | None:
-    """The best of these that have a bundle. Of equal scores, such as those of a run that played nothing, the newest
-    counts."""
+    """The best of these that have a bundle. Equal scores are those of a run that scores nothing: then the newest counts."""
     with_bundle = [checkpoint for checkpoint in checkpoints if checkpoint.has_bundle]
     return max(with_bundle, key=lambda each: (each.manifest.score, each.name), default=None)
 
