@@ -27,7 +27,7 @@ from marl_ray.ray_seams import (
     without_own_interrupts,
 )
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, kept, published
+from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, kept, newest, published
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
@@ -35,6 +35,7 @@ from marl_ray.training.journal.deliveries import FINISHED as ALL_TAKEN
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
+from marl_ray.training.journal.repair import repair
 from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
@@ -161,6 +162,9 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     ):
         record = record_of(config)
         resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
+        latest = newest(StoredFolder(filesystem, folder))
+        for line in repair(filesystem, folder, None if latest is None else latest.manifest.iteration, ORIGIN in record):
+            log.say(line)
         if config.resume_from is not None and not resumes:
             record[ORIGIN] = source_of(config)
         # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.

@@ -106,7 +106,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
         (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
         publish(
             folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"),
-            CheckpointManifest(FORMAT, "toy", number, steps, 1, 0.0, {}, {}),
+            CheckpointManifest(FORMAT, "toy", "1", number, steps, 1, 0.0, {}, {}),
         )
     where = f"{tmp_path}/toy/checkpoint_12"
     assert kept(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"

@@ -149,12 +149,7 @@ class Lease:
                 self._write(_own(RUNNING))
 
     def _write(self, own: Standing) -> None:
-        path = owner_file(self.folder, self.number)
-        if not isinstance(self.filesystem, fs.LocalFileSystem):
-            write_json(self.filesystem, path, asdict(own))
-            return
-        write_json(self.filesystem, f"{path}.new", asdict(own))
-        self.filesystem.move(f"{path}.new", path)  # a reader sees the old file or the new one
+        write_json(self.filesystem, owner_file(self.folder, self.number), asdict(own))
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:

@@ -12,6 +12,7 @@ NAME/errors/         the last traceback of each worker that failed, and of the d
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -81,9 +82,24 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
 
 
 def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
-    """Write plain data to a file; raises OSError."""
-    with filesystem.open_output_stream(path) as stream:
-        stream.write(json.dumps(data, indent=1).encode())
+    """Write plain data to a file. A reader sees the old file or the new one, whatever becomes of the process or the disk.
+    Raises OSError."""
+    content = json.dumps(data, indent=1).encode()
+    if not isinstance(filesystem, fs.LocalFileSystem):  # object stores show an object when it is complete
+        with filesystem.open_output_stream(path) as stream:
+            stream.write(content)
+        return
+    temporary = Path(f"{path}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> Any:
@@ -101,9 +117,7 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     Ray Train would continue any run that lies under the name, so this function must catch a name that is used again by
     accident.
     """
-    identity = {key: value for key, value in config.resolved().items() if key not in NOT_IDENTITY}
-    # A finished run may be made longer, and the size of micro-batches changes no result.
-    identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
+    identity = _identity(config)
     filesystem, folder = filesystem_of(config)
     try:
         record: dict[str, Any] | None = read_json(filesystem, f"{folder}/run.json")
@@ -126,6 +140,18 @@ def record_of(config: RunConfig) -> dict[str, Any]:
             "choose another name, or the same config to resume it"
         )
     return record
+
+
+def identity_hash(config: RunConfig) -> str:
+    """sha256 of the part of a run's config that stays the same however often the run goes on."""
+    return hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    identity = {key: value for key, value in config.resolved().items() if key not in NOT_IDENTITY}
+    # A finished run may be made longer, and the size of micro-batches changes no result.
+    identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
+    return identity
 
 
 def config_record(config: RunConfig) -> dict[str, Any]:
