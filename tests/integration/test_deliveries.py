@@ -18,6 +18,8 @@ from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries,
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal
+from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 LOCAL = fs.LocalFileSystem()
@@ -146,7 +148,28 @@ def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_p
     events = EventAccumulator(str(tmp_path / "toy" / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("return")] == expected
     assert len(events.Scalars("warm_start/loss")) == 2
-    assert read_mark(LOCAL, folder, MLFLOW) == Mark(23, sink.run_id, "FINISHED")
+    assert read_mark(LOCAL, folder, MLFLOW) == Mark(23, sink.run_id, "FINISHED", 20)
+
+
+def test_a_process_that_slept_gives_sinks_no_rows_once_another_owns_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It wakes with marks of its own, and its next beat comes later than its threads' calls."""
+    run, folder = run_of(tmp_path, "Lines", "tensorboard")
+    lines: list[str] = []
+    with pytest.raises(Disowned), Lease(LOCAL, folder, "run 'toy'") as lease:
+        sinks = delivering(run, folder, lines=lines, owned=lease.holds)
+        journal = Journal(LOCAL, folder)
+        write(journal, 0, 4)
+        until(lambda: all(read_mark(LOCAL, folder, name).rows == 5 for name in run.tracking.also))
+        monkeypatch.setattr(standing, "LOST_S", 0.0)
+        with Lease(LOCAL, folder, "run 'toy'"):
+            lease.seen -= 3600
+            write(journal, 5, 9)
+            until(lambda: not any(each.thread.is_alive() for each in sinks.deliveries))
+            lease.check()
+    assert taken(tmp_path, "Lines") == list(range(5)) and not lines
+    assert read_mark(LOCAL, folder, "tensorboard").rows == 5
 
 
 def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path: Path):

@@ -242,7 +242,7 @@ def _train(
         without_own_interrupts(trainer, controllers.append)
         lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
-        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags)
+        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owned=lease.holds)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
         follower.close()
@@ -280,7 +280,7 @@ def _train(
                 follower.close()
             if lease.lost.is_set():
                 if deliveries is not None:
-                    deliveries.leave()  # the sinks are now the other owner's
+                    deliveries.disown()
             elif deliveries is None and opened:
                 within(LEAVE_S, lambda: opened[MLFLOW].end(status))
             elif deliveries is not None and status != "FINISHED":

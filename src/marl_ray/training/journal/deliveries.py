@@ -50,9 +50,11 @@ class Deliveries:
         opened: Mapping[str, Sink],
         tags: Mapping[str, str] | None = None,
         names: list[str] | None = None,
+        owned: Callable[[], bool] = lambda: True,
     ):
-        """Deliver to MLflow's run `run_id`, which gets `tags`, and to `tracking.also`, or to `names` of these alone.
-        `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line."""
+        """Deliver to MLflow's run `run_id`, which gets `tags`, and to `tracking.also`, or to `names` of these alone, as long
+        as the run's folder is `owned`. `opened` are the sinks that are open already; the others are opened on their
+        threads. `say` prints a line."""
         self.model = ""
         """Name of the bundle in MLflow's registry, when it is registered."""
         self.registered = threading.Event()
@@ -61,7 +63,7 @@ class Deliveries:
             make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
             if name == MLFLOW:
                 make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
-            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name)))
+            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name), owned=owned))
 
     def watch(self) -> None:
         """Print a line about each sink that does not return from a call."""
@@ -80,13 +82,15 @@ class Deliveries:
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
             delivery.thread.join(max(0.0, deadline - time.monotonic()))
-        self.leave()
-        return self.model
-
-    def leave(self) -> None:
-        """Make no more calls of any sink, and print what is not delivered."""
         for delivery in self.deliveries:
             delivery.leave()
+        self.deliveries = []
+        return self.model
+
+    def disown(self) -> None:
+        """Make no more calls of any sink: they are another owner's."""
+        for delivery in self.deliveries:
+            delivery.left.set()
         self.deliveries = []
 
     def _keep(self, bundle: BestBundle, name: str, sink: Any) -> None:

@@ -49,6 +49,8 @@ class Lease:
         """Set when another process has taken the folder."""
         self.when_lost: Callable[[], object] = lambda: None
         """Called then, from another thread."""
+        self.seen = 0.0
+        """Time at which the storage last said that this process is the owner."""
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
@@ -83,6 +85,14 @@ class Lease:
         """Raise Disowned if another process has taken the folder."""
         check_owned(self.filesystem, self.folder, self.number, self.whose)
 
+    def holds(self) -> bool:
+        """False if another process has taken the folder. The storage is asked only where this process may have slept: where
+        its beats have not come as they should. Storage that does not answer is no reason."""
+        if not self.lost.is_set() and abs(time.time() - self.seen) > 2 * standing.BEAT_S:
+            with contextlib.suppress(OSError):
+                return newest(self.filesystem, self.folder) <= self.number
+        return not self.lost.is_set()
+
     def _take(self) -> None:
         self.filesystem.create_dir(f"{self.folder}/{OWNER}")
         for _ in range(TRIES):
@@ -93,7 +103,7 @@ class Lease:
             if not create(self.filesystem, owner_file(self.folder, last + 1), data):
                 continue  # another was first
             if newest(self.filesystem, self.folder) == last + 1:
-                self.number = last + 1
+                self.number, self.seen = last + 1, time.time()
                 for older in numbers(self.filesystem, self.folder):
                     if older < self.number:
                         self._delete(older)
@@ -146,6 +156,7 @@ class Lease:
                     self.lost.set()
                     self.when_lost()
                     return
+                self.seen = time.time()
                 self._write(_own(RUNNING))
 
     def _write(self, own: Standing) -> None:

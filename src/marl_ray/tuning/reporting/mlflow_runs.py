@@ -8,7 +8,7 @@ the lines as a run's rows are delivered (training/journal/delivery.py); the same
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
-from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, content_of
+from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.surroundings.interruption import within
 from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
 from marl_ray.training.tracking.summary import best_score_of
@@ -35,9 +36,9 @@ PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 class SweepTracker:
     """Tells MLflow of a sweep. No call waits for the server, but for the first one and `register`."""
 
-    def __init__(self, config: SweepConfig, records: SweepRecords):
-        """Open the parent run. Raises MarlRayError if the tracking server does not answer when a sweep begins; a sweep that
-        goes on does not need it."""
+    def __init__(self, config: SweepConfig, records: SweepRecords, owned: Callable[[], bool] = lambda: True):
+        """Open the parent run. MLflow gets no call once the sweep's folder is not `owned` any more. Raises MarlRayError if
+        the tracking server does not answer when a sweep begins; a sweep that goes on does not need it."""
         self.config, self.base = config, config.example()
         self.uri = uri_of(self.base)
         folder = Folder(config.storage, config.name)
@@ -54,7 +55,7 @@ class SweepTracker:
             opened = self.runs
             opened.open()
         self.delivery = Delivery(
-            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, file=OUTBOX
+            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, OUTBOX, owned
         )
 
     @property
@@ -136,9 +137,9 @@ class SweepTracker:
 
     def _read_logged(self) -> None:
         """Find the last row of each trial among what was logged before."""
-        for line in (content_of(self.filesystem, self.path) or b"").splitlines():
-            entry = json.loads(line)
-            if "row" in entry:
+        entries: Iterable[Any] = map(row_of, lines_of(self.filesystem, self.path))
+        for entry in entries:
+            if entry is not None and "row" in entry:  # rubbish is left out
                 self.logged[entry["trial"]] = (entry["row"].get("exploits", 0), entry["row"].get("iteration", 0))
 
     def _say(self, text: str) -> None:
