@@ -119,11 +119,13 @@ def delivered(config: RunConfig, result: RunResult) -> RunResult:
         return result
     if not names:
         return result
-    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}"):
+    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}") as lease:
         console.open()
         console.phase(f"delivering the rest to {', '.join(names)}")
         record = record_of(config)
-        deliveries = Deliveries(config, result.run_id, filesystem, folder, console.say, {}, names=names)
+        deliveries = Deliveries(
+            config, result.run_id, filesystem, folder, console.say, {}, names=names, owned=lease.holds
+        )
         return _closed(config, record, result, deliveries)
 
 

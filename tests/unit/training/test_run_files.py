@@ -38,6 +38,15 @@ def test_the_link_leads_to_the_last_bundle_that_was_linked(tmp_path: Path):
     assert linked_bundle(LOCAL, str(moved)) is None
 
 
+def test_a_copy_of_the_bundle_in_the_place_of_the_link_does_not_stay(tmp_path: Path):
+    """A copy that followed the links left it there; a run would register these weights as its best ones for ever."""
+    (tmp_path / LINK).mkdir()
+    (tmp_path / LINK / "bundle.json").write_text("old")
+    (tmp_path / "checkpoint_2" / LINK).mkdir(parents=True)
+    link_bundle(LOCAL, str(tmp_path), "checkpoint_2", "not read")
+    assert (tmp_path / LINK).resolve() == tmp_path / "checkpoint_2" / LINK
+
+
 def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path: Path):
     remote = away(tmp_path)
     remote.create_dir("run")
