@@ -27,7 +27,8 @@ from marl_ray.ray_seams import (
     without_own_interrupts,
 )
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, kept, newest, published
+from marl_ray.training.checkpoints.index import BUNDLE, best_whole, checkpoints_in, kept, published
+from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
@@ -43,6 +44,7 @@ from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.record import (
     config_record,
     filesystem_of,
+    identity_hash,
     pin_bundles,
     record_of,
     storage_of,
@@ -124,7 +126,7 @@ def delivered(config: RunConfig, result: RunResult) -> RunResult:
         console.phase(f"delivering the rest to {', '.join(names)}")
         record = record_of(config)
         deliveries = Deliveries(
-            config, result.run_id, filesystem, folder, console.say, {}, names=names, owned=lease.holds
+            config, result.run_id, filesystem, folder, console.say, {}, names=names, owns=lease.owns
         )
         return _closed(config, record, result, deliveries)
 
@@ -164,8 +166,8 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     ):
         record = record_of(config)
         resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
-        latest = newest(StoredFolder(filesystem, folder))
-        for line in repair(filesystem, folder, None if latest is None else latest.manifest.iteration, ORIGIN in record):
+        last = _last_iteration(config, record) if resumes else None
+        for line in repair(filesystem, folder, last, ORIGIN in record):
             log.say(line)
         if config.resume_from is not None and not resumes:
             record[ORIGIN] = source_of(config)
@@ -174,6 +176,14 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         record["mlflow_run_id"] = run_id
         opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
         return _train(config, record, opened, use_gpu, log, lease, notes)
+
+
+def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
+    """The last iteration that a checkpoint of the run covers; None where there is none."""
+    identity = identity_hash(RunConfig.model_validate(pin_bundles(config, record)))
+    checkpoints = published(StoredFolder(*filesystem_of(config)))
+    own = [each.manifest.iteration for each in checkpoints if each.manifest.identity == identity]
+    return max(own, default=None)
 
 
 def _train(
@@ -244,7 +254,7 @@ def _train(
         without_own_interrupts(trainer, controllers.append)
         lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
-        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owned=lease.holds)
+        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owns=lease.owns)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
         follower.close()
@@ -254,7 +264,7 @@ def _train(
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
             raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
-        outcome, score = _finish(config, run_id, result)
+        outcome, score = _finish(config, run_id, result, console)
         plain = asdict(outcome) | {"curve": None if outcome.curve is None else str(outcome.curve)}
         plain.pop("trained")
         record[FINISHED] = {"total_steps": config.train.total_steps, "outcome": plain, "score": score}
@@ -280,7 +290,7 @@ def _train(
         with shield:
             if follower is not None:
                 follower.close()
-            if lease.lost.is_set():
+            if not lease.owns():
                 if deliveries is not None:
                     deliveries.disown()
             elif deliveries is None and opened:
@@ -306,13 +316,17 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
     console.say(f"interrupted; {kept(config)}")
 
 
-def _finish(config: RunConfig, run_id: str, result: Any) -> tuple[RunResult, float | None]:
+def _finish(config: RunConfig, run_id: str, result: Any, console: RunLog) -> tuple[RunResult, float | None]:
     """Draw the curves; returns the run's result, whose bundle is not registered yet, and the bundle's score."""
 
     filesystem, folder = filesystem_of(config)
-    checkpoint = best(published(StoredFolder(filesystem, folder)))
+    checkpoint, damaged = best_whole(published(StoredFolder(filesystem, folder)))
+    for place, line in damaged:
+        console.say(line)
+        withdraw(place)
     if checkpoint is None:
-        raise MarlRayError(f"run {config.name!r} failed: {folder} has no checkpoint with a bundle")
+        more = "; the same command makes one of the last weights" if damaged else ""
+        raise MarlRayError(f"run {config.name!r} failed: {folder} has no checkpoint with a bundle{more}")
     bundle, best_metrics = f"{checkpoint.place}/{BUNDLE}", dict(checkpoint.manifest.metrics)
     with contextlib.suppress(OSError):  # some file systems have no links
         link_bundle(filesystem, folder, checkpoint.name, f"{storage_of(config)}/{config.name}")

@@ -74,12 +74,12 @@ class Delivery:
         say: Callable[[str], None],
         opened: Sink | None = None,
         file: str = METRICS,
-        owned: Callable[[], bool] = lambda: True,
+        owns: Callable[[], bool] = lambda: True,
     ):
         """`make` opens the sink, which is `opened` already where a run begins. `say` prints a line. `file` has the rows in
-        `folder`. Once the folder is not `owned` any more, the sink gets no call. Raises OSError if the mark cannot be
-        read."""
-        self.name, self.make, self.say, self.sink, self.owned = name, make, say, opened, owned
+        `folder`. The sink is called while `owns` says that the folder has no other owner, who would call it too. Raises
+        OSError if the mark cannot be read."""
+        self.name, self.make, self.say, self.sink, self.owns = name, make, say, opened, owns
         self.filesystem, self.folder = filesystem, folder
         self.tail = Tail(filesystem, f"{folder}/{file}")
         mark = read_mark(filesystem, folder, name)
@@ -128,9 +128,8 @@ class Delivery:
                 self._failed(one_line(error))
 
     def _step(self) -> bool:
-        """Make one call of the sink, or wait for rows; returns True when the sink is closed, or another owner's."""
-        if not self.owned():  # a process that slept wakes here with rows that the other owner has delivered
-            self.left.set()
+        """Make one call of the sink, or wait for rows; returns True when the sink is closed or is another owner's."""
+        if not self.owns():
             return True
         if self.sink is None:
             self.sink = self.make()

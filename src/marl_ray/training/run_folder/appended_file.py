@@ -14,6 +14,8 @@ from typing import Protocol
 
 from pyarrow import fs
 
+from marl_ray.training.run_folder.temporary_files import temporary_path
+
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
 PART_BYTES = 2**20
@@ -122,8 +124,9 @@ class _OneFile:
     def keep_while(self, wanted: Callable[[str], bool]) -> int:
         lines = lines_of(fs.LocalFileSystem(), str(self.path))
         count = next((number for number, line in enumerate(lines) if not wanted(line)), len(lines))
-        if count == len(lines):
+        if not self.path.exists():
             return count
+        # Also where all lines stay: whoever wrote the old file can write no more.
         _replace(self.path, _ended(lines[:count]))
         self.left_at = None
         return count
@@ -137,7 +140,7 @@ class _OneFile:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = Path(temporary_path(str(path)))
     try:
         temporary.write_bytes(content)
         _sync(temporary)

@@ -36,8 +36,8 @@ PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 class SweepTracker:
     """Tells MLflow of a sweep. No call waits for the server, but for the first one and `register`."""
 
-    def __init__(self, config: SweepConfig, records: SweepRecords, owned: Callable[[], bool] = lambda: True):
-        """Open the parent run. MLflow gets no call once the sweep's folder is not `owned` any more. Raises MarlRayError if
+    def __init__(self, config: SweepConfig, records: SweepRecords, owns: Callable[[], bool] = lambda: True):
+        """Open the parent run. MLflow is called while `owns` says that the sweep has no other owner. Raises MarlRayError if
         the tracking server does not answer when a sweep begins; a sweep that goes on does not need it."""
         self.config, self.base = config, config.example()
         self.uri = uri_of(self.base)
@@ -55,7 +55,7 @@ class SweepTracker:
             opened = self.runs
             opened.open()
         self.delivery = Delivery(
-            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, OUTBOX, owned
+            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, file=OUTBOX, owns=owns
         )
 
     @property
