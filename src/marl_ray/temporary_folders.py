@@ -39,7 +39,7 @@ def object_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
 
 def _prefix(purpose: str) -> str:
     own = os.getpid()
-    return f"marl-ray-{purpose}-{_machine()}-{own}-{_start_of(own)}-"
+    return f"marl-ray-{purpose}-{_machine()}-{own}-{start_of(own)}-"
 
 
 @cache
@@ -51,7 +51,7 @@ def remove_leftovers(root: str) -> None:
         return
     for name in names:
         match = NAME.fullmatch(name)
-        if match is not None and match[1] == _machine() and _start_of(int(match[2])) != int(match[3]):
+        if match is not None and match[1] == _machine() and start_of(int(match[2])) != int(match[3]):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
 
@@ -65,10 +65,12 @@ def _machine() -> str:
         return "0" * 8
 
 
-def _start_of(process: int) -> int:
-    """Ticks from the machine's start to that of a process; 0 if there is none."""
+def start_of(process: int) -> int:
+    """Ticks from the machine's start to that of a process, which no change of the clock moves; 0 if there is none, or it has
+    ended and nobody has taken note."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return 0
-    return int(stat.rpartition(")")[2].split()[19])  # proc(5): the 22nd field, after a name that may hold spaces
+    fields = stat.rpartition(")")[2].split()  # proc(5): from the third on, after a name that may hold spaces
+    return 0 if fields[0] == "Z" else int(fields[19])

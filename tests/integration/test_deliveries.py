@@ -175,7 +175,7 @@ def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_p
     events = EventAccumulator(str(tmp_path / "toy" / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("return")] == expected
     assert len(events.Scalars("warm_start/loss")) == 2
-    assert read_mark(LOCAL, folder, MLFLOW) == Mark(23, sink.run_id, "FINISHED")
+    assert read_mark(LOCAL, folder, MLFLOW) == Mark(23, sink.run_id, "FINISHED", 20)
 
 
 def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path: Path):

@@ -185,6 +185,15 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, 
     assert newest(*local) == 2
 
 
+def test_a_clock_that_was_set_leaves_a_living_owner_its_name(local: tuple, monkeypatch: pytest.MonkeyPatch):
+    """The kernel then says that the machine, and with it every process, began at another time."""
+    began = psutil._pslinux.boot_time()
+    with Lease(*local, RUN):
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: began + 3600)
+        with pytest.raises(MarlRayError, match=f"is owned by process {os.getpid()} of "):
+            Lease(*local, RUN).__enter__()
+
+
 def test_a_process_that_was_killed_is_replaced_at_once(local: tuple):
     with subprocess.Popen([sys.executable, "-c", OWNER_PROCESS, local[1]], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "owned\n"

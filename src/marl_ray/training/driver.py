@@ -36,6 +36,7 @@ from marl_ray.training.journal.deliveries import FINISHED as ALL_TAKEN
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
+from marl_ray.training.journal.repair import repair
 from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
@@ -43,6 +44,7 @@ from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.record import (
     config_record,
     filesystem_of,
+    identity_hash,
     pin_bundles,
     record_of,
     storage_of,
@@ -164,6 +166,9 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
     ):
         record = record_of(config)
         resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
+        last = _last_iteration(config, record) if resumes else None
+        for line in repair(filesystem, folder, last, ORIGIN in record):
+            log.say(line)
         if config.resume_from is not None and not resumes:
             record[ORIGIN] = source_of(config)
         # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
@@ -171,6 +176,14 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         record["mlflow_run_id"] = run_id
         opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
         return _train(config, record, opened, use_gpu, log, lease, notes)
+
+
+def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
+    """The last iteration that a checkpoint of the run covers; None where there is none."""
+    identity = identity_hash(RunConfig.model_validate(pin_bundles(config, record)))
+    checkpoints = published(StoredFolder(*filesystem_of(config)))
+    own = [each.manifest.iteration for each in checkpoints if each.manifest.identity == identity]
+    return max(own, default=None)
 
 
 def _train(
@@ -279,7 +292,7 @@ def _train(
                 follower.close()
             if not lease.owns():
                 if deliveries is not None:
-                    deliveries.leave()  # the sinks are now the other owner's
+                    deliveries.disown()
             elif deliveries is None and opened:
                 within(LEAVE_S, lambda: opened[MLFLOW].end(status))
             elif deliveries is not None and status != "FINISHED":

@@ -28,6 +28,7 @@ from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluat
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.imitation.warm_start import warm_start
+from marl_ray.training.run_folder.record import identity_hash
 from marl_ray.training.team.assembly import build_team, bundle_writer
 from marl_ray.training.team.joint_update import update_team
 
@@ -305,6 +306,7 @@ class Run:
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
             "run": self.config.name,
+            "identity": identity_hash(self.config),
             **self.facts,
         }
         if place is not None:

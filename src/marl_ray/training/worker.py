@@ -11,11 +11,12 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.bundle_link import link_bundle
 from marl_ray.training.run_folder.lease import Disowned, check_owned
-from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
+from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 from marl_ray.training.surroundings.full_disk import disk_full
 
@@ -31,7 +32,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train.torch
 
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
-    from marl_ray.training.checkpoints.index import attempt_number, checkpoint_name, checkpoints_in
+    from marl_ray.training.checkpoints.index import attempt_number, checkpoint_name, own_checkpoints
     from marl_ray.training.checkpoints.loading import Unreadable
     from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.checkpoints.storage import Unwritable
@@ -63,6 +64,13 @@ def worker(payload: dict[Any, Any]) -> Any:
             check_owner()  # the driver may sleep while another owner's workers write to the same folder
         journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
 
+    def own_places() -> tuple[list[str], str]:
+        """Paths of the run's checkpoints, and why none can be used where other runs' are all that is there."""
+        try:
+            return [place.path for place in own_checkpoints(folder, identity_hash(config), journal.say)], ""
+        except MarlRayError as error:
+            return [], f"no checkpoint can be used: {error}"
+
     folder, origin = StoredFolder(*filesystem_of(config)), payload["origin"]
     try:
         check_owner()
@@ -73,7 +81,9 @@ def worker(payload: dict[Any, Any]) -> Any:
     journal = Journal(folder.filesystem, folder.path, rank)
     try:
         # Rank 0 decides for all: a storage may show others an older list.
-        own, attempt = from_first(lambda: ([place.path for place in checkpoints_in(folder)], attempt_number()))
+        own, refused, attempt = from_first(lambda: (*own_places(), attempt_number()))
+        if refused:
+            return {REFUSED: refused}
         best_left, damaged = from_first(lambda: _best_left(folder))
         tidy = partial(_tidy, config, folder, attempt)
         places = [StoredFolder(folder.filesystem, path) for path in reversed(own)]

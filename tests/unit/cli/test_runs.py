@@ -145,7 +145,8 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
 def test_a_run_is_not_made_shorter_than_it_is(storage: Path):
     (storage / "other" / "checkpoint_5").mkdir()
     publish(
-        folder_here(storage / "other" / "checkpoint_5"), CheckpointManifest(FORMAT, "other", 5, 160, 1, 0.0, {}, {})
+        folder_here(storage / "other" / "checkpoint_5"),
+        CheckpointManifest(FORMAT, "other", "1", 5, 160, 1, 0.0, {}, {}),
     )
     refused = marl_ray("runs", "resume", "other", "train.total_steps=128", "--storage", storage)
     assert refused.returncode == 2

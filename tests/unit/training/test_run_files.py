@@ -1,5 +1,7 @@
 """The files that a run leaves in its folder: log, picture, the link to the best bundle. Metrics are in test_journal.py."""
 
+import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from toys.runs import config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import history_of
+from marl_ray.training.run_folder.record import write_json
 from marl_ray.training.run_folder.run_log import LOG, RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_run, title_of
 from marl_ray.training.tracking.progress_bar import iteration_line
@@ -33,6 +36,15 @@ def test_the_link_leads_to_the_last_bundle_that_was_linked(tmp_path: Path):
     assert (moved / LINK).resolve() == moved / "checkpoint_2" / LINK
     (moved / "checkpoint_2" / LINK).rmdir()
     assert linked_bundle(LOCAL, str(moved)) is None
+
+
+def test_a_copy_of_the_bundle_in_the_place_of_the_link_does_not_stay(tmp_path: Path):
+    """A copy that followed the links left it there; a run would register these weights as its best ones for ever."""
+    (tmp_path / LINK).mkdir()
+    (tmp_path / LINK / "bundle.json").write_text("old")
+    (tmp_path / "checkpoint_2" / LINK).mkdir(parents=True)
+    link_bundle(LOCAL, str(tmp_path), "checkpoint_2", "not read")
+    assert (tmp_path / LINK).resolve() == tmp_path / "checkpoint_2" / LINK
 
 
 def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path: Path):
@@ -95,3 +107,17 @@ def test_the_progress_line_says_of_which_step_the_evaluation_is():
     evaluation = {"steps": 32, "return": 0.5, "eval/return": 0.25, "eval/greedy_return": 0.25}
     assert iteration_line(config(), evaluation, evaluation) == "return 0.500  evaluated 0.250"
     assert iteration_line(config(), {"steps": 96}, evaluation) == "return -  evaluated 0.250 at step 32"
+
+
+def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path):
+    """A record that was cut would refuse the run for ever."""
+    path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_json(fs.LocalFileSystem(), str(path), {"was": "here"})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_json(fs.LocalFileSystem(), str(path), {"is": "longer than the disk has room for"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert json.loads(path.read_text()) == {"was": "here"}
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]

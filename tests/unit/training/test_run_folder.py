@@ -18,13 +18,15 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.training.checkpoints.index import kept
+from marl_ray.training.checkpoints.index import checkpoint_name, kept
 from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import Unwritable, folder_here
+from marl_ray.training.checkpoints.storage import StoredFolder, Unwritable, folder_here
 from marl_ray.training.driver import RunResult, finished, train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
+    filesystem_of,
+    identity_hash,
     record_of,
     traceback_of,
     write_json,
@@ -122,7 +124,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
         (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
         publish(
             folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"),
-            CheckpointManifest(FORMAT, "toy", number, steps, 1, 0.0, {}, {}),
+            CheckpointManifest(FORMAT, "toy", "1", number, steps, 1, 0.0, {}, {}),
         )
     where = f"{tmp_path}/toy/checkpoint_12"
     assert kept(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
@@ -242,3 +244,26 @@ def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_
     monkeypatch.chdir(tmp_path)
     answer = work(monkeypatch, tmp_path, fails)
     assert answer == {REFUSED: "checkpoint_1/state.json cannot be written: No space left on device"}
+
+
+def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path: Path, monkeypatch):
+    """A folder that was copied from a run of the same name has whole checkpoints, of other weights."""
+    monkeypatch.chdir(tmp_path)
+    _, folder = filesystem_of(config())
+
+    def put(iteration: int, identity: str) -> str:
+        place = Path(folder, checkpoint_name(iteration, 1))
+        place.mkdir(parents=True)
+        publish(folder_here(place), CheckpointManifest(FORMAT, "toy", identity, iteration, 32, 1, 0.0, {}, {}))
+        return str(place)
+
+    def places(run: RunConfig, device: Any, resume_from: list[StoredFolder], **more: Any) -> list[str]:
+        return [place.path for place in resume_from]
+
+    other = put(20, identity_hash(config("seed=7")))
+    answer = work(monkeypatch, tmp_path, places)
+    assert answer == {
+        REFUSED: f"no checkpoint can be used: {other} is a checkpoint of another run, 'toy' with another config"
+    }
+    own = put(10, identity_hash(config("resources.workers=2", "train.total_steps=64", "checkpoint.every=3")))
+    assert work(monkeypatch, tmp_path, places) == [own]

@@ -6,8 +6,9 @@ writes into a folder of another, which may still be alive on a machine that was 
 
 import contextlib
 import json
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyarrow import fs
@@ -20,11 +21,15 @@ from marl_ray.training.checkpoints.manifest import (
     CheckpointManifest,
     check_format,
     read_manifest,
+    withdraw,
 )
 from marl_ray.training.checkpoints.storage import Damaged, StoredFolder, check_known, check_size, read_file
 from marl_ray.training.run_folder.record import filesystem_of
 
 PREFIX = "checkpoint_"
+NAME = re.compile(rf"{PREFIX}(\d+)(?:_(\d+))?")
+"""Name of a checkpoint's folder, with iteration and attempt. Other folders, such as `checkpoint_backup`, are neither read
+nor removed."""
 STATE = "state.json"
 """The file of a checkpoint with the state that is equal on all workers."""
 BUNDLE = "bundle"
@@ -60,11 +65,50 @@ def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
     """The folders with a manifest, the oldest first. Raises OSError, and MarlRayError if all that is there is of an older
     format."""
     folders = _folders(folder)
-    complete = [place for place in folders if is_checkpoint(place)]
+    complete = [place for place in folders if _named(place) and is_checkpoint(place)]
     if not complete:
         for place in folders:
             refuse_older(place)
     return complete
+
+
+def own_checkpoints(
+    folder: StoredFolder, identity: str, say: Callable[[str], None] = lambda line: None
+) -> list[StoredFolder]:
+    """The folders with a manifest, the oldest first, without those that were copied there from another run, or from
+    another iteration. These are withdrawn, and `say` gets a line about each; where there are no others, MarlRayError has the
+    lines, and nothing is withdrawn. A manifest that cannot be read is no reason to leave its folder out. Raises OSError."""
+    own: list[StoredFolder] = []
+    strange: list[tuple[StoredFolder, str]] = []
+    for place in checkpoints_in(folder):
+        problem = _strange(place, identity)
+        if problem:
+            strange.append((place, problem))
+        else:
+            own.append(place)
+    if strange and not own:
+        raise MarlRayError("; ".join(problem for _, problem in strange))
+    for place, problem in strange:
+        say(f"{problem}; it is left out")
+        with contextlib.suppress(OSError, NotImplementedError):  # then the next start leaves it out again
+            withdraw(place)
+    return own
+
+
+def _strange(place: StoredFolder, identity: str) -> str:
+    """The reason why a folder holds no checkpoint of this run, or of the iteration in its name; empty if it does."""
+    name = _named(place)
+    try:
+        manifest = read_manifest(place)
+    except (OSError, MarlRayError):
+        return ""
+    if manifest is None or name is None:
+        return ""
+    if manifest.identity != identity:
+        return f"{place} is a checkpoint of another run, {manifest.run!r} with another config"
+    if manifest.iteration != int(name[1]):
+        return f"{place} is a copy of the checkpoint of iteration {manifest.iteration:,}"
+    return ""
 
 
 def published(folder: StoredFolder) -> list[Published]:
@@ -151,8 +195,8 @@ def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) ->
         folder.filesystem.delete_file((checkpoint.place / MANIFEST).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
     for place in _folders(folder):
-        number = place.path.rpartition("_")[2]
-        ended = number.isdecimal() and int(number) <= attempt
+        name = _named(place)
+        ended = name is not None and name[2] is not None and int(name[2]) <= attempt
         if ended and not is_checkpoint(place) and not is_checkpoint(place / WITHDRAWN):
             folder.filesystem.delete_dir(place.path)
 
@@ -166,6 +210,10 @@ def refuse_older(place: StoredFolder) -> None:
                 check_format(facts)
             except MarlRayError as error:
                 raise MarlRayError(f"{place} {error}") from error
+
+
+def _named(place: StoredFolder) -> re.Match[str] | None:
+    return NAME.fullmatch(place.path.rpartition("/")[2])
 
 
 def _folders(folder: StoredFolder) -> list[StoredFolder]:

@@ -30,6 +30,8 @@ class CheckpointManifest:
 
     format: int
     run: str
+    identity: str
+    """Hash of that part of the run's config which stays the same however often the run goes on."""
     iteration: int
     """Iterations after which it was written."""
     steps: int
@@ -70,13 +72,19 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
         return None
     try:
         facts = json.loads(data)
-        digest = facts.pop(SHA256)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise Damaged(f"{target} is no manifest: {one_line(error)}") from error
+    if not isinstance(facts, dict) or SHA256 not in facts:
+        raise Damaged(f"{target} is no manifest: it is no JSON object with the key {SHA256!r}")
+    digest = facts.pop(SHA256)
     if _digest(facts) != digest:
         raise Damaged(f"{target} has another content than was written: its sha256 differs")
     check_format(facts)
-    return CheckpointManifest(**facts | {"files": {name: StoredFile(*file) for name, file in facts["files"].items()}})
+    try:
+        files = {name: StoredFile(*file) for name, file in facts["files"].items()}
+        return CheckpointManifest(**facts | {"files": files})
+    except (KeyError, AttributeError, TypeError) as error:
+        raise Damaged(f"{target} is no manifest: {one_line(error)}") from error
 
 
 def withdraw(place: StoredFolder) -> None:

@@ -155,7 +155,7 @@ def _together(action: Callable[[], None], group: Any) -> None:
 def _manifest(contents: Contents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
     state = contents.state
     metrics = {**state["metrics"], "iteration": state["iteration"], "steps": state["steps"], "score": contents.score}
-    facts = {key: state[key] for key in ("run", "iteration", "steps")}
+    facts = {key: state[key] for key in ("run", "identity", "iteration", "steps")}
     return CheckpointManifest(FORMAT, **facts, ranks=ranks, score=contents.score, metrics=metrics, files=files)
 
 

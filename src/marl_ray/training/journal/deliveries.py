@@ -84,13 +84,15 @@ class Deliveries:
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
             delivery.thread.join(max(0.0, deadline - time.monotonic()))
-        self.leave()
-        return self.model
-
-    def leave(self) -> None:
-        """Make no more calls of any sink, and print what is not delivered."""
         for delivery in self.deliveries:
             delivery.leave()
+        self.deliveries = []
+        return self.model
+
+    def disown(self) -> None:
+        """Make no more calls of any sink: they are another owner's."""
+        for delivery in self.deliveries:
+            delivery.left.set()
         self.deliveries = []
 
     def _keep(self, bundle: BestBundle, name: str, sink: Any) -> None:

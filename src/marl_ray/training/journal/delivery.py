@@ -5,19 +5,18 @@ rows that wait take no memory, and wait as long as they must.
 """
 
 import contextlib
-import json
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pyarrow import fs
 
 from marl_ray.errors import one_line
 from marl_ray.training.journal.tail import Tail
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of
+from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, row_of
 from marl_ray.training.run_folder.record import read_json, write_json
 from marl_ray.training.tracking.other_sinks import Sink
 
@@ -46,6 +45,8 @@ class Mark:
     """The run in the sink, where the sink says which: an MLflow that does not know it begins another, without rows."""
     ended: str = ""
     """The status with which the sink was closed after it had got all there was; empty while a run goes on."""
+    iteration: int | None = None
+    """The iteration of the last row that it has taken; -1 for an epoch of a warm start, None before the first row."""
 
 
 def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
@@ -82,7 +83,7 @@ class Delivery:
         self.filesystem, self.folder = filesystem, folder
         self.tail = Tail(filesystem, f"{folder}/{file}")
         mark = read_mark(filesystem, folder, name)
-        self.mark = Mark(mark.rows, mark.run_id)
+        self.mark = replace(mark, ended="")
         self.known = False
         """True while the mark says exactly what the sink has."""
         self.problem, self.failures = "", 0
@@ -135,16 +136,16 @@ class Delivery:
         if not self.known:
             run_id = getattr(self.sink, "run_id", "")
             if run_id != self.mark.run_id:
-                self.mark = Mark(0 if self.mark.run_id else self.mark.rows, run_id)
+                self.mark = Mark(run_id=run_id) if self.mark.run_id else replace(self.mark, run_id=run_id)
                 self._store()
             self._ask()
         ends = self.ends.is_set()  # before reading, so that the last rows are not missed
         lines = self.tail.read(self.mark.rows, MOST_ROWS)
         if lines:
             self.known = False
-            self.sink.log([json.loads(line) for line in lines])
+            self.sink.log([row for row in map(row_of, lines) if row is not None])
             self.known = True
-            self._took(len(lines))
+            self._took(lines)
         elif ends:
             self.finish(self.sink)
             self.sink.end(self.status)
@@ -166,15 +167,16 @@ class Delivery:
         last_iteration = getattr(self.sink, "last_iteration", None)
         last = None if last_iteration is None else last_iteration()
         while last is not None and (lines := self.tail.read(self.mark.rows, MOST_ROWS)):
-            rows = sum(iteration_of(json.loads(line)) <= last for line in lines)
-            self._took(rows)
-            if rows < len(lines):
+            known = [line for line in lines if iteration_of(row_of(line) or {}) <= last]
+            self._took(known)
+            if len(known) < len(lines):
                 break
         self.known = True
 
-    def _took(self, rows: int) -> None:
-        if rows:
-            self.mark.rows += rows
+    def _took(self, lines: Sequence[str]) -> None:
+        if lines:
+            self.mark.rows += len(lines)
+            self.mark.iteration = iteration_of(row_of(lines[-1]) or {})
             self._store()
 
     def _store(self) -> None:

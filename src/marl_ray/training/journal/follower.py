@@ -1,5 +1,6 @@
 """Shows what workers write to the journal while they train: a progress bar, lines for people, and the run's log."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -82,7 +83,9 @@ class Follower:
         entries: list[dict[str, Any]] = []
         while lines := self.tails[name].read(self.taken[name]):
             self.taken[name] += len(lines)
-            entries += map(json.loads, lines)
+            for line in lines:
+                with contextlib.suppress(ValueError):  # rubbish is nothing to show
+                    entries.append(json.loads(line))
         return entries
 
     def _failed(self, failure: Mapping[str, Any]) -> None:

@@ -63,7 +63,7 @@ class Tail:
                     break
                 self.number, self.offset = self.number + 1, self.offset + len(line) + 1
                 if self.number > after:
-                    lines.append(line.decode())
+                    lines.append(line.decode(errors="replace"))
             if len(data) < CHUNK:
                 break
         return lines
@@ -79,7 +79,7 @@ class Tail:
             if (following is not None and following <= after) or len(lines) >= most:
                 continue
             with self.filesystem.open_input_stream(info.path) as stream:
-                content = bytes(stream.read()).decode().split("\n")[:-1]
+                content = bytes(stream.read()).decode(errors="replace").split("\n")[:-1]
             lines += content[max(0, after - first) :]
             if first + len(content) != following:
                 break  # the last part, or one that is being cut

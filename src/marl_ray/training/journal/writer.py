@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from marl_ray.errors import named
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of
+from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of, row_of
 
 EVENTS, FAILURES, TRANSCRIPTS = "events.jsonl", "failures.jsonl", "transcripts"
 PHASE, LINE, STARTS_AFTER, KEPT_ROWS = "phase", "line", "starts_after", "kept_rows"
@@ -48,7 +48,8 @@ class Journal:
         after it are removed, because the workers play these iterations again. Raises OSError."""
         if not self.writes:
             return
-        count = self.rows.keep_while(lambda line: after is not None and iteration_of(json.loads(line)) <= after)
+        # A line that is no row goes when the driver starts again (repair.py); the rows behind it stay.
+        count = self.rows.keep_while(lambda line: after is not None and iteration_of(row_of(line) or {}) <= after)
         self._event({STARTS_AFTER: after, KEPT_ROWS: count})
 
     def row(self, metrics: Mapping[str, float]) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -54,6 +54,24 @@ def content_of(filesystem: fs.FileSystem, path: str) -> bytes | None:
     paths = [path] if kind == fs.FileType.File else [info.path for info in parts_of(filesystem, path)]
     content = b"".join(_read(filesystem, part) for part in paths)
     return content[: content.rfind(b"\n") + 1]
+
+
+def lines_of(filesystem: fs.FileSystem, path: str) -> list[str]:
+    """The complete lines of a file as text; bytes that are none are replaced. Raises OSError."""
+    return (content_of(filesystem, path) or b"").decode(errors="replace").split("\n")[:-1]
+
+
+def replace_lines(filesystem: fs.FileSystem, path: str, lines: Sequence[str]) -> None:
+    """Let a file have these lines instead of its own; nobody writes to it meanwhile. Raises OSError."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        _replace(Path(path), _ended(lines))
+        return
+    old = parts_of(filesystem, path)
+    with filesystem.open_output_stream(f"{path}/{0:012d}") as stream:
+        stream.write(_ended(lines))
+    for part in reversed(old):
+        if int(part.base_name):
+            filesystem.delete_file(part.path)
 
 
 def parts_of(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
@@ -104,18 +122,12 @@ class _OneFile:
             self.left_at = number, size + written
 
     def keep_while(self, wanted: Callable[[str], bool]) -> int:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        lines = lines_of(fs.LocalFileSystem(), str(self.path))
         count = next((number for number, line in enumerate(lines) if not wanted(line)), len(lines))
         if not self.path.exists():
             return count
         # Also where all lines stay: whoever wrote the old file can write no more.
-        temporary = Path(temporary_path(str(self.path)))
-        try:
-            temporary.write_bytes(_ended(lines[:count]))
-            _sync(temporary)
-            temporary.replace(self.path)  # a reader sees the old lines or the new ones, and that the file is another
-        finally:
-            temporary.unlink(missing_ok=True)
+        _replace(self.path, _ended(lines[:count]))
         self.left_at = None
         return count
 
@@ -125,6 +137,16 @@ class _OneFile:
 
     def close(self) -> None:
         self.flush()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = Path(temporary_path(str(path)))
+    try:
+        temporary.write_bytes(content)
+        _sync(temporary)
+        temporary.replace(path)  # a reader sees the old lines or the new ones, and that the file is another
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
@@ -168,7 +190,7 @@ class _Parts:
         stored = parts_of(self.filesystem, self.path)
         for number, info in enumerate(stored):
             first, content = int(info.base_name), _read(self.filesystem, info.path)
-            lines = content.decode().splitlines()
+            lines = content.decode(errors="replace").split("\n")[:-1]
             count = next((at for at, line in enumerate(lines) if not wanted(line)), len(lines))
             if count < len(lines):
                 for later in reversed(stored[number + 1 :]):

@@ -1,5 +1,6 @@
 """`NAME/bundle`, which leads to the best bundle of a run: a link on local storage, a file with the URI on remote storage."""
 
+import shutil
 from pathlib import Path
 
 from pyarrow import fs
@@ -20,6 +21,8 @@ def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: st
             stream.write(f"{uri}/{checkpoint}/{LINK}\n".encode())
         return
     link = Path(folder, LINK)
+    if link.is_dir() and not link.is_symlink():  # the run's folder was copied by something that followed the link
+        shutil.rmtree(link)
     temporary = Path(temporary_path(str(link)))
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(Path(checkpoint, LINK), target_is_directory=True)  # relative, so that a folder may be moved

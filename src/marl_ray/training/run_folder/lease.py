@@ -19,6 +19,7 @@ from types import TracebackType
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.temporary_folders import start_of
 from marl_ray.training.run_folder import standing
 from marl_ray.training.run_folder.exclusive_file import create
 from marl_ray.training.run_folder.record import write_json
@@ -204,4 +205,4 @@ def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str)
 def _own(state: str, error: str | None = None) -> Standing:
     pid = os.getpid()
     host, address, machine = socket.gethostname(), standing.own_address(), standing.this_machine()
-    return Standing(state, host, address, machine, pid, standing.began(pid), time.time(), error)
+    return Standing(state, host, address, machine, pid, start_of(pid), time.time(), error)

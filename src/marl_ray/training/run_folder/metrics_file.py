@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder.appended_file import content_of
+from marl_ray.training.run_folder.appended_file import lines_of
 from marl_ray.training.tracking.other_sinks import numbers
 
 METRICS = "metrics.jsonl"
@@ -22,6 +22,16 @@ METRICS = "metrics.jsonl"
 def iteration_of(row: Mapping[str, float]) -> int:
     """The iteration of a row; -1 for an epoch of a warm start, which comes before all iterations."""
     return int(row.get("iteration", -1))
+
+
+def row_of(line: str) -> dict[str, float] | None:
+    """The row of a line; None for a line that is no row."""
+    try:
+        row: dict[str, float] = json.loads(line)
+        iteration_of(row)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return row
 
 
 def line_of(row: Mapping[str, float]) -> str:
@@ -37,12 +47,10 @@ def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float
     """
     path = f"{folder}/{METRICS}"
     rows = []
-    for number, line in enumerate((content_of(filesystem, path) or b"").decode().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            iteration_of(row)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise MarlRayError(f"{path}, line {number}: expected a row of metrics as a JSON object") from error
+    for number, line in enumerate(lines_of(filesystem, path), 1):
+        row = row_of(line)
+        if row is None:
+            raise MarlRayError(f"{path}, line {number}: expected a row of metrics as a JSON object")
         rows.append(row)
     return rows
 

@@ -12,6 +12,7 @@ NAME/errors/         the last traceback of each worker that failed, and of the d
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -113,9 +114,7 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     Ray Train would continue any run that lies under the name, so this function must catch a name that is used again by
     accident.
     """
-    identity = {key: value for key, value in config.resolved().items() if key not in NOT_IDENTITY}
-    # A finished run may be made longer, and the size of micro-batches changes no result.
-    identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
+    identity = _identity(config)
     filesystem, folder = filesystem_of(config)
     try:
         record: dict[str, Any] | None = read_json(filesystem, f"{folder}/run.json")
@@ -138,6 +137,18 @@ def record_of(config: RunConfig) -> dict[str, Any]:
             "choose another name, or the same config to resume it"
         )
     return record
+
+
+def identity_hash(config: RunConfig) -> str:
+    """sha256 of the part of a run's config that stays the same however often the run goes on."""
+    return hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    identity = {key: value for key, value in config.resolved().items() if key not in NOT_IDENTITY}
+    # A finished run may be made longer, and the size of micro-batches changes no result.
+    identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
+    return identity
 
 
 def config_record(config: RunConfig) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from pyarrow import fs
 
+from marl_ray.temporary_folders import start_of
 from marl_ray.training.run_folder.record import read_json
 
 OWNER = "owner"
@@ -35,8 +35,8 @@ class Standing:
     machine: str
     """Identifies the running system and its namespace of processes: hosts of one name may be several machines."""
     pid: int
-    began: float
-    """Time at which the process began, in seconds since 1970."""
+    began: int
+    """Ticks from the machine's start to that of the process."""
     at: float
     """Time of the last beat, in seconds since 1970."""
     error: str | None = None
@@ -48,7 +48,7 @@ class Standing:
 
     def is_gone(self) -> bool:
         """True if its process was on this machine and is there no more."""
-        return self.machine == this_machine() and began(self.pid) != self.began
+        return self.machine == this_machine() and start_of(self.pid) != self.began
 
     @property
     def place(self) -> str:
@@ -110,12 +110,3 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return ""
-
-
-def began(pid: int) -> float:
-    """Time at which a process of this machine began; 0 if there is none, or it has ended and nobody has taken note."""
-    try:
-        process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.Error:
-        return 0.0

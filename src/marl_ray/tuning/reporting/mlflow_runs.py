@@ -17,7 +17,8 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
-from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, content_of
+from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.surroundings.interruption import within
 from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
 from marl_ray.training.tracking.summary import best_score_of
@@ -136,9 +137,9 @@ class SweepTracker:
 
     def _read_logged(self) -> None:
         """Find the last row of each trial among what was logged before."""
-        for line in (content_of(self.filesystem, self.path) or b"").splitlines():
-            entry = json.loads(line)
-            if "row" in entry:
+        entries: Iterable[Any] = map(row_of, lines_of(self.filesystem, self.path))
+        for entry in entries:
+            if entry is not None and "row" in entry:  # rubbish is left out
                 self.logged[entry["trial"]] = (entry["row"].get("exploits", 0), entry["row"].get("iteration", 0))
 
     def _say(self, text: str) -> None:

@@ -1,5 +1,6 @@
 """Which checkpoints of a folder count, which of them is the best, and which are removed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from marl_ray.training.checkpoints.index import (
     checkpoint_name,
     checkpoints_in,
     newest,
+    own_checkpoints,
     published,
     tidy,
     unneeded,
@@ -21,17 +23,21 @@ from marl_ray.training.checkpoints.index import (
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish, withdraw
 from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, folder_here
 
+IDENTITY = "the config of toy"
 BUNDLED = {"bundle/bundle.json": StoredFile(1, "0")}
 
 
 def manifest(iteration: int, score: float = 0.0, bundle: bool = True) -> CheckpointManifest:
-    return CheckpointManifest(FORMAT, "toy", iteration, iteration * 32, 1, score, {}, BUNDLED if bundle else {})
+    return CheckpointManifest(
+        FORMAT, "toy", IDENTITY, iteration, iteration * 32, 1, score, {}, BUNDLED if bundle else {}
+    )
 
 
-def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int = 1) -> StoredFolder:
+def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int = 1, of: int = 0) -> StoredFolder:
+    """A checkpoint whose manifest is that of iteration `of`, if given."""
     place = folder / checkpoint_name(iteration, attempt)
     folder.filesystem.create_dir(f"{place}/weights")
-    publish(place, manifest(iteration, score))
+    publish(place, manifest(of or iteration, score))
     return place
 
 
@@ -110,3 +116,39 @@ def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path:
     (old / "state.json").write_text('{"format": 1, "iteration": 3}')
     with pytest.raises(MarlRayError, match=r"checkpoint_2026.* has checkpoint format 1, expected 2; it can be read by"):
         checkpoints_in(folder_here(tmp_path))
+
+
+def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(tmp_path: Path):
+    folder, lines = folder_here(tmp_path), list[str]()
+    own = [write(folder, iteration) for iteration in (10, 20)]
+    copy, other = write(folder, 30, of=10), write(folder, 40)
+    publish(other, replace(manifest(40), identity="another config"))
+    (tmp_path / "checkpoint_00000050_1").mkdir()
+    (tmp_path / "checkpoint_00000050_1" / "manifest.json").write_text("{}")  # damaged, which is for the loader to say
+    places = own_checkpoints(folder, IDENTITY, lines.append)
+    assert [place.path for place in places] == [*(place.path for place in own), str(tmp_path / "checkpoint_00000050_1")]
+    assert lines == [
+        f"{copy} is a copy of the checkpoint of iteration 10; it is left out",
+        f"{other} is a checkpoint of another run, 'toy' with another config; it is left out",
+    ]
+    assert [each.name for each in published(folder)] == [checkpoint_name(10, 1), checkpoint_name(20, 1)]
+
+
+def test_where_all_checkpoints_are_of_another_run_they_stay_and_the_run_does_not_begin_anew(tmp_path: Path):
+    place = write(folder_here(tmp_path), 10)
+    with pytest.raises(MarlRayError, match=f"^{place} is a checkpoint of another run, 'toy' with another config$"):
+        own_checkpoints(folder_here(tmp_path), "another config")
+    assert checkpoints_in(folder_here(tmp_path)) == [place]
+
+
+def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path: Path):
+    """Such as a copy that somebody has made to be safe."""
+    folder = folder_here(tmp_path)
+    write(folder, 20)
+    for name in ("checkpoint_backup", "checkpoint_old_1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kept.txt").write_text("")
+    publish(folder / "checkpoint_backup", manifest(10))
+    assert [place.path for place in checkpoints_in(folder)] == [str(tmp_path / checkpoint_name(20, 1))]
+    tidy(folder, 1, None, 1)
+    assert (tmp_path / "checkpoint_backup" / "kept.txt").exists() and (tmp_path / "checkpoint_old_1").exists()

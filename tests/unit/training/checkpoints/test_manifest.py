@@ -1,5 +1,6 @@
 """The manifest: it comes back as it was written, and no byte of it can change unseen."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from marl_ray.training.checkpoints.manifest import (
 from marl_ray.training.checkpoints.storage import Damaged, StoredFile, Unwritable, folder_here
 
 WHOLE = CheckpointManifest(
-    FORMAT, "toy", 12, 384, 2, -1e12, {"return": 0.1, "loss": 1e-300}, {"weights/.metadata": StoredFile(7, "ab")}
+    FORMAT, "toy", "1", 12, 384, 2, -1e12, {"return": 0.1, "loss": 1e-300}, {"weights/.metadata": StoredFile(7, "ab")}
 )
 
 
@@ -50,6 +51,23 @@ def test_one_that_was_cut_is_damaged(tmp_path: Path, length: int):
     publish(folder_here(tmp_path), WHOLE)
     (tmp_path / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes()[:length])
     with pytest.raises(Damaged, match=r"manifest.json is no manifest: "):
+        read_manifest(folder_here(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "7", '"sha256"', "\x00\x00"])
+def test_a_file_of_something_else_is_damaged_and_the_line_says_so(tmp_path: Path, text: str):
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(
+        Damaged, match=rf"^{tmp_path / MANIFEST} is no manifest: (it is no JSON object with|Expecting value)"
+    ):
+        read_manifest(folder_here(tmp_path))
+
+
+def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path: Path):
+    facts = {"format": FORMAT, "files": {}}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    (tmp_path / MANIFEST).write_text(json.dumps({"sha256": digest} | facts))
+    with pytest.raises(Damaged, match=r"manifest.json is no manifest: .*identity"):
         read_manifest(folder_here(tmp_path))
 
 

@@ -1,0 +1,85 @@
+"""Mends `metrics.jsonl` before a run goes on, where something other than the run has changed it."""
+
+from collections.abc import Sequence
+
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.training.journal.delivery import MARKS, Mark
+from marl_ray.training.run_folder.appended_file import lines_of, replace_lines
+from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, row_of
+from marl_ray.training.run_folder.record import read_json
+
+
+def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin: bool = False) -> list[str]:
+    """Remove the lines that are no rows, and rows that come twice. Returns lines for people about these, and about rows that
+    are missing up to iteration `last`, that of the newest checkpoint. A run that `has_origin` begins with a later iteration
+    than the first. The owner of the run calls it while nobody writes; raises MarlRayError for a file that cannot be read or
+    mended.
+
+    A sink goes by the numbers of lines, so a mark that no longer fits the lines is removed: the sink gets all rows again, or
+    those that it does not have if it can tell.
+    """
+    path = f"{folder}/{METRICS}"
+    try:
+        kept, iterations, removed = _sorted_out(lines_of(filesystem, path))
+        if removed:
+            replace_lines(filesystem, path, kept)
+        first = iterations[0] if has_origin and iterations else 1
+        missing = [] if has_origin and not iterations else sorted({*range(first, (last or 0) + 1)} - {*iterations})
+        for info in filesystem.get_file_info(fs.FileSelector(f"{folder}/{MARKS}", allow_not_found=True)):
+            if not _fits(filesystem, info.path, iterations, bool(removed or missing)):
+                filesystem.delete_file(info.path)
+    except OSError as error:
+        raise MarlRayError(f"storage: {path} cannot be mended: {one_line(error)}") from error
+    lines = []
+    if removed:
+        what = (
+            "was no row, or one for the second time"
+            if len(removed) == 1
+            else "were no rows, or some for the second time"
+        )
+        lines.append(f"{path}: {_named('line', removed)} {what}; removed")
+    if missing:
+        lines.append(f"{path} lacks the rows of {_named('iteration', missing)}, which are not played again")
+    return lines
+
+
+def _sorted_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
+    """(the lines that are rows in the order of iterations, their iterations, the numbers of the other lines from 1)."""
+    kept: list[str] = []
+    iterations: list[int] = []
+    removed: list[int] = []
+    for number, line in enumerate(lines, 1):
+        row = row_of(line)
+        # Epochs of a warm start come before all iterations, and have none.
+        if row is None or (iterations and iteration_of(row) <= iterations[-1] and iterations[-1] >= 0):
+            removed.append(number)
+        else:
+            kept.append(line)
+            iterations.append(iteration_of(row))
+    return kept, iterations, removed
+
+
+def _fits(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], changed: bool) -> bool:
+    """True if the mark in a file counts the rows of these iterations, or more: a group of workers that starts again removes
+    rows that sinks have taken, and writes them again."""
+    try:
+        mark = Mark(**(read_json(filesystem, path) or {}))
+        at = min(mark.rows, len(iterations))
+        if mark.rows == 0 or mark.iteration is None or at == 0:
+            return not changed or mark.rows == 0
+        ahead = mark.iteration - iterations[at - 1]
+        return ahead == mark.rows - at and not (changed and ahead)
+    except (ValueError, TypeError):  # a file of something else: the sink gets all rows
+        return True
+
+
+def _named(what: str, numbers: Sequence[int]) -> str:
+    """`line 7`, `lines 3 and 5`, `lines 1 to 9`, `lines 3 to 90, 12 of them`."""
+    first, last, count = numbers[0], numbers[-1], len(numbers)
+    if count == 1:
+        return f"{what} {first:,}"
+    if count == 2:
+        return f"{what}s {first:,} and {last:,}"
+    return f"{what}s {first:,} to {last:,}" + ("" if last - first + 1 == count else f", {count:,} of them")
