@@ -50,7 +50,8 @@ class ArrayBatch:
                 raise MarlRayError(f"action space of {agent} is {space}, expected Discrete in an ArrayBatch")
         self.first = np.array([env.action_space(agent).start for agent in agents], np.int64)
         self.last = self.first + np.array([env.action_space(agent).n for agent in agents], np.int64) - 1
-        self.offsets = [int(getattr(env.observation_space(group[0]), "start", 0)) for group in groups]
+        views = [env.observation_space(group[0]) for group in groups]
+        self.offsets = [int(view.start) if isinstance(view, spaces.Discrete) else 0 for view in views]
         self.states = np.tile(begin(0), (copies, 1))
         shape = (copies, len(agents))
         self.alive, self.observed = np.zeros(shape, bool), np.zeros(shape, bool)

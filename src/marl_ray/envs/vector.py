@@ -29,7 +29,7 @@ class VectorBatch:
             raise MarlRayError(f"observation space {space} is not supported in a VectorEnv: expected numbers")
         self.vector, self.signals = vector, signals
         grouped([agent for group in groups for agent in group][:1], groups)
-        self.offset = int(getattr(space, "start", 0))
+        self.offset = int(space.start) if isinstance(space, spaces.Discrete) else 0
         self.alive = np.zeros((copies, 1), bool)
         self.action_masks: list[np.ndarray | None] = [None]
         self.seen: np.ndarray | None = None

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from marl_ray.config.run.sections import EnvConfig
+from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.arrays import ArrayBatch
+from marl_ray.envs.budget.dag import BudgetDag
 from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.registry import make_env
 
@@ -67,3 +69,50 @@ def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any
 def test_a_world_with_other_arguments_runs_in_the_loop(kwargs: dict[str, Any]) -> None:
     config = EnvConfig(id="mpe2.simple_spread_v3", kwargs=kwargs)
     assert isinstance(make_batch(config, 1, [["agent_0", "agent_1", "agent_2"]]), EnvLoop)
+
+
+class Careless(BudgetDag):
+    """A budget whose batch draws other luck than its `reset`."""
+
+    def batch(self, copies: int, groups: Any, signals: int) -> Any:
+        batch = super().batch(copies, groups, signals)
+        assert batch is not None
+        right = batch.begin
+        batch.begin = lambda seed: right(seed + 1)
+        return batch
+
+
+@pytest.mark.parametrize(("env_id", "failed"), [("budget_dag", []), ("test_array_batch:Careless", ["batch"])])
+def test_the_check_compares_a_batch_with_the_environment(
+    env_id: str, failed: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.syspath_prepend(str(request.path.parent))
+    properties = list(check(env_id, {"workers": 2}))
+    assert [each.name for each in properties if each.failure is not None] == failed
+    assert properties[-1].name == "batch"
+
+
+def test_an_impossible_action_is_named() -> None:
+    batch = make_batch(EnvConfig(id="budget_dag"), 1, [["worker_0"]])
+    batch.reset(0, 0)
+    with pytest.raises(ValueError, match="action 3 of worker_0 is not in 0 to 2"):
+        batch.step([np.array([[3]])])
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), [WORLDS[0], WORLDS[-1]])
+def test_a_replayed_copy_goes_on_as_one_that_played(env_id: str, kwargs: dict[str, Any]) -> None:
+    config = EnvConfig(id=env_id, kwargs=kwargs)
+    groups = [make_env(config).possible_agents]
+    played, replayed = make_batch(config, 2, groups), make_batch(config, 2, groups)
+    rng, history = np.random.default_rng(0), []
+    for c in range(2):
+        played.reset(c, c)
+        replayed.reset(c, 9)
+    for _ in range(5):
+        history.append([rng.integers(3, size=(2, len(groups[0])))])
+        played.step(history[-1])
+    replayed.replay(1, 1, [[group[1] for group in actions] for actions in history])
+    np.testing.assert_array_equal(replayed.alive[1], played.alive[1])
+    actions = [rng.integers(3, size=(2, len(groups[0])))]
+    for left, right in zip(replayed.step(actions), played.step(actions), strict=True):
+        np.testing.assert_array_equal(left[1], right[1])

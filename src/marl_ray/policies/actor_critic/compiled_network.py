@@ -32,9 +32,10 @@ class CompiledNetwork:
 
     def __init__(self, network: Network):
         """Take over the weights of a network that `is_small`."""
-        from marl_ray.policies.actor_critic.mlp_kernels import layout
+        from marl_ray.policies.actor_critic.mlp_kernels import layout, limit_blas_threads
 
         assert isinstance(network.first, VectorLinear)
+        limit_blas_threads()
         linear = [network.first.linear, *(layer for layer in network.rest if isinstance(layer, nn.Linear))]
         widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
         norm, tanh = isinstance(network.first.norm, nn.LayerNorm), isinstance(network.rest[0], nn.Tanh)

@@ -7,6 +7,7 @@ stands in this one file, because numba's cache on disk notices a change only in 
 
 import itertools
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numba
@@ -67,6 +68,7 @@ def layout(widths: list[int], norm: bool, tanh: bool) -> NetworkShape:
     return NetworkShape(np.array(widths, np.int64), norm, tanh, size)
 
 
+@cache
 def limit_blas_threads() -> None:
     """Let BLAS multiply in the calling thread: products as small as these take many times as long in several. torch's
     own products are by MKL, which this leaves alone."""

@@ -13,7 +13,6 @@ from marl_ray.policies.actor_critic.mlp_kernels import (
     DecisionArrays,
     PPOTerms,
     adam_step,
-    limit_blas_threads,
     ppo_gradient,
     standardise,
 )
@@ -35,7 +34,6 @@ class CompiledBatch:
     """A prepared batch of a policy that `is_compiled`, as arrays."""
 
     def __init__(self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch):
-        limit_blas_threads()
         model, hyper, batch = cast(ActorCritic, policy.rollout_model), policy.hyper, prepared.batch
         assert model.critic is not None and prepared.returns is not None
         self.actor, self.critic = CompiledNetwork(model.actor).layout, CompiledNetwork(model.critic).layout
