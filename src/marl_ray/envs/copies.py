@@ -24,20 +24,27 @@ def make_batch(
 
     Raises MarlRayError as `make_env` does.
     """
-    limited = any(constraint.hard_limit is not None for constraint in constraints)
-    if config.id.startswith("MultiGrid-") and not limited:
-        from marl_ray.envs.gridworld.batch import GridworldBatch
-
-        return GridworldBatch(config, copies, groups, signals)
     env = make_env(config, constraints)
-    own = None if limited else _own_batch(config, env, copies, groups, signals)
+    own = _own_batch(config, env, copies, groups, signals, constraints)
     return EnvLoop(config, copies, groups, signals, constraints, env) if own is None else own
 
 
 def _own_batch(
-    config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+    config: EnvConfig,
+    env: Any,
+    copies: int,
+    groups: Sequence[Sequence[str]],
+    signals: int,
+    constraints: Sequence[ConstraintConfig],
 ) -> EnvBatch | None:
-    """The compiled batch of a particle world, or the one that the environment itself offers; None without either."""
+    """The compiled batch of a gridworld or a particle world, or the one that `env` itself offers; None without any, and
+    under hard limits, which only the loop keeps."""
+    if any(constraint.hard_limit is not None for constraint in constraints):
+        return None
+    if config.id.startswith("MultiGrid-"):
+        from marl_ray.envs.gridworld.batch import GridworldBatch
+
+        return GridworldBatch(config, copies, groups, signals)
     if config.id.startswith("mpe2."):
         from marl_ray.envs.particles.batch import is_compiled, particle_batch
 
@@ -67,15 +74,16 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> 
 
 
 def _compile(config: EnvConfig, env: Any, constraints: Sequence[ConstraintConfig]) -> None:
-    """Step one copy of a batch that is no loop; `env` has the spaces."""
+    """Step one copy of the batch, if there is one; `env` has the spaces."""
     agents = list(env.possible_agents)
-    batch = make_batch(config, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)
-    if not isinstance(batch, EnvLoop):
-        batch.reset(0, 0)
-        batch.step([np.asarray(env.action_space(agent).sample())[None, None] for agent in agents])
-        views = [env.observation_space(agent) for agent in agents]
-        if all(isinstance(space, spaces.Box) for space in views):
-            batch.observe([np.zeros((1, 1, math.prod(space.shape)), np.float32) for space in views])
+    batch = _own_batch(config, env, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)
+    if batch is None:
+        return
+    batch.reset(0, 0)
+    batch.step([np.asarray(env.action_space(agent).sample())[None, None] for agent in agents])
+    views = [env.observation_space(agent) for agent in agents]
+    if all(isinstance(space, spaces.Box) for space in views):
+        batch.observe([np.zeros((1, 1, math.prod(space.shape)), np.float32) for space in views])
     batch.close()
 
 

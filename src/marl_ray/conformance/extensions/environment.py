@@ -179,7 +179,7 @@ def _batch(config: EnvConfig, agents: Sequence[str], signals: int) -> str | None
                 )
                 for space, masks in zip(_action_spaces(batches[1], agents, rng), batches[1].action_masks, strict=True)
             ]
-            pairs = {"observations": rows, "agents": [[batch.alive] for batch in batches]}
+            pairs = {"observations": rows, "agents": [[batch.alive.copy()] for batch in batches]}
             pairs["action masks"] = [_given(batch.action_masks) for batch in batches]
             steps = [batch.step(actions) for batch in batches]
             for k, name in enumerate(BatchStep._fields):
@@ -202,7 +202,7 @@ def _action_spaces(loop: EnvLoop, agents: Sequence[str], rng: np.random.Generato
 
 
 def _given(masks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-    return [np.zeros(0) if mask is None else mask for mask in masks]
+    return [np.zeros(0) if mask is None else mask.copy() for mask in masks]
 
 
 def _same(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
