@@ -1,5 +1,6 @@
-"""Copies of an environment made and stepped: compiled gridworlds at once, others one after another."""
+"""Copies of an environment made and stepped: those with a batch of their own at once, others one after another."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from gymnasium import spaces
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
-from marl_ray.envs.registry import check_reward, first_step, make_env
+from marl_ray.envs.registry import check_reward, first_step, is_text, make_env
 from marl_ray.errors import MarlRayError
 
 
@@ -23,12 +24,35 @@ def make_batch(
 
     Raises MarlRayError as `make_env` does.
     """
-    limited = any(constraint.hard_limit is not None for constraint in constraints)
-    if config.id.startswith("MultiGrid-") and not limited:
+    env = make_env(config, constraints)
+    own = _own_batch(config, env, copies, groups, signals, constraints)
+    return EnvLoop(config, copies, groups, signals, constraints, env) if own is None else own
+
+
+def _own_batch(
+    config: EnvConfig,
+    env: Any,
+    copies: int,
+    groups: Sequence[Sequence[str]],
+    signals: int,
+    constraints: Sequence[ConstraintConfig],
+) -> EnvBatch | None:
+    """The compiled batch of a gridworld or a particle world, or the one that `env` itself offers; None without any, and
+    under hard limits, which only the loop keeps."""
+    if any(constraint.hard_limit is not None for constraint in constraints):
+        return None
+    if config.id.startswith("MultiGrid-"):
         from marl_ray.envs.gridworld.batch import GridworldBatch
 
         return GridworldBatch(config, copies, groups, signals)
-    return EnvLoop(config, copies, groups, signals, constraints)
+    if config.id.startswith("mpe2."):
+        from marl_ray.envs.particles.batch import is_compiled, particle_batch
+
+        if is_compiled(config.id, config.kwargs):
+            return particle_batch(config.id, config.kwargs, env, copies, groups, signals)
+    offer = getattr(env, "batch", None)
+    batch: EnvBatch | None = offer(copies, groups, signals) if callable(offer) else None
+    return batch
 
 
 def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> None:
@@ -40,15 +64,27 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> 
     try:
         check_reward(env)
         rewards, _ = first_step(env)
+        if not is_text(env):
+            _compile(config, env, constraints)
     finally:
         env.close()
     for agent, reward in rewards.items():
         if not np.isfinite(reward):
             raise MarlRayError(f"env.id: {config.id} gives {agent} a reward of {reward}, expected a finite number")
-    if config.id.startswith("MultiGrid-"):
-        batch = make_batch(config, 1, [env.possible_agents])
-        batch.reset(0, 0)
-        batch.step([np.zeros((1, len(env.possible_agents)), np.int64)])
+
+
+def _compile(config: EnvConfig, env: Any, constraints: Sequence[ConstraintConfig]) -> None:
+    """Step one copy of the batch, if there is one; `env` has the spaces."""
+    agents = list(env.possible_agents)
+    batch = _own_batch(config, env, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)
+    if batch is None:
+        return
+    batch.reset(0, 0)
+    batch.step([np.asarray(env.action_space(agent).sample())[None, None] for agent in agents])
+    views = [env.observation_space(agent) for agent in agents]
+    if all(isinstance(space, spaces.Box) for space in views):
+        batch.observe([np.zeros((1, 1, math.prod(space.shape)), np.float32) for space in views])
+    batch.close()
 
 
 class EnvLoop:
@@ -61,9 +97,12 @@ class EnvLoop:
         groups: Sequence[Sequence[str]],
         signals: int = 1,
         constraints: Sequence[ConstraintConfig] = (),
+        first: Any = None,
     ):
+        """`first` is the environment of the first copy, if it was made already."""
         self.signals = signals
-        self.envs = [make_env(config, constraints) for _ in range(copies)]
+        made = [] if first is None else [first]
+        self.envs = made + [make_env(config, constraints) for _ in range(copies - len(made))]
         env = self.envs[0]
         self.agents = list(env.possible_agents)
         self.groups, self.members = [list(group) for group in groups], grouped(self.agents, groups)

@@ -21,6 +21,7 @@ EXPECTED = (
     "a MultiGrid id (MultiGrid-Empty-8x8-v0)",
     "an mpe2 module (mpe2.simple_spread_v3)",
     "a Gymnasium id (gymnasium.CartPole-v1)",
+    "an EnvPool id (envpool.CartPole-v1)",
     REFERENCE,
 )
 
@@ -79,6 +80,10 @@ def _make(config: EnvConfig) -> Any:
 
         make = partial(single_agent, env_id.removeprefix("gymnasium."))
         return _accepted(env_id, _build(env_id, make, config.kwargs))
+    if env_id.startswith("envpool."):
+        from marl_ray.envs.envpool_env import PoolAgent
+
+        return _build(env_id, partial(PoolAgent, env_id.removeprefix("envpool.")), config.kwargs)
     return _accepted(env_id, _build(env_id, _imported(env_id), config.kwargs))
 
 

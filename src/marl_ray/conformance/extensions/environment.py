@@ -8,13 +8,17 @@ import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.envs.batch import BatchStep
+from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.registry import is_text, make_env
-from marl_ray.policies.actor_critic.spaces import space_to_json
+from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
 
 SEED = 7
 EPISODES = 3
 MOST_STEPS = 10_000
 """Steps after which an episode of drawn actions counts as endless."""
+COPIES, BATCH_STEPS = 3, 200
+"""Copies of a batch that is compared with the loop, and most steps of each of its episodes."""
 FEW_STEPS = 50
 """Steps that `first_fault` plays."""
 
@@ -72,6 +76,15 @@ def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[Chec
     yield checked(
         "seeds", "another copy with the same seed and actions gives the same", lambda: _seeds(config, episodes[0], most)
     )
+    if not is_text(env) and callable(getattr(env, "batch", None)):
+        signals = max(
+            [np.size(info["cost"]) for step in steps for info in step.infos.values() if "cost" in info] or [1]
+        )
+        yield checked(
+            "batch",
+            "its batch gives what reset and step give",
+            lambda: _batch(config, list(env.possible_agents), signals, min(most, BATCH_STEPS)),
+        )
 
 
 def _agents(env: Any) -> str | None:
@@ -166,6 +179,53 @@ def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | Non
             if not _same(getattr(step, part), getattr(repeated, part)):
                 return f"step {number}: {part} differ between two copies that were reset with seed {SEED}"
     return None if len(first) == len(again) else f"episodes of {len(first)} and {len(again)} steps from one seed"
+
+
+def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) -> str | None:
+    """Play episodes of drawn actions by the environment's own batch and by the loop over single ones."""
+    groups = [[agent] for agent in agents]
+    batches = make_batch(config, COPIES, groups, signals), EnvLoop(config, COPIES, groups, signals)
+    spaces = [batches[1].envs[0].observation_space(agent) for agent in agents]
+    rng = np.random.default_rng(SEED)
+    for number in range(EPISODES):
+        for batch in batches:
+            for copy in range(COPIES):
+                batch.reset(copy, SEED + number * COPIES + copy)
+        for step in range(most):
+            rows = [[np.zeros((COPIES, 1, row_size(space)), row_dtype(space)) for space in spaces] for _ in batches]
+            for batch, own in zip(batches, rows, strict=True):
+                batch.observe(own, np.flatnonzero(batch.alive.any(1)).tolist())
+            alive = batches[1].alive.copy()
+            actions = [
+                np.array(
+                    [[_action(space, {} if masks is None else {"action_mask": masks[c, 0]})] for c in range(COPIES)]
+                )
+                for space, masks in zip(_action_spaces(batches[1], agents, rng), batches[1].action_masks, strict=True)
+            ]
+            pairs = {"observations": rows, "agents": [[batch.alive.copy()] for batch in batches]}
+            pairs["action masks"] = [_given(batch.action_masks) for batch in batches]
+            steps = [batch.step(actions) for batch in batches]
+            for k, name in enumerate(BatchStep._fields):
+                pairs[name] = [[own[k][alive]] for own in steps]
+            for name, (compiled, single) in pairs.items():
+                for given, expected in zip(compiled, single, strict=True):
+                    if given.shape != expected.shape or not np.allclose(given, expected, 1e-5, 1e-5):
+                        return f"episode {number}, step {step}: {name} differ from those of `reset` and `step`"
+            if not batches[1].alive.any():
+                break
+    return None
+
+
+def _action_spaces(loop: EnvLoop, agents: Sequence[str], rng: np.random.Generator) -> list[Any]:
+    """The agents' action spaces, seeded for one draw per copy."""
+    spaces = [loop.envs[0].action_space(agent) for agent in agents]
+    for space in spaces:
+        space.seed(int(rng.integers(2**31)))
+    return spaces
+
+
+def _given(masks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    return [np.zeros(0) if mask is None else mask.copy() for mask in masks]
 
 
 def _same(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ each.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.errors import MarlRayError
 
 TASKS = 8
@@ -108,6 +110,27 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         if over:
             self.agents = []
         return *result, self._infos(costs)
+
+    def batch(self, copies: int, groups: Sequence[Sequence[str]], signals: int) -> ArrayBatch | None:
+        """Copies that compiled functions step together, equal to this environment step for step; None if it is to report
+        more than one cost."""
+        if signals != 1:
+            return None
+        from marl_ray.envs.budget.dag_batch import allow, look, play  # loads numba
+
+        prices, successes = np.array(EFFORTS).T.copy()
+        workers, budget = len(self.possible_agents), float(self.budget)
+
+        def begin(seed: int) -> np.ndarray:
+            return np.concatenate([np.random.default_rng(seed).random(TASKS), np.zeros(2)])
+
+        def step(*arrays: np.ndarray) -> None:
+            play(*arrays, prices, successes)
+
+        def observe(*arrays: np.ndarray) -> None:
+            look(*arrays, workers, budget)
+
+        return ArrayBatch(self, copies, groups, signals, begin, step, observe, allow)
 
     def _worker(self) -> str | None:
         """The agent whose turn it is; none after the last sub-task."""

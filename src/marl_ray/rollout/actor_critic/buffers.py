@@ -10,6 +10,7 @@ from pettingzoo import ParallelEnv
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size
@@ -24,6 +25,9 @@ class Player:
     agents: list[str]
     value_norm: ValueNorm
     cost_norms: tuple[ValueNorm, ...] = ()
+    actor: CompiledNetwork | None = None
+    """The actor as compiled code, which torch's network plays without."""
+    critic: CompiledNetwork | None = None
 
 
 class Buffer:
@@ -119,7 +123,7 @@ class Played:
 
         shape = (steps, copies, agents)
         signals = buffer.costs.shape[-1]
-        values, bootstrap = _values(player.model.critic, (player.value_norm,), (*shape, 1), *after)
+        values, bootstrap = _values(player.critic or player.model.critic, (player.value_norm,), (*shape, 1), *after)
         cost_values, cost_bootstrap = _values(player.model.cost_critic, player.cost_norms, (*shape, signals), *after)
         if player.model.cost_critic is not None:
             cost_bootstrap = self._for_all(name, cost_bootstrap, players)
@@ -194,7 +198,7 @@ class Played:
 
 
 def _values(
-    critic: Network | None,
+    critic: Network | CompiledNetwork | None,
     norms: Sequence[ValueNorm],
     shape: tuple[int, int, int, int],
     inputs: np.ndarray,

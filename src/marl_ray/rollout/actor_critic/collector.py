@@ -9,6 +9,8 @@ import torch
 from pettingzoo import ParallelEnv
 
 from marl_ray.envs.batch import EnvBatch
+from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
+from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.rollout.actor_critic.action_history import packed, unpacked
 from marl_ray.rollout.actor_critic.buffers import Buffer, Played, Player
 from marl_ray.rollout.group_spread import GroupSums, informative
@@ -326,6 +328,8 @@ def act(
     """Run one forward pass of one policy; returns its actions (copies, agents, *shape) as the environment takes them."""
     distribution = player.model.distribution
     copies, agents = buffer.rows.shape[1:3]
+    if player.actor is not None and isinstance(distribution, Categorical):
+        return _act_compiled(player.actor, buffer, allowed, uniforms, t, alive, greedy) + distribution.start
     rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))
     permitted = None if allowed is None else torch.from_numpy(allowed.reshape(copies * agents, -1))
     outputs = distribution.normalize(player.model.actor.infer(rows), permitted)
@@ -342,3 +346,26 @@ def act(
     else:
         buffer.actions[t], buffer.log_probs[t] = taken, log_probs
     return distribution.to_env(actions).reshape(copies, agents, *distribution.shape)
+
+
+def _act_compiled(
+    actor: CompiledNetwork,
+    buffer: Buffer,
+    allowed: np.ndarray | None,
+    uniforms: torch.Tensor,
+    t: int,
+    alive: np.ndarray,
+    greedy: np.ndarray,
+) -> np.ndarray:
+    """Do the same by compiled code, for one categorical; returns its actions (copies, agents) from 0."""
+    copies, agents = alive.shape
+    rows = buffer.rows[t].reshape(copies * agents, -1)
+    masks = None if allowed is None else np.ascontiguousarray(allowed.reshape(copies * agents, -1))
+    noise = np.ascontiguousarray(uniforms.numpy().reshape(-1))
+    drawn = actor.act(rows, noise, masks, greedy.repeat(agents))
+    actions, log_probs = drawn[0].reshape(copies, agents), drawn[1].reshape(copies, agents)
+    if alive.all():
+        buffer.actions[t], buffer.log_probs[t] = torch.from_numpy(actions), torch.from_numpy(log_probs)
+    else:  # copies that are over keep their recorded actions
+        buffer.actions[t].numpy()[alive], buffer.log_probs[t].numpy()[alive] = actions[alive], log_probs[alive]
+    return actions

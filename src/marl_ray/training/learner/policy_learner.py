@@ -1,5 +1,6 @@
 """The learner of one policy: it updates the policy by one batch at a time, and keeps the state between updates."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,11 @@ from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.training.collectives import total, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
+from marl_ray.training.learner.compiled.eligible import is_compiled
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.estimates import trained_decisions
 from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
@@ -30,6 +33,8 @@ class Learner:
     state: UpdateState
     trust_region: float
     """The bound of a trust region's step (nats) at this point of the run."""
+    compiled: bool
+    """The gradient steps, and the networks that play, are compiled code (see `compiled`)."""
 
     def __init__(self, model: Any, mesh: DeviceMesh, settings: LearnerSettings):
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
@@ -37,6 +42,7 @@ class Learner:
         self.state = UpdateState.fresh(self.policy)
         self.trust_region = settings.hyper.trust_region
         self.own_groups = self._groups()
+        self.compiled, self._compared = is_compiled(self.policy), False
 
     def set_progress(self, share: float, batches: int) -> None:
         """Set the learning rates and the trust region for the next batch. `share` (0 to 1) of the run's steps and
@@ -79,11 +85,28 @@ class Learner:
             policy.family.adopt_actor(policy.copies, weights)
             metrics |= step_metrics
         # Advantages become losses, and losses become gradients and steps.
-        self.state, epoch_metrics = gradient_epochs.descend(policy, self.state, prepared, where)
+        self.state, epoch_metrics = self._descend(prepared, where)
         metrics |= epoch_metrics
         policy.refresh_rollout_model()  # the next batch is played with the new weights
         self.state = self.state.steered(hyper, metrics, prepared.sequences)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
+
+    def _descend(self, prepared: PreparedBatch, where: str) -> tuple[UpdateState, dict[str, float]]:
+        """Take the gradient steps by compiled code where there is some. Before its first step it is compared with torch; if
+        it differs, torch takes all steps of the run, and a line on standard error says so."""
+        if not self.compiled:
+            return gradient_epochs.descend(self.policy, self.state, prepared, where)
+        from marl_ray.training.learner.compiled import epochs  # loads numba
+
+        if not self._compared and prepared.sizes[0, 0]:
+            self._compared = True
+            difference = epochs.largest_difference(self.policy, self.state, prepared)
+            if not difference <= epochs.TOLERANCE:
+                self.compiled = False
+                line = f"{where}: compiled gradients differ from torch's by {difference:.1e}; torch takes all steps"
+                print(line, file=sys.stderr, flush=True)
+                return gradient_epochs.descend(self.policy, self.state, prepared, where)
+        return epochs.descend(self.policy, self.state, prepared, where)
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
         """(copies, T) how much the update has changed the log-probabilities of the recorded actions, on CPU; for

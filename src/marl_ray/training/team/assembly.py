@@ -16,6 +16,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.envs.registry import is_text
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
@@ -76,7 +77,16 @@ class Team:
                 for name, model in language.items()
             }
         small = cast(Mapping[str, ActorCritic], self.models)
-        return {name: Player(model, self.agents[name], *norms[name]) for name, model in small.items()}
+        return {
+            name: Player(model, self.agents[name], *norms[name], *self._compiled(name)) for name, model in small.items()
+        }
+
+    def _compiled(self, name: str) -> tuple[CompiledNetwork, ...]:
+        """The actor and the critic as compiled code, for a policy that learns by such code; empty for all others."""
+        if name not in self.learners or not self.learners[name].compiled:
+            return ()
+        model = cast(ActorCritic, self.models[name])
+        return tuple(CompiledNetwork(network) for network in (model.actor, *model.critics))
 
     def rest(self) -> None:
         """Let the engines release memory, because the learners update now."""

@@ -1,0 +1,114 @@
+"""Copies of an environment as rows of one array, stepped together by functions on arrays, which numba may compile."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_ray.envs.batch import BatchStep, grouped
+from marl_ray.errors import MarlRayError
+
+Begin = Callable[[int], np.ndarray]
+"""A function of a seed that returns the state (S,) float64 in which an episode begins. All luck of an episode is in it:
+one seed and the same actions give the same episode."""
+Play = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+"""A function of (states, alive, actions, rewards, costs, terminated, truncated) that moves the states (copies, S) of the
+copies in which somebody is alive (copies, agents) by one step, and writes the results of the agents that are: the
+fields of a `BatchStep`, which are zero before. `actions` are (copies, agents) int64, as the environment takes them."""
+ObserveRows = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+"""A function of (states, copies, agents, rows) that writes the observation of the agent with number `agents[k]` in the
+copy with number `c`, for each number of `copies`, to `rows[c, k]`."""
+Allow = Callable[[np.ndarray, np.ndarray], None]
+"""A function of (states, masks) that writes the actions that are possible now, (copies, agents, actions) bool."""
+
+
+class ArrayBatch:
+    """`EnvBatch` of three functions on arrays, for an environment whose agents have Discrete actions.
+
+    The functions are plain NumPy, or compiled by `numba.njit(cache=True)`. An environment returns such a batch from its
+    method `batch(copies, groups, signals)`, which `make_batch` calls in place of stepping copies one after another.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        copies: int,
+        groups: Sequence[Sequence[str]],
+        signals: int,
+        begin: Begin,
+        play: Play,
+        look: ObserveRows,
+        allow: Allow | None = None,
+    ):
+        """`env` gives the agents and the sizes of their actions; MarlRayError if an action space is not Discrete."""
+        agents = list(env.possible_agents)
+        self.begin, self.play, self.look, self.allow, self.signals = begin, play, look, allow, signals
+        self.members, self.agents = grouped(agents, groups), agents
+        for agent in agents:
+            if not isinstance(space := env.action_space(agent), spaces.Discrete):
+                raise MarlRayError(f"action space of {agent} is {space}, expected Discrete in an ArrayBatch")
+        self.first = np.array([env.action_space(agent).start for agent in agents], np.int64)
+        self.last = self.first + np.array([env.action_space(agent).n for agent in agents], np.int64) - 1
+        views = [env.observation_space(group[0]) for group in groups]
+        self.offsets = [int(view.start) if isinstance(view, spaces.Discrete) else 0 for view in views]
+        self.states = np.tile(begin(0), (copies, 1))
+        shape = (copies, len(agents))
+        self.alive, self.observed = np.zeros(shape, bool), np.zeros(shape, bool)
+        self.moves, self.all = np.zeros(shape, np.int64), np.arange(copies)
+        self.masks = None if allow is None else np.ones((*shape, int(env.action_space(agents[0]).n)), bool)
+        self.action_masks: list[np.ndarray | None] = [None] * len(groups)
+
+    def reset(self, copy: int, seed: int) -> None:
+        self.states[copy] = self.begin(seed)
+        self.alive[copy] = self.observed[copy] = True
+        self._note(slice(copy, copy + 1))
+
+    def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
+        for members, chosen in zip(self.members, actions, strict=True):
+            self.moves[:, members] = chosen
+        return self._step(slice(None))
+
+    def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
+        self.reset(copy, seed)
+        for choices in actions:
+            for members, chosen in zip(self.members, choices, strict=True):
+                self.moves[copy, members] = chosen
+            self._step(slice(copy, copy + 1))
+
+    def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
+        chosen = self.all if copies is None else np.asarray(copies, np.int64)
+        for members, offset, group_rows in zip(self.members, self.offsets, rows, strict=True):
+            self.look(self.states, chosen, members, group_rows)
+            if offset:
+                group_rows[chosen] -= offset
+            absent = ~self.observed[np.ix_(chosen, members)]
+            if absent.any():
+                group_rows[chosen] = np.where(absent[..., None], 0, group_rows[chosen])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _step(self, copies: slice) -> BatchStep:
+        """Step these copies by `moves`."""
+        alive, moves = self.alive[copies], self.moves[copies]
+        outside = ((moves < self.first) | (moves > self.last)) & alive
+        if outside.any():
+            c, i = np.argwhere(outside)[0]
+            raise ValueError(f"action {moves[c, i]} of {self.agents[i]} is not in {self.first[i]} to {self.last[i]}")
+        step = BatchStep.zeros(len(alive), len(self.agents), self.signals)
+        self.play(self.states[copies], alive, moves, step.rewards, step.costs, step.terminated, step.truncated)
+        playing = alive.any(1, keepdims=True)
+        self.observed[copies] = np.where(playing, alive, self.observed[copies])
+        np.logical_and(step.truncated, ~step.terminated, out=step.truncated)
+        alive &= ~(step.terminated | step.truncated)
+        self._note(copies)
+        return step
+
+    def _note(self, copies: slice) -> None:
+        """Note the actions that are possible next; all are for agents that do not act."""
+        if self.allow is None or self.masks is None:
+            return
+        self.allow(self.states[copies], self.masks[copies])
+        self.masks[copies] |= ~self.alive[copies][..., None]
+        self.action_masks = [self.masks[:, members] for members in self.members]

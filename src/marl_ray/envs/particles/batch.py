@@ -1,0 +1,96 @@
+"""Compiled batches of mpe2's `simple_spread`, `simple_tag` and `simple_reference`."""
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium.utils import seeding
+
+from marl_ray.envs.arrays import ArrayBatch
+from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, look, play
+
+KINDS = {"mpe2.simple_spread_v3": SPREAD, "mpe2.simple_tag_v3": TAG, "mpe2.simple_reference_v3": REFERENCE}
+COMPILED = {"N", "local_ratio", "max_cycles", "num_good", "num_adversaries", "num_obstacles", "terminate_on_success"}
+"""Arguments that the compiled worlds read. With another value than its default in any other argument, a world runs in
+the loop."""
+
+
+def is_compiled(env_id: str, kwargs: dict[str, Any]) -> bool:
+    """True if there is a compiled batch of this id with these arguments."""
+    if env_id not in KINDS:
+        return False
+    defaults = _defaults(env_id)
+    return all(key in COMPILED or value == defaults.get(key) for key, value in kwargs.items())
+
+
+def particle_batch(
+    env_id: str, kwargs: dict[str, Any], env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+) -> ArrayBatch:
+    """`copies` of a particle world with a compiled batch; `env` is one as `make_env` returns it."""
+    rules = _rules(KINDS[env_id], _defaults(env_id) | kwargs)
+    begin = partial(_begin, rules=rules)
+    return ArrayBatch(env, copies, groups, signals, begin, partial(play_by, rules), partial(look_by, rules))
+
+
+def play_by(rules: Rules, *arrays: np.ndarray) -> None:
+    """Play a step by these rules; see `arrays.Play`."""
+    play(*arrays, rules)
+
+
+def look_by(rules: Rules, *arrays: np.ndarray) -> None:
+    """Write observations by these rules; see `arrays.ObserveRows`."""
+    look(*arrays, rules)
+
+
+def _defaults(env_id: str) -> dict[str, Any]:
+    import importlib
+
+    parameters = inspect.signature(importlib.import_module(env_id).raw_env.__init__).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name != "self"}
+
+
+def _rules(kind: int, kwargs: dict[str, Any]) -> Rules:
+    """The constants that mpe2 builds into a world's agents and landmarks."""
+    if kind == TAG:
+        chasers, landmarks = kwargs["num_adversaries"], kwargs["num_obstacles"]
+        agents = chasers + kwargs["num_good"]
+        chases = np.arange(agents) < chasers
+        sizes = np.concatenate([np.where(chases, 0.075, 0.05), np.full(landmarks, 0.2)])
+        force, speed = np.where(chases, 3.0, 4.0), np.where(chases, 1.0, 1.3)
+    else:
+        agents, landmarks, chasers = (kwargs["N"], kwargs["N"], 0) if kind == SPREAD else (2, 3, 0)
+        sizes = np.concatenate([np.full(agents, 0.15 if kind == SPREAD else 0.05), np.full(landmarks, 0.05)])
+        force, speed = np.full(agents, 5.0), np.full(agents, np.inf)
+    collides = np.ones(agents + landmarks, bool)
+    if kind != TAG:
+        collides[agents if kind == SPREAD else 0 :] = False
+    return Rules(
+        kind,
+        agents,
+        landmarks,
+        chasers,
+        10 if kind == REFERENCE else 2,
+        float(kwargs.get("local_ratio", 1.0)),
+        int(kwargs["max_cycles"]),
+        bool(kwargs.get("terminate_on_success", False)),
+        sizes,
+        collides,
+        force,
+        speed,
+    )
+
+
+def _begin(seed: int, rules: Rules) -> np.ndarray:
+    """The state that the world's `reset(seed=seed)` draws."""
+    draws, _ = seeding.np_random(seed)
+    goals = [int(draws.integers(rules.landmarks)) for _ in range(rules.agents)] if rules.kind == REFERENCE else []
+    agents, edge = rules.agents, 0.9 if rules.kind == TAG else 1.0
+    state = np.zeros(2 * (agents + rules.landmarks) + (2 + rules.words + 1) * agents + 1)
+    bounds = 2 * agents, 2 * (agents + rules.landmarks)
+    state[: bounds[0]] = draws.uniform(-1, 1, bounds[0])
+    state[bounds[0] : bounds[1]] = draws.uniform(-edge, edge, bounds[1] - bounds[0])
+    if goals:
+        state[-1 - agents : -1] = goals
+    return state

@@ -1,0 +1,128 @@
+"""Copies of one-agent environments that a library steps together: Gymnasium's `VectorEnv`, and EnvPool's pools."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_ray.envs.batch import BatchStep, grouped
+from marl_ray.errors import MarlRayError
+
+Seeds = Sequence[int | None]
+
+
+class VectorBatch:
+    """`EnvBatch` of a Gymnasium `VectorEnv` whose `autoreset_mode` is `DISABLED`, and whose agent is the only one.
+
+    An own environment returns it from `batch(copies, groups, signals)`. Copies that ended are reset together, at the next
+    observation or step. While some copies are over and others play, all are stepped; results of the former are dropped.
+    """
+
+    resets_itself = False
+    """An ended copy may be stepped."""
+
+    def __init__(self, vector: Any, groups: Sequence[Sequence[str]], signals: int):
+        """`vector` has as many copies as the batch; MarlRayError if an observation is neither a Box nor categories."""
+        copies, space = vector.num_envs, vector.single_observation_space
+        if isinstance(space, spaces.Dict | spaces.Tuple | spaces.Text):
+            raise MarlRayError(f"observation space {space} is not supported in a VectorEnv: expected numbers")
+        self.vector, self.signals = vector, signals
+        grouped([agent for group in groups for agent in group][:1], groups)
+        self.offset = int(space.start) if isinstance(space, spaces.Discrete) else 0
+        self.alive = np.zeros((copies, 1), bool)
+        self.action_masks: list[np.ndarray | None] = [None]
+        self.seen: np.ndarray | None = None
+        self.waiting: dict[int, int] = {}
+        """Copy -> seed of the episode that it begins at the next observation or step."""
+
+    def reset(self, copy: int, seed: int) -> None:
+        self.waiting[copy] = seed
+        self.alive[copy] = True
+
+    def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
+        self._begin(idle=~self.alive[:, 0])
+        step = BatchStep.zeros(len(self.alive), 1, self.signals)
+        observations, rewards, terminated, truncated, infos = self.vector.step(actions[0][:, 0])
+        playing = self.alive[:, 0]
+        self._see(observations, playing)
+        step.rewards[playing, 0] = rewards[playing]
+        step.terminated[playing, 0] = terminated[playing]
+        step.truncated[playing, 0] = truncated[playing] & ~terminated[playing]
+        if "cost" in infos:
+            step.costs[playing, 0] = np.asarray(infos["cost"])[playing].reshape(-1, self.signals)
+        self.alive &= ~(step.terminated | step.truncated)
+        return step
+
+    def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
+        self._begin()
+        chosen = range(len(self.alive)) if copies is None else copies
+        if self.seen is not None and len(chosen):
+            rows[0][chosen, 0] = self.seen[chosen] - self.offset if self.offset else self.seen[chosen]
+
+    def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
+        """Begin the episode anew: its copies cannot be stepped apart from each other."""
+        self.reset(copy, seed)
+
+    def close(self) -> None:
+        self.vector.close()
+
+    def _begin(self, idle: np.ndarray | None = None) -> None:
+        """Begin the episodes that wait, and some episode in the copies that are `idle`, (copies,) bool, because an
+        ended copy cannot be stepped."""
+        begun = np.zeros(len(self.alive), bool)
+        begun[list(self.waiting)] = True
+        mask = begun if idle is None or self.resets_itself else begun | idle
+        if not mask.any():
+            return
+        observations = self._reset([self.waiting.get(c, 0) if mask[c] else None for c in range(len(mask))], mask)
+        self.waiting = {}
+        # A pool returns the observations of the copies that were reset alone.
+        self._see(observations if len(observations) == len(mask) else _spread(observations, mask), begun)
+
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> np.ndarray:
+        options = None if mask.all() else {"reset_mask": mask}
+        observations: np.ndarray = self.vector.reset(seed=list(seeds), options=options)[0]
+        return observations
+
+    def _see(self, observations: np.ndarray, copies: np.ndarray) -> None:
+        """Keep the observations of these copies, (copies,) bool, as flat rows."""
+        flat = np.asarray(observations).reshape(len(self.alive), -1)
+        if self.seen is None:
+            self.seen = flat.copy()
+        else:
+            self.seen[copies] = flat[copies]
+
+
+class PoolBatch(VectorBatch):
+    """`EnvBatch` of an EnvPool.
+
+    A pool takes its seeds when it is made. When all copies begin episodes at once, as in evaluations and in batches of
+    whole episodes, a pool with their seeds is made; else a copy's later episodes follow from the first one's seed.
+    """
+
+    resets_itself = True
+
+    def __init__(self, make: Callable[[list[int]], Any], copies: int, groups: Sequence[Sequence[str]], signals: int):
+        """`make` makes the pool of as many copies as there are seeds."""
+        self.make = make
+        super().__init__(make([0] * copies), groups, signals)
+        shape = self.vector.single_observation_space.shape
+        self.channels_first = len(shape) == 3 and shape[0] < shape[-1]
+
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> np.ndarray:
+        if mask.all():
+            self.vector.close()
+            self.vector = self.make([int(seed or 0) for seed in seeds])
+        observations: np.ndarray = self.vector.reset(options={"reset_mask": mask})[0]
+        return observations
+
+    def _see(self, observations: np.ndarray, copies: np.ndarray) -> None:
+        super()._see(np.moveaxis(observations, 1, -1) if self.channels_first else observations, copies)
+
+
+def _spread(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Rows of some copies at their places among all."""
+    spread = np.zeros((len(mask), *rows.shape[1:]), rows.dtype)
+    spread[mask] = rows
+    return spread

@@ -1,0 +1,132 @@
+"""The epochs of one batch by compiled gradient steps, with the results of `gradient_epochs.descend` within 1e-5."""
+
+import math
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
+from marl_ray.policies.actor_critic.mlp_kernels import (
+    DecisionArrays,
+    PPOTerms,
+    adam_step,
+    ppo_gradient,
+    standardise,
+)
+from marl_ray.policies.actor_critic.policy import ActorCritic
+from marl_ray.training.collectives import total, world
+from marl_ray.training.errors import Diverged
+from marl_ray.training.learner.compiled.flat_state import FlatState
+from marl_ray.training.learner.minibatches import Cut
+from marl_ray.training.learner.optimizers import local_part
+from marl_ray.training.learner.pass_loss import EvaluatedPass, pass_loss
+from marl_ray.training.learner.prepared_batch import PreparedBatch
+from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
+
+TOLERANCE = 1e-5
+"""Greatest difference of a gradient from torch's, as a share of the greatest gradient if that is above 1."""
+
+
+class CompiledBatch:
+    """A prepared batch of a policy that `is_compiled`, as arrays."""
+
+    def __init__(self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch):
+        model, hyper, batch = cast(ActorCritic, policy.rollout_model), policy.hyper, prepared.batch
+        assert model.critic is not None and prepared.returns is not None
+        self.actor, self.critic = CompiledNetwork(model.actor).layout, CompiledNetwork(model.critic).layout
+        rows = _array(prepared.inputs.actor.values, np.float32)
+        if self.actor.norm:
+            raw, rows = rows, np.empty_like(rows)
+            standardise(raw, rows)
+        self.rows, actions = rows, int(self.actor.widths[-1])
+        masks = batch.action_masks
+        self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
+        floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
+        self.data = DecisionArrays(
+            _array(batch.actions.flatten(), np.int64), *(_array(x.flatten(), np.float32) for x in floats)
+        )
+        low, high = hyper.clip_range
+        self.terms = PPOTerms(
+            float(low),
+            float(high),
+            float(hyper.dual_clip or 0.0),
+            float(hyper.value_clip or 0.0),
+            float(hyper.huber_delta),
+            float(hyper.value_coef),
+            float(state.entropy_coef),
+            1.0,
+        )
+        self.number = torch.arange(prepared.mask.numel()).view(prepared.mask.shape)
+        self.prepared = prepared
+
+    def gradient(self, weights: np.ndarray, cut: Cut, decisions: float, sums: np.ndarray) -> np.ndarray:
+        """The gradient of a minibatch's loss over all workers; adds this worker's metrics to `sums` (5,)."""
+        agents = self.prepared.shape.agents
+        chosen = cut.take(self.number, agents)[cut.take(self.prepared.mask, agents)].numpy()
+        gradient, terms = np.empty_like(weights), self.terms._replace(decisions=max(float(decisions), 1.0))
+        networks = self.actor, self.critic
+        ppo_gradient(weights, *networks, self.rows, self.allowed, chosen, self.data, terms, gradient, sums)
+        return gradient if world()[1] == 1 else total(torch.from_numpy(gradient)).numpy()
+
+
+def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
+    """The greatest difference of the first minibatch's compiled gradient from torch's, as `TOLERANCE` measures it; equal on
+    all workers. Changes nothing."""
+    cut, size = prepared.plan[0][0], prepared.sizes[0].tolist()
+    flat = FlatState(policy)
+    compiled = CompiledBatch(policy, state, prepared).gradient(flat.weights, cut, size[0], np.zeros(5))
+    policy.optimizer.zero_grad(set_to_none=True)
+    evaluated = EvaluatedPass(policy, prepared, cut, True)
+    loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
+    (loss * world()[1]).backward()
+    worst = 0.0
+    for parameter, expected in flat.own(compiled):
+        given = local_part(cast(Tensor, parameter.grad)).reshape(-1).numpy()
+        if given.size:
+            worst = max(worst, float(np.abs(given - expected).max()) / max(1.0, float(np.abs(given).max())))
+    policy.optimizer.zero_grad(set_to_none=True)
+    cast(FSDPModule, policy.model).reshard()
+    return float(total(torch.tensor(worst)))
+
+
+def descend(
+    policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, where: str
+) -> tuple[UpdateState, dict[str, float]]:
+    """Take all gradient steps on a batch, as `gradient_epochs.descend` does; the state stays as it is.
+
+    Raises Diverged naming `where` and a metric that is not finite.
+    """
+    hyper, flat, batch = policy.hyper, FlatState(policy), CompiledBatch(policy, state, prepared)
+    bounds = np.array([0, batch.actor.size, batch.actor.size + batch.critic.size])
+    sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
+    for epoch in prepared.plan:
+        before = sums.copy()
+        for cut in epoch:
+            if not (size := next(sizes)):
+                continue  # no decision is trained on: a step would only follow the optimiser's momentum
+            gradient = batch.gradient(flat.weights, cut, size, sums)
+            flat.step, steps = flat.step + 1, steps + 1
+            moments = flat.weights, gradient, flat.first, flat.second
+            settings = hyper.max_grad_norm, hyper.adam_betas, hyper.adam_eps, flat.step
+            norms += adam_step(*moments, flat.rates, flat.decays, bounds, *settings)
+        if hyper.target_kl is not None and _total(sums - before)[2] / len(epoch) > hyper.target_kl:
+            break
+    flat.write_back()
+    policy_loss, entropy, kl, clipped, value_loss = (_total(sums) / max(steps, 1)).tolist()
+    metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl}
+    metrics |= {"clip_fraction": clipped, "grad_norm": norms / max(steps, 1)}
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise Diverged(f"{where}: {name} is not finite")
+    return state, metrics
+
+
+def _total(sums: np.ndarray) -> np.ndarray:
+    return sums if world()[1] == 1 else total(torch.from_numpy(sums)).numpy()
+
+
+def _array(values: Tensor, dtype: type) -> np.ndarray:
+    return np.ascontiguousarray(values.numpy(), dtype)

@@ -1,0 +1,118 @@
+"""Environments as functions on arrays: the particle worlds of mpe2 against the package, step for step."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marl_ray.config.run.sections import EnvConfig
+from marl_ray.conformance.extensions.environment import check
+from marl_ray.envs.arrays import ArrayBatch
+from marl_ray.envs.budget.dag import BudgetDag
+from marl_ray.envs.copies import EnvLoop, make_batch
+from marl_ray.envs.registry import make_env
+
+WORLDS: list[tuple[str, dict[str, Any]]] = [
+    ("mpe2.simple_spread_v3", {}),
+    ("mpe2.simple_spread_v3", {"N": 5, "local_ratio": 0.2, "max_cycles": 60, "terminate_on_success": True}),
+    ("mpe2.simple_tag_v3", {}),
+    ("mpe2.simple_tag_v3", {"num_good": 2, "num_adversaries": 4, "num_obstacles": 3, "terminate_on_success": True}),
+    ("mpe2.simple_reference_v3", {"local_ratio": 0.3}),
+    ("budget_dag", {}),
+    ("budget_dag", {"workers": 3, "budget": 17.0, "observe_budget": False}),
+]
+
+
+def groups_of(env: Any) -> list[list[str]]:
+    """Agents by their spaces, the last one first."""
+    kinds: dict[str, list[str]] = {}
+    for agent in reversed(env.possible_agents):
+        kinds.setdefault(f"{env.observation_space(agent)}{env.action_space(agent)}", []).append(agent)
+    return list(kinds.values())
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), WORLDS)
+def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any]) -> None:
+    copies, config = 6, EnvConfig(id=env_id, kwargs=kwargs)
+    env = make_env(config)
+    groups = groups_of(env)
+    fast, slow = make_batch(config, copies, groups), EnvLoop(config, copies, groups)
+    assert isinstance(fast, ArrayBatch)
+    sizes = [env.observation_space(group[0]).shape[0] for group in groups]
+    rows, expected = (
+        [np.zeros((copies, len(g), n), np.float32) for g, n in zip(groups, sizes, strict=True)] for _ in "ab"
+    )
+    rng = np.random.default_rng(0)
+    for c in range(copies):
+        fast.reset(c, 10 + c)
+        slow.reset(c, 10 + c)
+    for t in range(70):
+        fast.observe(rows)
+        slow.observe(expected)
+        for ours, theirs in zip(rows, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        actions = [rng.integers(int(env.action_space(group[0]).n), size=(copies, len(group))) for group in groups]
+        if t % 3:  # towards one corner, so that agents touch, cover landmarks and leave the screen
+            actions = [np.where(a % 2, 2, 4 if env_id.startswith("mpe2") else 0) for a in actions]
+        for ours, theirs in zip(fast.step(actions), slow.step(actions), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(fast.alive, slow.alive)
+        for ours, theirs in zip(fast.action_masks, slow.action_masks, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        for c in np.flatnonzero(~fast.alive.any(1)).tolist():
+            fast.reset(c, 1000 * t + c)
+            slow.reset(c, 1000 * t + c)
+    slow.close()
+
+
+@pytest.mark.parametrize("kwargs", [{"continuous_actions": True}, {"num_agent_neighbors": 1}, {"curriculum": True}])
+def test_a_world_with_other_arguments_runs_in_the_loop(kwargs: dict[str, Any]) -> None:
+    config = EnvConfig(id="mpe2.simple_spread_v3", kwargs=kwargs)
+    assert isinstance(make_batch(config, 1, [["agent_0", "agent_1", "agent_2"]]), EnvLoop)
+
+
+class Careless(BudgetDag):
+    """A budget whose batch draws other luck than its `reset`."""
+
+    def batch(self, copies: int, groups: Any, signals: int) -> Any:
+        batch = super().batch(copies, groups, signals)
+        assert batch is not None
+        right = batch.begin
+        batch.begin = lambda seed: right(seed + 1)
+        return batch
+
+
+@pytest.mark.parametrize(("env_id", "failed"), [("budget_dag", []), ("test_array_batch:Careless", ["batch"])])
+def test_the_check_compares_a_batch_with_the_environment(
+    env_id: str, failed: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.syspath_prepend(str(request.path.parent))
+    properties = list(check(env_id, {"workers": 2}))
+    assert [each.name for each in properties if each.failure is not None] == failed
+    assert properties[-1].name == "batch"
+
+
+def test_an_impossible_action_is_named() -> None:
+    batch = make_batch(EnvConfig(id="budget_dag"), 1, [["worker_0"]])
+    batch.reset(0, 0)
+    with pytest.raises(ValueError, match="action 3 of worker_0 is not in 0 to 2"):
+        batch.step([np.array([[3]])])
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), [WORLDS[0], WORLDS[-1]])
+def test_a_replayed_copy_goes_on_as_one_that_played(env_id: str, kwargs: dict[str, Any]) -> None:
+    config = EnvConfig(id=env_id, kwargs=kwargs)
+    groups = [make_env(config).possible_agents]
+    played, replayed = make_batch(config, 2, groups), make_batch(config, 2, groups)
+    rng, history = np.random.default_rng(0), []
+    for c in range(2):
+        played.reset(c, c)
+        replayed.reset(c, 9)
+    for _ in range(5):
+        history.append([rng.integers(3, size=(2, len(groups[0])))])
+        played.step(history[-1])
+    replayed.replay(1, 1, [[group[1] for group in actions] for actions in history])
+    np.testing.assert_array_equal(replayed.alive[1], played.alive[1])
+    actions = [rng.integers(3, size=(2, len(groups[0])))]
+    for left, right in zip(replayed.step(actions), played.step(actions), strict=True):
+        np.testing.assert_array_equal(left[1], right[1])

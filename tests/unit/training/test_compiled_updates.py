@@ -1,0 +1,124 @@
+"""The compiled gradient steps and the compiled networks against torch's, on batches of real environments."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes.two_workers import two_workers
+from toys.runs import short
+
+from marl_ray.config import RunConfig
+from marl_ray.policies.actor_critic import mlp_kernels
+from marl_ray.training.learner import policy_learner
+from marl_ray.training.loop import Run
+from marl_ray.training.single_process import process_group
+
+CARTPOLE = "gymnasium.CartPole-v1"
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"env": {"id": CARTPOLE}, "network": {"normalize": False}},
+    "norm and relu": {"env": {"id": CARTPOLE}, "network": {"activation": "relu", "hidden": [24]}},
+    "three agents and layers": {"env": {"id": "mpe2.simple_spread_v3"}, "network": {"hidden": [32, 16, 8]}},
+    "masks and episodes": {"env": {"id": "budget_dag", "kwargs": {"workers": 2}}, "train": {"rollout": "episodes"}},
+    "bounds": {
+        "env": {"id": CARTPOLE},
+        "hyper": {"dual_clip": 1.5, "value_clip": 0.01, "clip": 0.01, "huber_delta": 0.3, "max_grad_norm": 0.05},
+    },
+    "decay and early end": {
+        "env": {"id": CARTPOLE},
+        "hyper": {"weight_decay": 0.1, "critic_lr": 1e-3, "target_kl": 1e-4, "value_clip": None, "lr": 3e-3},
+    },
+}
+
+
+def config_of(case: dict[str, Any], **resources: int) -> RunConfig:
+    """A short run with several minibatches and epochs."""
+    return RunConfig.model_validate(
+        {
+            "name": "compiled",
+            "algorithm": "ippo",
+            "env": case["env"],
+            "team": {"all": {"network": case.get("network", {})}},
+            "hyper": {"epochs": 3, "minibatches": 2, "lr": 1e-3} | case.get("hyper", {}),
+            "train": {"total_steps": 10_000, "env_copies": 8, "horizon": 40} | case.get("train", {}),
+            "evaluation": {"every": 0},
+            "resources": resources,
+        }
+    )
+
+
+def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list[dict[str, float]], list[np.ndarray]]:
+    """Metrics of some iterations, and the weights after them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(policy_learner, "is_compiled", lambda policy: False)
+        run = Run(config, torch.device("cpu"), [], lambda metrics: None)
+        rows = [run.step() for _ in range(iterations)]
+        assert [learner.compiled for learner in run.team.learners.values()] == [compiled]
+        weights = [parameter.numpy().copy() for parameter in run.team.models["all"].parameters()]
+        run.close()
+    return rows, weights
+
+
+def assert_close(ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> None:
+    """Metrics and weights are equal within 1e-5."""
+    for mine, expected in zip(ours[0], theirs[0], strict=True):
+        assert mine.keys() == expected.keys()
+        for key in mine.keys() - {"steps_per_second"}:
+            if not key.startswith("time/"):
+                assert mine[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5), key
+    for mine, expected in zip(ours[1], theirs[1], strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_iterations_equal_those_of_torch(name: str) -> None:
+    config = config_of(CASES[name])
+    with process_group():
+        assert_close(played(config, True), played(config, False))
+
+
+def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
+    """One of two workers' metrics and weights."""
+    return played(config, True)
+
+
+def test_two_workers_take_the_steps_of_one() -> None:
+    case = CASES["three agents and layers"]
+    with process_group():
+        alone = played(config_of(case), True)
+    assert_close(two_workers(half, config_of(case, workers=2)), alone)
+
+
+@pytest.mark.parametrize("override", ["algorithm=mappo", "hyper.kl_coef=0.1", "hyper.optimizer=sgd"])
+def test_other_updates_stay_with_torch(override: str) -> None:
+    config = short("ppo", "env={id: mpe2.simple_spread_v3}", override)
+    with process_group():
+        run = Run(config, torch.device("cpu"), [], lambda metrics: None)
+        assert [learner.compiled for learner in run.team.learners.values()] == [False]
+        run.close()
+
+
+def test_a_gradient_that_differs_from_torch_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(CASES["plain"])
+    with process_group():
+        expected = played(config, False)
+        monkeypatch.setattr("marl_ray.training.learner.compiled.epochs.TOLERANCE", -1.0)
+        run = Run(config, torch.device("cpu"), [], lambda metrics: None)
+        rows = [run.step() for _ in range(2)]
+        assert not run.team.learners["all"].compiled
+        assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)
+        run.close()
+    assert capsys.readouterr().err.count("torch takes all steps") == 1
+
+
+def test_tanh_is_exact_within_a_millionth() -> None:
+    rows = np.linspace(-12, 12, 4001, dtype=np.float32)[None]
+    expected = np.tanh(rows.astype(np.float64))
+    mlp_kernels.activate(rows, np.zeros(4001, np.float32), True)
+    assert np.abs(rows - expected).max() < 1e-6
+    odd = np.array([[np.nan, np.inf, -np.inf]], np.float32)
+    mlp_kernels.activate(odd, np.zeros(3, np.float32), True)
+    assert np.isnan(odd[0, 0]) and odd[0, 1:] == pytest.approx([1, -1], abs=1e-6)
