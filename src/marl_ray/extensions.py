@@ -97,6 +97,7 @@ ENVIRONMENT = ExtensionPoint(
         "code_team": "marl_ray.envs.text.code_team:CodeTeam",
         "math": "marl_ray.envs.text.math:MathTasks",
         "react": "marl_ray.envs.text.react:React",
+        "webarena": "marl_ray.envs.web.webarena:WebArena",
     },
 )
 """A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""

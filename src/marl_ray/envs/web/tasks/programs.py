@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 PREFIX = "func:"
 LAST_URL = "__last_url__"
-"""The address of the page at the end of the episode, in an argument."""
+"""The address of the open page, in an argument."""
 PAGE = "__page__"
 """The open page, as an argument."""
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
