@@ -7,21 +7,30 @@ from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.envs.web.scoring.judges import FuzzyJudge
 from marl_ray.envs.web.scoring.official import address_score, answer_score, content_score
 from marl_ray.envs.web.scoring.programs import run_program
+from marl_ray.envs.web.scoring.verified import response_score, unread_formats
 from marl_ray.envs.web.tasks.programs import is_program, parse_program
-from marl_ray.envs.web.tasks.task import AddressCheck, AnswerCheck, PageCheck, PageContent, WebTask
+from marl_ray.envs.web.tasks.task import (
+    AddressCheck,
+    AnswerCheck,
+    PageCheck,
+    PageContent,
+    RequestCheck,
+    ResponseCheck,
+    WebTask,
+)
 from marl_ray.errors import MarlRayError
 
 LAST_PAGE = "last"
-SCORED = (AnswerCheck, AddressCheck, PageCheck)
 
 
 def check_scored(task: WebTask) -> None:
     """Raise MarlRayError for a task with a check that `task_score` has no evaluator for."""
     for check in task.checks:
-        if not isinstance(check, SCORED):
-            raise MarlRayError(
-                f"task {task.task_id}: {type(check).__name__} is of WebArena-Verified; expected WebArena's"
-            )
+        if isinstance(check, RequestCheck):
+            raise MarlRayError(f"task {task.task_id}: NetworkEventEvaluator has no evaluator here")
+        formats = unread_formats(check.schema) if isinstance(check, ResponseCheck) else []
+        if formats:
+            raise MarlRayError(f"task {task.task_id}: results_schema: the format {formats[0]!r} has no evaluator here")
 
 
 async def task_score(
@@ -37,6 +46,8 @@ async def task_score(
             score = answer_score(check, answer, task.prompt, judge)
         elif isinstance(check, AddressCheck):
             score = address_score(check.references, session.url)
+        elif isinstance(check, ResponseCheck):
+            score = response_score(check, answer)
         else:
             assert isinstance(check, PageCheck)
             score = await _pages_score(session, check, sites)
