@@ -115,6 +115,10 @@ def test_an_answer_is_scored(tmp_path: Path, site: LittleSite) -> None:
 def test_the_address_of_the_last_page_is_scored(tmp_path: Path, site: LittleSite) -> None:
     env = made(tmp_path, site, "/", ["url_match"], reference_url="__SHOPPING__/chair")
     assert play(env, "click [{Chair}]", "stop")["solved"]
+    assert play(env, "goto [http://onestopmarket.com/chair]", "stop")["solved"]
+    play(env)
+    assert "Address: http://onestopmarket.com/\n" in env.observe(AGENT)
+    assert "127.0.0.1" not in env.observe(AGENT), "a prompt must not depend on a port"
     assert not play(env, "click [{Chair}]", "go_back", "stop")["solved"]
     assert play(env, "click [{Chair}]", "go_back", "go_forward", "stop []")["solved"]
 
@@ -271,7 +275,7 @@ def _crash(session: Any) -> None:
 def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path: Path, site: LittleSite) -> None:
     env = made(tmp_path, site, "/", sites={"shopping": "http://127.0.0.1:9"})
     play(env)
-    assert "The page cannot be opened: opening http://127.0.0.1:9/ failed: " in env.observe(AGENT)
+    assert "The page cannot be opened: opening http://onestopmarket.com/ failed: " in env.observe(AGENT)
     env.step("stop [done]")
     assert env.infos[AGENT]["ending"] == "stopped"
     begun = time.monotonic()

@@ -1,9 +1,10 @@
 """An agent in a browser: the episode around the pages, whatever they are."""
 
+import re
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 from marl_ray.envs.text.base import Task, TextEnv
@@ -57,6 +58,7 @@ class BrowserEnv(TextEnv):
         test: Sequence[Task],
         *,
         hosts: Collection[str],
+        names: Mapping[str, str],
         max_steps: int,
         step_s: float,
         episode_s: float,
@@ -70,7 +72,8 @@ class BrowserEnv(TextEnv):
         width: int = WIDTH,
         height: int = HEIGHT,
     ):
-        """hosts: `HOST:PORT` of all that pages may reach. The others are options of the subclasses, checked here.
+        """hosts: `HOST:PORT` of all that pages may reach. names: base URLs -> those that the agent reads and writes for
+        them, so that prompts do not depend on the ports of a machine. The others are options of the subclasses, checked here.
 
         Raises ValueError naming the option.
         """
@@ -87,6 +90,8 @@ class BrowserEnv(TextEnv):
         if traces and record is None:
             raise ValueError("traces: expected with `record`, the folder in which they are kept")
         super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)
+        self._shown = [(_base(url), name) for url, name in names.items()]
+        self._meant = [(_base(name), url) for url, name in names.items()]
         self.hosts, self.max_steps, self.step_s, self.episode_s = hosts, max_steps, step_s, episode_s
         self.patience, self.observation_limit = patience, observation_limit
         self.record, self.traces, self.size = record, traces, (width, height)
@@ -139,7 +144,7 @@ class BrowserEnv(TextEnv):
         begun, session = time.monotonic(), self.session
         note, ending, score, answer = "", "", 0.0, ""
         try:
-            action = parse_web_action(text)
+            action = parse_web_action(_with_bases(text, self._meant))
             self._invalid = 0
         except ActionFault as error:
             action, note = WebAction(""), str(error)
@@ -239,7 +244,7 @@ class BrowserEnv(TextEnv):
         shown = text if len(text) <= self.observation_limit else text[: self.observation_limit] + _MORE
         address = session.url if session is not None else ""
         parts.append(f"({self.max_steps - self._turns} actions left)\nAddress: {address}\nPage:\n{shown}\nAction: ")
-        self.ask(self.possible_agents[0], "".join(parts))
+        self.ask(self.possible_agents[0], _with_bases("".join(parts), self._shown))
 
     def _finish(self, ending: str, score: float, answer: str) -> None:
         blocked = self.session.blocked if self.session is not None else 0
@@ -261,3 +266,14 @@ class BrowserEnv(TextEnv):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _base(url: str) -> re.Pattern[str]:
+    """The base URL where it stands in a text, and not as the beginning of another host or port."""
+    return re.compile(re.escape(url) + r"(?![\w.:-]*\w)")
+
+
+def _with_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, url in bases:
+        text = pattern.sub(url.replace("\\", r"\\"), text)
+    return text

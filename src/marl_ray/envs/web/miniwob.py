@@ -89,6 +89,7 @@ class MiniWob(BrowserEnv):
             agent,
             *made,
             hosts=hosts_of([self.url]),
+            names={self.url: "http://miniwob"},
             max_steps=max_steps,
             step_s=step_s,
             episode_s=episode_s,

@@ -16,6 +16,16 @@ from marl_ray.errors import MarlRayError
 from marl_ray.extensions import imported
 from marl_ray.rewards.paying import ChosenReward
 
+NAMES = {
+    "shopping": "http://onestopmarket.com",
+    "shopping_admin": "http://luma.com/admin",
+    "gitlab": "http://gitlab.com",
+    "reddit": "http://reddit.com",
+    "wikipedia": "http://wikipedia.org",
+    "map": "http://openstreetmap.org",
+    "homepage": "http://homepage.com",
+}
+"""The addresses that WebArena shows to agents for its sites."""
 WORLD = 0
 """Seed of the world of made tasks."""
 _SEEDS = {"train": 0, "test": 1}
@@ -83,6 +93,7 @@ class WebArena(BrowserEnv):
             train,
             test,
             hosts=hosts,
+            names={url: NAMES[site] for site, url in self.sites.items()},
             max_steps=max_steps,
             step_s=step_s,
             episode_s=episode_s,
