@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python tests/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test test-all test-vllm vllm-tests docs docs-test coverage demo clean
+.PHONY: help install check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,16 +37,20 @@ check: install  ## Lint, format, types, dependency directions
 	$(BIN)/lint-imports
 
 unit: install  ## Unit tests
-	$(PYTEST) -n 3 tests/unit
+	$(PYTEST) -n 2 tests/unit
 
 # In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
 	sh tests/need_servers.sh
-	$(PYTEST) -n 3 --dist loadfile -m "not slow"
+	$(PYTEST) -n 3 --dist loadfile -m "not slow and not long"
 
-test-all: install  ## All tests, the slow ones too
+test-long: install  ## The longest tests that CI runs
 	sh tests/need_servers.sh
-	$(PYTEST) -n 3 --dist loadfile
+	$(PYTEST) -n 3 --dist loadfile -m "long and not slow" tests/integration tests/e2e
+
+test-all: install  ## All tests, the slow ones too, and more random requests
+	sh tests/need_servers.sh
+	THOROUGH=1 $(PYTEST) -n 3 --dist loadfile
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is
 # resolved and not installed. pip lists what engine_requirements.py leaves out.
@@ -81,12 +85,12 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 docs-test: install  ## Follow the README and every page of docs/ to the letter
-	$(PYTEST) -n 2 --dist loadgroup tests/docs
+	$(PYTEST) -n 2 --dist loadscope tests/docs
 
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow
 	$(BIN)/coverage erase
-	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow" $(TESTS)
+	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow and not long" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=cover | awk '$$NF + 0 < 90 || /^TOTAL/'
 

@@ -35,12 +35,19 @@ def named(error: BaseException) -> str:
     return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs an extra of this package, which is installed from its sources and is on no index."""
+    return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
+
+
 def did_you_mean(name: str, known: Iterable[str], *further: str) -> str:
-    """The end of an error about an unknown name: '; did you mean ...?' if some known names are close to it, else
+    """The end of an error about an unknown name: '; did you mean ...?' if some known names are close to it, or one is
+    its initials (lr of learning_rate), else
     '; expected one of ...' with up to 20 of them, and how many more there are. `further` is what else may be given there,
     in words."""
     names = [other for other in known if not other.startswith("_")]
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
+    close = [initials] if initials in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"; did you mean {' or '.join(close)}?"
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

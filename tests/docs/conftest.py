@@ -1,10 +1,11 @@
 """The walks of the pages, and the list of blocks that none of them runs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from docs.pages import WALKED
+from docs.pages import ROOT, WALKED, first_of
 from docs.walks import Walk, skipped_blocks, walk_in
 
 
@@ -13,6 +14,22 @@ def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The walk that begins with the page of the parameter; pages that go on after it share it."""
     with walk_in(tmp_path_factory.mktemp(request.param.stem)) as walk:
         yield walk
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadscope`, pages of one walk run in one process, and every other page and notebook in any. The groups of
+    `--dist loadgroup` do not work with this release of pytest, and a walk would be begun in both processes."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            page = ROOT / nodeid.partition("[")[2].removesuffix("]")
+            return str(first_of(page)) if page in WALKED else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

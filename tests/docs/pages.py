@@ -120,3 +120,14 @@ def goes_on_after(page: Path) -> Path | None:
     """The page in whose folder this page's commands run."""
     names = re.findall(r"^<!-- run: after (\S+) -->$", page.read_text(), re.M)
     return (page.parent / names[0]).resolve() if names else None
+
+
+def pages_before(page: Path) -> list[Path]:
+    """The pages that a page goes on after, the first one first."""
+    before = goes_on_after(page)
+    return [*pages_before(before), before] if before else []
+
+
+def first_of(page: Path) -> Path:
+    """The page with which the walk of a page begins."""
+    return [*pages_before(page), page][0]

@@ -201,6 +201,7 @@ def failures(requests: Sequence[Sent], fault: float) -> list[Sent]:
     return failed
 
 
+@pytest.mark.long
 def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway: Deployed) -> None:
     """A replica, the controller and the proxy, one after another under one load."""
     killed, whole = {}, {}

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import time
 from typing import Any
 
@@ -79,11 +80,13 @@ RANDOM = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False
 """Random requests alone. Without a key nothing of a request is read, so each of its boundaries is met with a key."""
 keyless_schema = schemathesis.openapi.from_dict(document(), config=RANDOM)
 HELD = ("ops", "game")
+MORE = 8 if "THOROUGH" in os.environ else 1
+"""How many times as many requests `make test-all` makes."""
 
 
 @pytest.mark.parametrize("key", HELD)
 @schema.parametrize()
-@settings(max_examples=20, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10 * MORE, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_is_a_defect_and_answers_are_as_described(case, key, site):
     excluded = [positive_data_acceptance]  # most requests that are well-formed ask for what does not exist
     if case.operation.path in ("/batch", "/v1/outcomes/batch"):
@@ -93,7 +96,7 @@ def test_no_request_is_a_defect_and_answers_are_as_described(case, key, site):
 
 @pytest.mark.parametrize("key", HELD)
 @text_schema.parametrize()
-@settings(max_examples=40, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15 * MORE, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_for_a_text_is_a_defect(case, key, text_site):
     case.call_and_validate(
         base_url=text_site.url, headers=KEYS[key], excluded_checks=[positive_data_acceptance], timeout=LOADING_S
@@ -101,7 +104,7 @@ def test_no_request_for_a_text_is_a_defect(case, key, text_site):
 
 
 @keyless_schema.parametrize()
-@settings(max_examples=5, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3 * MORE, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_no_request_without_a_key_is_a_defect(case, site):
     case.call_and_validate(base_url=site.url, excluded_checks=[positive_data_acceptance], timeout=LOADING_S)
 

@@ -12,7 +12,7 @@ from stores.unit_cases import config, exposure
 
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 SERVICES = {"mlflow", "postgresql", "redis"}
 SECRETS = ("database", "mlflow-database", "postgresql", "redis")
 HOST = {"host": "demo-marl-ray-mlflow:5000"}

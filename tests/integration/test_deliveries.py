@@ -13,11 +13,13 @@ from toys.runs import config
 from toys.trackers import taken
 
 from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.training.journal import deliveries, delivery
 from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal
+from marl_ray.training.tracking import mlflow_run
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 LOCAL = fs.LocalFileSystem()
@@ -83,6 +85,33 @@ def test_no_sink_delays_another_or_the_end(tmp_path: Path):
         "20 rows are not in toys.trackers:Hanging yet (it has not answered for 2 s); the same command delivers them",
     ]
     assert incomplete(run, LOCAL, folder) == [MLFLOW, "toys.trackers:Dead", "toys.trackers:Hanging"]
+
+
+def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path: Path):
+    run, folder = run_of(tmp_path, "Lines")
+    owner = [True]
+    sinks, journal = delivering(run, folder, owns=lambda: owner[0]), Journal(LOCAL, folder)
+    write(journal, 0, 4)
+    until(lambda: taken(tmp_path, "Lines") == list(range(5)))
+    owner[0] = False
+    write(journal, 5, 9)
+    until(lambda: not sinks.deliveries[0].thread.is_alive())
+    assert taken(tmp_path, "Lines") == list(range(5)) and not (tmp_path / "Lines.ended").exists()
+
+
+def test_a_run_of_mlflow_whose_id_was_not_noted_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, folder = run_of(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_run, "flatten", lambda data: 1 / 0)  # the process ends between the run and its parameters
+        with pytest.raises(MarlRayError):
+            MlflowSink(run, None, LOCAL, folder)
+    sink = MlflowSink(run, None, LOCAL, folder)
+    runs = sink.tracker.client.search_runs(["1"])
+    assert [each.info.run_id for each in runs] == [sink.run_id] and runs[0].data.params["name"] == "toy"
+    assert MlflowSink(run, None, LOCAL, f"{folder}-2").run_id != sink.run_id
+    assert MlflowSink(config(f"storage={tmp_path}", "seed=3"), None, LOCAL, folder).run_id != sink.run_id
+    sink.log([{"iteration": 0, "steps": 0, "return": 0.5}])
+    assert MlflowSink(run, None, LOCAL, folder).run_id != sink.run_id  # its rows are not this run's
 
 
 def test_a_sink_that_is_back_gets_what_it_missed(tmp_path: Path):
@@ -154,6 +183,8 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     sink = MlflowSink(run, None, LOCAL, folder)
     write(Journal(LOCAL, folder), 0, 4)
     bundle = BestBundle(make_bundle(tmp_path / "bundles", 1), 0.5)
+    (tmp_path / "toy" / "sinks").mkdir()
+    (tmp_path / "toy" / "sinks" / ".mlflow.json.999").touch()  # of a process that was killed while it wrote
     database = tmp_path / "mlflow.db"
     database.rename(tmp_path / "away.db")
     database.mkdir()  # in the way of the database
@@ -166,6 +197,7 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     again = delivering(run, folder, sink.run_id, names=[MLFLOW])
     assert again.close("FINISHED", bundle, wait_s=60) == "models:/toy/1"
     assert incomplete(run, LOCAL, folder) == []
+    assert [path.name for path in (tmp_path / "toy" / "sinks").iterdir()] == ["mlflow.json"]
     assert Tracker(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
 
 

@@ -79,11 +79,24 @@ def test_the_weights_that_were_scored_are_those_that_are_kept(tmp_path: Path):
     scored = {row["iteration"]: row["eval/return"] for row in rows if "eval/return" in row}
     assert list(scored) == [0, 3, 6]
     bundles = sorted(int(path.parent.name) for path in tmp_path.glob("*/bundle"))
-    best = [k for k in scored if scored[k] == max(v for j, v in scored.items() if j <= k)]
+    best = [k for k in scored if all(scored[k] > v for j, v in scored.items() if j < k)]
     assert bundles == best
     for number in bundles:
         again = play_bundle(run, tmp_path / str(number) / "bundle", 8, run.seed, 100)
         assert np.mean([episode.ret for episode in again]) == pytest.approx(scored[number])
+
+
+def test_of_equal_scores_the_earliest_weights_are_the_best(tmp_path: Path):
+    """A policy that had collapsed once took the place of one that scored as much before."""
+    rows = train_alone(config("evaluation.every=1", "hyper.lr=1e-30"), tmp_path)
+    assert len({row["eval/return"] for row in rows}) == 1
+    assert [path.parent.name for path in tmp_path.glob("*/bundle")] == ["0"]
+    assert [row["steps"] for row in rows if "best/return" in row] == [0]
+
+
+def test_where_nothing_is_scored_the_newest_weights_are_the_best():
+    assert loop.beats(loop.UNKNOWN, float("-inf")) and loop.beats(loop.UNKNOWN, loop.UNKNOWN)
+    assert loop.beats(-1.0, loop.UNKNOWN) and not loop.beats(loop.UNKNOWN, -1.0) and not loop.beats(1.0, 1.0)
 
 
 def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resume(tmp_path: Path):

@@ -20,7 +20,7 @@ WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
-    whole = config(TWO, f"storage={storage}", "tracking.progress=false", WARM, *overrides)
+    whole = config(f"storage={storage}", "tracking.progress=false", WARM, *overrides)
     check_run(whole)
     return whole, train(whole)
 
@@ -30,7 +30,7 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRa
     marker = tmp_path / "died"
     env = {"id": "toys.texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 10}}
     more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
-    whole, died = run(tmp_path / "died-run", *more)
+    whole, died = run(tmp_path / "died-run", TWO, *more)
     assert marker.exists()
     calm = two_workers(trained, str(tmp_path / "calm"), TWO, WARM, *more)
     for key in ("return", "policy_loss", "a/response_tokens", "eval/return", "eval/pass_at_2"):
@@ -63,7 +63,7 @@ def test_a_warm_start_alone_is_a_run(ray_cluster: LocalRay, tmp_path: Path):
 def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(ray_cluster: LocalRay, tmp_path: Path):
     whole = config(
         *("algorithm=dpo", "data=jobs/configs/preferences.jsonl", "train.group_size=1", "train.env_copies=40"),
-        *("train.total_steps=200", f"storage={tmp_path}", "tracking.progress=false", "checkpoint.every=2", TWO),
+        *("train.total_steps=200", f"storage={tmp_path}", "tracking.progress=false", "checkpoint.every=2"),
     )
     check_run(whole)
     outcome = train(whole)

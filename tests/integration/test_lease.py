@@ -196,6 +196,30 @@ def test_a_process_that_was_killed_is_replaced_at_once(local: tuple):
             assert lease.number == 2
 
 
+def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local: tuple):
+    folder = Path(local[1])
+    (folder / OWNER).mkdir()
+    for name in (".metrics.jsonl.999", ".run.json.999", "owner/.3.json.999", "owner/now-old", "owner/now-new"):
+        (folder / name).touch()
+    os.utime(folder / OWNER / "now-old", (time.time() - 100, time.time() - 100))
+    (folder / ".hidden").touch()
+    with Lease(*local, RUN):
+        assert {path.name for path in folder.iterdir()} == {OWNER, "run.json", ".hidden"}
+        assert {path.name for path in (folder / OWNER).iterdir()} == {"1.json", "now-new"}
+
+
+def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local: tuple):
+    with pytest.raises(Disowned), Lease(*local, RUN) as lease:
+        assert lease.owns()
+        Path(owner_file(local[1], 2)).write_text("{}")
+        assert lease.owns()  # nobody else can be the owner a moment after that was proved
+        lost = []
+        lease.when_lost = lambda: lost.append(1)
+        lease.confirmed -= standing.LOST_S
+        assert not lease.owns() and not lease.owns() and lost == [1]
+        lease.check()
+
+
 def test_the_link_of_a_copied_run_leads_to_its_own_bundle():
     with object_store(f"bucket-{time.time_ns()}") as uri:  # a server forgets nothing within its process
         filesystem, root = fs.FileSystem.from_uri(uri)

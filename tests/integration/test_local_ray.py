@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import torch
 
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import LocalRay, _processes_of, local_ray, ray_here
@@ -128,23 +129,24 @@ def test_a_second_ray_in_one_process_is_refused() -> None:
         pass
 
 
-def test_workers_talk_over_loopback(ray_cluster: LocalRay) -> None:
-    """torch's gloo, in two workers of Ray Train. (The listening socket of torch's rendezvous store is on all
-    interfaces and cannot be told otherwise.)"""
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+def test_workers_talk_over_loopback(ray_cluster: LocalRay, tmp_path: Path) -> None:
+    """torch's gloo, in two of Ray's workers. (The listening socket of torch's rendezvous store is on all interfaces, which
+    no option changes.)"""
+    import ray
 
-    def loop() -> None:
-        import torch
+    def work(rank: int) -> set[str]:
+        import torch.distributed as dist
 
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=2)
         total = torch.ones(1)
-        torch.distributed.all_reduce(total)
+        dist.all_reduce(total)
         assert total.item() == 2.0
         open_ones = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
-        assert {c.laddr.ip.removeprefix("::ffff:") for c in open_ones} == {"127.0.0.1"}
+        dist.destroy_process_group()
+        return {c.laddr.ip.removeprefix("::ffff:") for c in open_ones}
 
-    storage = RunConfig(name="gloo", storage_path=str(ray_cluster.temp_dir / "results"))
-    assert TorchTrainer(loop, scaling_config=ScalingConfig(num_workers=2), run_config=storage).fit().error is None
+    remote = ray.remote(work)
+    assert ray.get([remote.remote(rank) for rank in (0, 1)], timeout=120) == [{"127.0.0.1"}] * 2
 
 
 def test_a_cluster_that_does_not_answer_is_named_in_time(monkeypatch):

@@ -1,48 +1,47 @@
 """The SQLite file of MLflow: made by several processes at once, and by ones that are killed meanwhile."""
 
+import multiprocessing
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow.store.db import utils
+from toys.runs import config
 
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
-
-MAKE = """
-import sys
-from toys.runs import config
 from marl_ray.training.tracking.mlflow_run import Tracker
-print("ready", flush=True)
-sys.stdin.readline()
-print(Tracker(config(f"storage={sys.argv[1]}")).run_id)
-"""
 
 
-def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: Path):
-    command = [sys.executable, "-c", MAKE, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(2)]
+def begins(storage: Path, make: Any, together: Any, run_ids: Any) -> None:
+    """Begin a run when the other process does; MLflow's tables are made by `make`."""
+    utils._initialize_tables = make
+    together.wait(60)
+    run_ids.put(Tracker(config(f"storage={storage}")).run_id)
+
+
+def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: Path, mlflow_tables: Any):
+    forks = multiprocessing.get_context("fork")
+    together, run_ids = forks.Barrier(2), forks.Queue()
+    processes = [forks.Process(target=begins, args=(tmp_path, mlflow_tables, together, run_ids)) for _ in range(2)]
+    for process in processes:
+        process.start()
     try:
+        begun = {run_ids.get(timeout=120) for _ in processes}
         for process in processes:
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
-        for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        ends = [process.communicate(timeout=120) for process in processes]
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
-            process.wait(10)
-    assert [process.returncode for process in processes] == [0, 0], [error[-2000:] for _, error in ends]
+            process.join(10)
     client = mlflow_client(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("marl-ray").experiment_id
-    assert {run.info.run_id for run in client.search_runs([experiment])} == {out.strip() for out, _ in ends}
+    assert {run.info.run_id for run in client.search_runs([experiment])} == begun and len(begun) == 2
 
 
 def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(

@@ -281,6 +281,7 @@ def deployed(ray_cluster: LocalRay, tmp_path_factory: pytest.TempPathFactory) ->
     undeploy(ray_cluster.dashboard_url)
 
 
+@pytest.mark.long
 def test_a_shadow_in_a_deployment_writes_and_reads_texts(deployed):
     with httpx.Client(base_url=deployed, timeout=60) as client:
         body = {"experiment": "watched", "session_id": "s", "prompt": "hello", "max_tokens": 4}
@@ -295,6 +296,7 @@ def test_a_shadow_in_a_deployment_writes_and_reads_texts(deployed):
     assert two["log_prob"] < two["served_log_prob"] < 0
 
 
+@pytest.mark.long
 def test_arms_in_deployments_stream_and_free_their_rows(deployed):
     """The response that nobody reads would hold the only row of its arm for minutes."""
     options: dict[str, Any] = {"base_url": f"{deployed}/v1", "api_key": "none", "max_retries": 0, "timeout": 60}

@@ -324,6 +324,7 @@ def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_r
     assert [iteration_of(row) for row in rows] == list(range(7))
 
 
+@pytest.mark.long
 def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -46,7 +46,7 @@ class Load:
     secret: str
     experiments: Sequence[str]
     observations: dict[str, list[int]]
-    players: int = 12
+    players: int = 6
     acts: int = 5
     pause_s: float = 0.05
     """Between two requests of a session."""

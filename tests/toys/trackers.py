@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,6 +54,28 @@ class Full(Lines):
         if not self.path.with_name("room").exists():
             raise OSError(28, "No space left on device")
         super().log(rows)
+
+
+class Moody(Lines):
+    """Appends rows to `NAME.jsonl` in the folder that TRACKED names, and says what it has. `NAME.mood` there holds how many
+    calls it fails before it takes rows, and how many seconds each call takes."""
+
+    def __init__(self, config: RunConfig, run_id: str):
+        self.path = Path(os.environ["TRACKED"], f"{config.name}.jsonl")
+        self.mood = self.path.with_suffix(".mood")
+
+    def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+        mood = json.loads(self.mood.read_text()) if self.mood.exists() else {"fails": 0, "takes_s": 0.0}
+        time.sleep(mood["takes_s"])
+        if mood["fails"]:
+            self.mood.write_text(json.dumps(mood | {"fails": mood["fails"] - 1}))
+            raise ConnectionError("nobody answers")
+        super().log(rows)
+
+    def last_iteration(self) -> int | None:
+        """The last iteration that it has."""
+        iterations = taken(self.path.parent, self.path.stem)
+        return iterations[-1] if iterations else None
 
 
 def taken(storage: Path, tracker: str) -> list[int]:

@@ -109,3 +109,12 @@ def test_what_a_test_imports_of_other_tests_is_there():
                 if not any(place.with_suffix(".py").exists() or place.is_dir() for place in places):
                     missing.append(f"{path.relative_to(ROOT)}: {module}")
     assert missing == []
+
+
+def test_hints_name_extras_that_a_checkout_can_install() -> None:
+    """The package is on no index, so `pip install marl-ray[wandb]` would find nothing, or something else."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = "".join(path.read_text() for path in [*PAGES, *(ROOT / "src").rglob("*.py")])
+    named = re.findall(r"install_hint\('([\w-]+)'\)|pip install -c constraints.txt '\.\[([\w-]+)\]'", sources)
+    assert {name for pair in named for name in pair if name} <= extras.keys() and len(named) > 5
+    assert "marl-ray[" not in sources

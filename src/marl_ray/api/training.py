@@ -48,9 +48,25 @@ def train_here(run: RunConfig) -> "RunResult":
     with answering(lambda: say_kept(run, console)):  # checks may take long, and so does a Ray that is half started
         with console.held_phase("checking the run"):
             check_run(run)
+        warning = environment_warning(run)
+        if warning is not None:
+            console.say(warning)
         console.phase("starting Ray" if cluster is None else f"connecting to {cluster}")
         with ray_of_call():
             return train_on_ray(run, console)
+
+
+def environment_warning(run: RunConfig) -> str | None:
+    """One sentence about the first fault of a user's own environment that shows within a few steps; None if none does."""
+    if ":" not in run.env.id:
+        return None
+    from marl_ray.conformance.extensions.environment import first_fault
+
+    fault = first_fault(run.env)
+    if fault is None:
+        return None
+    where = f"warning: env.id {run.env.id}: {fault.name}: {fault.failure}"
+    return f"{where}; `marl-ray check plugin environment {run.env.id}` shows every fault"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import subprocess
 import tokenize
 from collections.abc import Sequence
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, install_hint, one_line
 
 RULES = ("E4", "E7", "E9", "F", "B", "C4", "SIM", "UP", "C901", "PLR0911", "PLR0912")
 """The pinned rule set: part of the reward's definition. No naming rules: the task names the function."""
@@ -132,7 +132,7 @@ def _ruff() -> str:
     try:
         import ruff
     except ImportError as error:
-        raise MarlRayError("style: needs ruff; install marl-ray[rewards] or set its weight to 0") from error
+        raise MarlRayError(f"style: needs ruff; {install_hint('rewards')}, or set its weight to 0") from error
     try:
         return str(ruff.find_ruff_bin())
     except FileNotFoundError as error:

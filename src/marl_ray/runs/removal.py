@@ -1,4 +1,4 @@
-"""Deletes a run's folder, and says beforehand what is in it."""
+"""Deletes the folder of a run or a sweep, and says beforehand what is in it."""
 
 import time
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.runs.stored import StoredRun
-from marl_ray.runs.summary import checkpoints_of
+from marl_ray.runs.stored import StoredRun, StoredSweep
+from marl_ray.training.checkpoints.manifest import MANIFEST
 
 
 @dataclass(frozen=True)
-class RunContents:
-    """The files that a run's folder holds."""
+class FolderContents:
+    """The files that the folder of a run or a sweep holds."""
 
     name: str
     folder: str
@@ -20,27 +20,35 @@ class RunContents:
     files: int
     bytes: int
     checkpoints: int
+    """Complete checkpoints; a trial of a sweep has one for each seed."""
     mlflow_run_id: str | None
-    """The MLflow run, which stays, as do registered models."""
+    """The MLflow run, of a sweep the parent run, which stays, as do registered models."""
 
 
-def contents_of(run: StoredRun) -> RunContents:
-    """Count what `remove` would delete. Raises MarlRayError if the run is alive."""
-    standing = run.standing()
+def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
+    """Count what `remove` would delete. Raises MarlRayError if the run or the sweep is alive."""
+    standing = entry.standing()
     if standing is not None and standing.is_alive(time.time()):
         where = f"process {standing.pid} of {standing.host}"
-        raise MarlRayError(f"run {run.name!r} is alive in {where}; end it before you delete its folder")
-    infos = run.filesystem.get_file_info(fs.FileSelector(run.folder, recursive=True))
+        raise MarlRayError(f"{kind_of(entry)} {entry.name!r} is alive in {where}; end it before you delete its folder")
+    infos = entry.filesystem.get_file_info(fs.FileSelector(entry.folder, recursive=True))
     files = [info for info in infos if info.type == fs.FileType.File]
     size = sum(info.size or 0 for info in files)
-    checkpoints = len(checkpoints_of(run))
-    return RunContents(run.name, run.uri, len(files), size, checkpoints, run.record.get("mlflow_run_id"))
+    checkpoints = sum(info.base_name == MANIFEST for info in files)
+    record = entry.record if isinstance(entry, StoredRun) else entry.records
+    return FolderContents(entry.name, entry.uri, len(files), size, checkpoints, record.get("mlflow_run_id") or None)
 
 
-def remove(run: StoredRun) -> None:
-    """Delete the run's folder. Raises MarlRayError if the run is alive, or the folder cannot be deleted."""
-    contents_of(run)
+def remove(entry: StoredRun | StoredSweep) -> None:
+    """Delete the folder. Raises MarlRayError if the run or the sweep is alive, or the folder cannot be deleted."""
+    contents_of(entry)
     try:
-        run.filesystem.delete_dir(run.folder)
+        entry.filesystem.delete_dir(entry.folder)
     except OSError as error:
-        raise MarlRayError(f"run {run.name!r}: {run.uri!r} cannot be deleted: {one_line(error)}") from error
+        what = f"{kind_of(entry)} {entry.name!r}"
+        raise MarlRayError(f"{what}: {entry.uri!r} cannot be deleted: {one_line(error)}") from error
+
+
+def kind_of(entry: StoredRun | StoredSweep) -> str:
+    """`run` or `sweep`."""
+    return "run" if isinstance(entry, StoredRun) else "sweep"

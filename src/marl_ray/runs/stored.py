@@ -22,8 +22,8 @@ FINISHED = "finished"
 
 
 @dataclass(frozen=True)
-class StoredRun:
-    """One run's folder, and its record."""
+class StoredEntry:
+    """The folder of a run or of a sweep."""
 
     storage: str
     """Folder or URI, as the user named it."""
@@ -31,6 +31,21 @@ class StoredRun:
     filesystem: fs.FileSystem
     folder: str
     """Path of the folder in the file system."""
+
+    @property
+    def uri(self) -> str:
+        """The folder as users name it."""
+        return f"{self.storage.rstrip('/')}/{self.name}"
+
+    def standing(self) -> Standing | None:
+        """The last attempt at it; None where nothing says so."""
+        return read_standing(self.filesystem, self.folder)
+
+
+@dataclass(frozen=True)
+class StoredRun(StoredEntry):
+    """One run's folder, and its record."""
+
     record: Mapping[str, Any]
     """Content of `run.json`."""
 
@@ -39,15 +54,6 @@ class StoredRun:
         """The run's config as plain data with every default written out."""
         config: Mapping[str, Any] = self.record["config"]
         return config
-
-    @property
-    def uri(self) -> str:
-        """The folder as users name it."""
-        return f"{self.storage.rstrip('/')}/{self.name}"
-
-    def standing(self) -> Standing | None:
-        """The last attempt at the run; None where nothing says so."""
-        return read_standing(self.filesystem, self.folder)
 
     def state(self) -> str:
         """`finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a word) or `unfinished`."""
@@ -71,11 +77,9 @@ class StoredRun:
 
 
 @dataclass(frozen=True)
-class StoredSweep:
+class StoredSweep(StoredEntry):
     """One sweep's folder, and its records as plain data."""
 
-    storage: str
-    name: str
     records: Mapping[str, Any]
     """Content of `sweep.json`, with the changes since."""
     changed: float
@@ -97,16 +101,25 @@ def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
 
 def find_run(name: str, storage: str) -> StoredRun:
     """A run by its name under the storage, or by its folder. Raises MarlRayError with the names that are close."""
+    entry = find_entry(name, storage, "run", StoredRun)
+    if isinstance(entry, StoredSweep):
+        raise MarlRayError(f"{entry.name!r} is a sweep, expected a run; `marl-ray report {entry.name}` shows it")
+    return entry
+
+
+def find_entry(
+    name: str, storage: str, what: str = "run or sweep", kind: type[StoredEntry] = StoredEntry
+) -> StoredRun | StoredSweep:
+    """A run or a sweep by its name under the storage, or by its folder. Raises MarlRayError with the names of this `kind`
+    that are close; `what` is the kind in words."""
     place, _, last = name.rstrip("/").rpartition("/")
     storage, name = (place, last) if place else (storage, name)
     filesystem, root = opened(storage)
     entry = _read(filesystem, root, storage, name)
-    if isinstance(entry, StoredSweep):
-        raise MarlRayError(f"{name!r} is a sweep, expected a run; `marl-ray report {name}` shows it")
     if entry is None:
-        known = [each.name for each in stored(storage) if isinstance(each, StoredRun)]
-        instead = did_you_mean(name, known) if known else "; there is no run"
-        raise MarlRayError(f"run {name!r} is not under {storage!r}{instead}")
+        known = [each.name for each in stored(storage) if isinstance(each, kind)]
+        instead = did_you_mean(name, known) if known else f"; there is no {what}"
+        raise MarlRayError(f"{what} {name!r} is not under {storage!r}{instead}")
     return entry
 
 
@@ -147,7 +160,7 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
             records["trials"], records["config"]
             files = filesystem.get_file_info([f"{folder}/{RECORDS}", f"{folder}/{CHANGES}"])
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)
-            return StoredSweep(storage, name, records, changed)
+            return StoredSweep(storage, name, filesystem, folder, records, changed)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"{folder} has no record of a run: {one_line(error)}") from error
     return None

@@ -27,7 +27,8 @@ from marl_ray.ray_seams import (
     without_own_interrupts,
 )
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, best, checkpoints_in, kept, published
+from marl_ray.training.checkpoints.index import BUNDLE, best_whole, checkpoints_in, kept, published
+from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
@@ -118,11 +119,13 @@ def delivered(config: RunConfig, result: RunResult) -> RunResult:
         return result
     if not names:
         return result
-    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}"):
+    with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}") as lease:
         console.open()
         console.phase(f"delivering the rest to {', '.join(names)}")
         record = record_of(config)
-        deliveries = Deliveries(config, result.run_id, filesystem, folder, console.say, {}, names=names)
+        deliveries = Deliveries(
+            config, result.run_id, filesystem, folder, console.say, {}, names=names, owns=lease.owns
+        )
         return _closed(config, record, result, deliveries)
 
 
@@ -238,7 +241,7 @@ def _train(
         without_own_interrupts(trainer, controllers.append)
         lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
-        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags)
+        deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owns=lease.owns)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
         follower.close()
@@ -248,7 +251,7 @@ def _train(
         stopped = (result.return_value or {}).get(STOPPED)
         if stopped:
             raise MarlRayError(f"run {config.name!r} stopped at {stopped}; its last checkpoint is kept in {folder}")
-        outcome, score = _finish(config, run_id, result)
+        outcome, score = _finish(config, run_id, result, console)
         plain = asdict(outcome) | {"curve": None if outcome.curve is None else str(outcome.curve)}
         plain.pop("trained")
         record[FINISHED] = {"total_steps": config.train.total_steps, "outcome": plain, "score": score}
@@ -274,7 +277,7 @@ def _train(
         with shield:
             if follower is not None:
                 follower.close()
-            if lease.lost.is_set():
+            if not lease.owns():
                 if deliveries is not None:
                     deliveries.leave()  # the sinks are now the other owner's
             elif deliveries is None and opened:
@@ -300,13 +303,17 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
     console.say(f"interrupted; {kept(config)}")
 
 
-def _finish(config: RunConfig, run_id: str, result: Any) -> tuple[RunResult, float | None]:
+def _finish(config: RunConfig, run_id: str, result: Any, console: RunLog) -> tuple[RunResult, float | None]:
     """Draw the curves; returns the run's result, whose bundle is not registered yet, and the bundle's score."""
 
     filesystem, folder = filesystem_of(config)
-    checkpoint = best(published(StoredFolder(filesystem, folder)))
+    checkpoint, damaged = best_whole(published(StoredFolder(filesystem, folder)))
+    for place, line in damaged:
+        console.say(line)
+        withdraw(place)
     if checkpoint is None:
-        raise MarlRayError(f"run {config.name!r} failed: {folder} has no checkpoint with a bundle")
+        more = "; the same command makes one of the last weights" if damaged else ""
+        raise MarlRayError(f"run {config.name!r} failed: {folder} has no checkpoint with a bundle{more}")
     bundle, best_metrics = f"{checkpoint.place}/{BUNDLE}", dict(checkpoint.manifest.metrics)
     with contextlib.suppress(OSError):  # some file systems have no links
         link_bundle(filesystem, folder, checkpoint.name, f"{storage_of(config)}/{config.name}")

@@ -1,5 +1,6 @@
 """The loop of every training worker: collect, update, report, checkpoint. It knows no Ray; callers pass callbacks in."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -69,6 +70,15 @@ class Clock:
         return {"steps_per_second": steps / elapsed, **shares, "time/other": max(0.0, 1 - sum(shares.values()))}
 
 
+def beats(score: float, best: float) -> bool:
+    """Return True if weights of this score take the place of the best so far.
+
+    Of equal scores the earlier weights stay: nothing shows that later ones are better, and a policy may have collapsed
+    since. Where nothing is scored, the newest weights count.
+    """
+    return score > best or score == best == UNKNOWN
+
+
 class Run:
     """A run on this worker, an iteration at a time; the process group is up, and every worker makes the same calls."""
 
@@ -85,13 +95,15 @@ class Run:
         origin: str | None = None,
         begins: Callable[[int | None], None] = lambda iteration: None,
         say: Callable[[str], None] = lambda line: None,
+        best_left: float = math.inf,
     ):
         """The run continues from the first of the checkpoints `resume_from` that is whole, and begins anew if there is
         none in the list; `say` gets a line about each that is damaged. `begins` gets the iteration of its own checkpoint,
         or None, before any row is emitted. `emit` gets the metrics of each epoch of a warm start. With `own_hyper` the
         checkpoint may be of a run with other hyper-parameters: the run takes its weights and optimiser state, and keeps the
         hyper-parameters of this config. `engine_of` makes the language models' engines (see `build_team`). `phase` gets the
-        name of each part that begins. `origin` names the checkpoint if another run wrote it (`config.resume_from`)."""
+        name of each part that begins. `origin` names the checkpoint if another run wrote it (`config.resume_from`).
+        `best_left` is the greatest score of a bundle that is left, if a better one may be lost."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
@@ -113,6 +125,8 @@ class Run:
             self.state, envs = load_newest(resume_from, self.team.learners, own_hyper or origin is not None, say)
             if origin is not None:
                 self.state, envs = state_after(config, self.state, envs, origin, run_id, list(self.team.models))
+        if resume_from and origin is None:
+            self.state["best_score"] = min(self.state["best_score"], best_left)
         begins(self.state["iteration"] if resume_from and origin is None else None)
         warms_up = config.warm_start is not None and not resume_from
         if warms_up and config.language:
@@ -155,8 +169,8 @@ class Run:
 
     @property
     def best(self) -> bool:
-        """True if the current weights were evaluated, are not saved yet, and score at least as much as all saved ones."""
-        return self.evaluated is not None and self.evaluated >= self.state["best_score"]
+        """True if the current weights were evaluated, are not saved yet, and score more than all saved ones."""
+        return self.evaluated is not None and beats(self.evaluated, self.state["best_score"])
 
     @property
     def save_due(self) -> bool:
@@ -282,7 +296,7 @@ class Run:
         """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far; rank 0 calls `published`
         when it is complete. Without a place nothing is written. Raises as `CheckpointSaver.wait` does."""
         score = self.score()
-        best = score >= self.state["best_score"]
+        best = beats(score, self.state["best_score"])
         self.state |= {
             "iteration": self.iteration,
             "steps": self.steps,
@@ -337,15 +351,16 @@ def run_worker(
     origin: str | None = None,
     begins: Callable[[int | None], None] = lambda iteration: None,
     say: Callable[[str], None] = lambda line: None,
+    best_left: float = math.inf,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up.
 
     `emit` gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone. If `keeping`
     is None, no checkpoint is written. `show` gets transcripts of the iterations that have a checkpoint, before `emit`, on
-    rank 0 alone. `phase` gets the name of each part of the run when it begins. `resume_from`, `origin`, `begins` and `say`
-    are those of `Run`. Returns the metrics of the last iteration.
+    rank 0 alone. `phase` gets the name of each part of the run when it begins. `resume_from`, `origin`, `begins`, `say`
+    and `best_left` are those of `Run`. Returns the metrics of the last iteration.
     """
-    run = Run(config, device, resume_from, emit, run_id, False, engine_of, phase, origin, begins, say)
+    run = Run(config, device, resume_from, emit, run_id, False, engine_of, phase, origin, begins, say, best_left)
 
     def save() -> None:
         if keeping is None:
@@ -365,6 +380,10 @@ def run_worker(
             # begins with, so that it needs the other no more.
             if run.done or origin is not None or (run.save_due and metrics):
                 save()
+        elif run.done and run.state["best_score"] == -math.inf:  # all bundles are lost
+            if config.evaluates:
+                run.evaluate()
+            save()
         if not run.done:
             phase(f"training from step {run.steps:,} to {config.train.total_steps:,}")
         while not run.done:

@@ -1,6 +1,7 @@
 """One worker process of a training run on Ray Train: it runs the loop, and rank 0 writes the run's journal."""
 
 import contextlib
+import math
 import os
 import traceback
 from functools import partial
@@ -15,6 +16,7 @@ from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.bundle_link import link_bundle
 from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, storage_of, work_in, write_traceback
+from marl_ray.training.run_folder.temporary_files import remove_temporary
 from marl_ray.training.surroundings.full_disk import disk_full
 
 REFUSED = "refused"
@@ -31,6 +33,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
     from marl_ray.training.checkpoints.index import attempt_number, checkpoint_name, checkpoints_in
     from marl_ray.training.checkpoints.loading import Unreadable
+    from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.checkpoints.storage import Unwritable
     from marl_ray.training.collectives import from_first
     from marl_ray.training.errors import Diverged
@@ -49,6 +52,12 @@ def worker(payload: dict[Any, Any]) -> Any:
     def check_owner() -> None:
         check_owned(folder.filesystem, folder.path, payload["lease"], f"run {config.name!r}")
 
+    def begin(after: int | None) -> None:
+        journal.begin(after)
+        for path, line in damaged if rank == 0 else ():  # now that there is another checkpoint to go on from
+            journal.say(line)
+            withdraw(StoredFolder(folder.filesystem, path))
+
     def before() -> None:
         if rank == 0:
             check_owner()  # the driver may sleep while another owner's workers write to the same folder
@@ -59,16 +68,20 @@ def worker(payload: dict[Any, Any]) -> Any:
         check_owner()
     except Disowned as error:
         return {REFUSED: str(error)}
+    if rank == 0:
+        remove_temporary(*folder)
     journal = Journal(folder.filesystem, folder.path, rank)
     try:
         # Rank 0 decides for all: a storage may show others an older list.
         own, attempt = from_first(lambda: ([place.path for place in checkpoints_in(folder)], attempt_number()))
+        best_left, damaged = from_first(lambda: _best_left(folder))
+        tidy = partial(_tidy, config, folder, attempt)
         places = [StoredFolder(folder.filesystem, path) for path in reversed(own)]
         if places:
             origin = None
         elif origin is not None:
             places = [StoredFolder(*fs.FileSystem.from_uri(origin))]
-        return run_worker(
+        last = run_worker(
             config,
             ray.train.torch.get_device(),
             places,
@@ -76,16 +89,20 @@ def worker(payload: dict[Any, Any]) -> Any:
             keeping=Keeping(
                 lambda iteration: folder / checkpoint_name(iteration, attempt),
                 before=before,
-                published=partial(_tidy, config, folder, attempt),
+                published=tidy,
             ),
             run_id=payload["run_id"],
             show=journal.transcripts,
             engine_of=_engine_actors(config) if config.engine_actors else None,
             phase=journal.phase,
             origin=origin,
-            begins=journal.begin,
+            begins=begin,
             say=journal.say,
+            best_left=best_left,
         )
+        if rank == 0:
+            tidy()  # again, for a worker that was killed after the last checkpoint and before this
+        return last
     except Diverged as error:  # all workers raise it together, and would raise it again after every restart
         return {STOPPED: str(error)}
     except (EngineRefused, Unwritable, Unreadable) as error:
@@ -98,6 +115,20 @@ def worker(payload: dict[Any, Any]) -> Any:
     finally:
         with contextlib.suppress(OSError):  # rows after the last checkpoint are played again
             journal.close()
+
+
+def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
+    """The score of the best checkpoint whose bundle is there, the least number if there is none; and the paths of those
+    whose bundle is not, each with a line about it. Whoever loads the newest checkpoint looks after that one."""
+    from marl_ray.training.checkpoints.index import best_whole, published
+
+    checkpoints = published(folder)
+    try:
+        chosen, damaged = best_whole(checkpoints, sizes=True)
+    except OSError:  # storage that does not answer has lost nothing
+        return math.inf, []
+    lines = [(place.path, line) for place, line in damaged if place != checkpoints[-1].place]
+    return -math.inf if chosen is None else chosen.manifest.score, lines
 
 
 def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:

@@ -70,6 +70,8 @@ DAMAGES = {
     "index": ("weights/.metadata", flip, "its sha256 differs"),
     "index cut": ("weights/.metadata", cut, " bytes, expected "),
     "index gone": ("weights/.metadata", Path.unlink, "is missing"),
+    "bundle": ("bundle/bundle.json", flip, "its sha256 differs"),
+    "bundle gone": ("bundle/bundle.json", Path.unlink, "is missing"),
     "manifest": ("manifest.json", cut, "is no manifest: "),
     "manifest flipped": ("manifest.json", flip, "manifest.json"),
 }

@@ -4,15 +4,17 @@ import json
 import multiprocessing
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes.two_workers import two_workers
 from toys.runs import config, timeless, weights
 
 from marl_ray.training.checkpoints import saving
-from marl_ray.training.checkpoints.index import checkpoints_in, newest, tidy
+from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, newest, tidy
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import Unwritable, folder_here
@@ -104,6 +106,27 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run: Run, tmp_path:
     answers.set()
     assert run.saver.written is not None
     run.saver.written.result(60)
+
+
+def keeps_and_tidies(folder: str) -> None:
+    """Train on this worker; what is done after a checkpoint takes its time."""
+    place = folder_here(Path(folder))
+
+    def published() -> None:
+        time.sleep(0.5)
+        tidy(place, 10, None, 1)
+
+    keeping = Keeping(lambda number: place / checkpoint_name(number, 1), published=published)
+    run_worker(config("resources.workers=2"), torch.device("cpu"), [], lambda row: None, keeping)
+
+
+def test_no_worker_writes_its_next_checkpoint_while_the_first_tidies_up(tmp_path: Path):
+    two_workers(keeps_and_tidies, str(tmp_path))
+    checkpoints = checkpoints_in(folder_here(tmp_path))
+    assert len(checkpoints) >= 2
+    for place in checkpoints:
+        manifest = read_manifest(place)
+        assert manifest is not None and [name for name in manifest.files if not Path(place.path, name).exists()] == []
 
 
 def dies(folder: str, iteration: int, published: bool) -> None:

@@ -92,6 +92,7 @@ def test_a_shell_completes_names(words: str, expected: list[str]):
         (("runs", "resme"), "Did you mean 'resume'"),
         (("experiment", "lst"), "Did you mean 'list'"),
         (("train", RUN, "hyper.lrr=1"), "unknown key 'hyper.lrr'; did you mean lr or lr_warmup?"),
+        (("train", RUN, "hyper.learning_rate=1"), "unknown key 'hyper.learning_rate'; did you mean lr?"),
         (("train", RUN, "total_steps=9"), "unknown key 'total_steps'; did you mean train.total_steps?"),
         (
             ("train", RUN, "team.shared.model.lora.rnk=3"),

@@ -102,12 +102,17 @@ def test_runs_are_listed_with_state_and_score(storage: Path):
     assert marl_ray("runs", "ls", "--storage", storage / "none").stdout.startswith("no runs under")
 
 
-def test_a_sweep_is_listed_as_one(storage: Path):
+def stored_sweep(storage: Path) -> None:
+    """A sweep's folder, as far as commands read it."""
     (storage / "many").mkdir()
     plan = {"run": {"env": {"id": "math"}}, "metric": [{"name": "eval/return"}], "budget": {"steps": None}}
     plan |= {"scheduler": {"kind": "asha"}, "search": {"kind": "random"}}
     records = {"status": "finished", "winner": 0, "trials": [{"played": 64, "objectives": [0.5]}], "config": plan}
     (storage / "many" / "sweep.json").write_text(json.dumps(records))
+
+
+def test_a_sweep_is_listed_as_one(storage: Path):
+    stored_sweep(storage)
     row = {row["name"]: row for row in document("runs", "ls", "--storage", storage)}["many"]
     assert (row["kind"], row["algorithm"], row["env"], row["score"]["value"]) == ("sweep", "asha/random", "math", 0.5)
     assert "is a sweep, expected a run" in marl_ray("runs", "show", "many", "--storage", storage).stderr
@@ -175,6 +180,20 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
         asked = marl_ray("runs", "rm", "second", "--storage", storage)
         assert asked.returncode == status and (storage / "second").exists() == (answer == "n")
         assert "4 files" in asked.stderr
+
+
+def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):
+    stored_sweep(storage)
+    (storage / "many" / "trials" / "0000").mkdir(parents=True)
+    with Lease(LOCAL, str(storage / "many"), "sweep 'many'"):
+        refused = marl_ray("runs", "rm", "many", "--storage", storage, "--yes")
+        assert refused.returncode == 2 and f"sweep 'many' is alive in process {os.getpid()}" in refused.stderr
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    asked = marl_ray("runs", "rm", "many", "--storage", storage)
+    assert asked.returncode == 1 and "Delete sweep many?" in asked.stderr and (storage / "many").exists()
+    assert set(document("runs", "rm", "many", "--storage", storage, "--yes")) == keys_of("runs rm")
+    assert not (storage / "many").exists() and (storage / "first").exists()
+    assert "run or sweep 'many' is not under" in marl_ray("runs", "rm", "many", "--storage", storage).stderr
 
 
 def test_a_driver_that_was_killed_is_known_at_once(storage: Path):

@@ -12,8 +12,9 @@ from multigrid.core.world_object import Lava
 from multigrid.envs import CONFIGURATIONS
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from marl_ray.config import CostConfig, EnvConfig
-from marl_ray.conformance.extensions.environment import check
+from marl_ray.api.training import environment_warning
+from marl_ray.config import CostConfig, EnvConfig, RunConfig, parse_config
+from marl_ray.conformance.extensions.environment import check, first_fault
 from marl_ray.envs.copies import warm_up
 from marl_ray.envs.gridworld import moves
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
@@ -330,3 +331,14 @@ def test_an_observation_outside_its_space_is_said_with_what_its_numbers_do_not_s
 def test_new_spaces_at_every_call_are_one_failure_and_not_a_seed_that_does_not_repeat() -> None:
     failures = [str(each) for each in check("sample_envs:NewSpaces", {}) if each.failure]
     assert len(failures) == 1 and "makes a new space at every call" in failures[0]
+
+
+def test_a_run_is_warned_of_the_first_fault_of_its_environment_and_of_no_other_environment() -> None:
+    fault = first_fault(EnvConfig(id="sample_envs:Misfit", kwargs={"value": 2, "shape": [3], "dtype": "int8"}))
+    assert fault is not None and fault.name == "observations"
+    assert first_fault(EnvConfig(id="toys.envs:countdown")) is None
+    run = {"name": "mine", "algorithm": "ppo", "train": {"total_steps": 8}}
+    warning = environment_warning(parse_config(RunConfig, run | {"env": {"id": "sample_envs:NewSpaces"}}))
+    assert warning is not None and warning.startswith("warning: env.id sample_envs:NewSpaces: spaces: ")
+    assert warning.endswith("; `marl-ray check plugin environment sample_envs:NewSpaces` shows every fault")
+    assert environment_warning(parse_config(RunConfig, run | {"env": {"id": EMPTY}})) is None

@@ -382,5 +382,5 @@ def test_vllm_asks_for_what_it_needs(policy: TokenPolicy) -> None:
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
     wanted = TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="vllm"))
-    with pytest.raises(MarlRayError, match="expected the package vllm"):
+    with pytest.raises(MarlRayError, match=r"expected the package vllm; pip install -c constraints.txt .\.\[vllm\]"):
         make_engine(wanted)

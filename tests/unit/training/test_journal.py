@@ -183,6 +183,16 @@ def test_another_rank_writes_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_worker_that_was_lost_cannot_write_where_another_has_taken_its_place_and_not_written(tmp_path: Path):
+    lost, following = Journal(LOCAL, str(tmp_path)), Journal(LOCAL, str(tmp_path))
+    write(lost, None, row(1), row(2))
+    write(following, 2)  # all rows stay
+    lost.row(row(3))
+    following.row(row(3))
+    following.flush()
+    assert iterations(LOCAL, str(tmp_path)) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path: Path, remote: bool):
     (tmp_path / "run").mkdir()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 from toys.runs import config, mark_delivered
 
 from marl_ray.cli import main
@@ -25,6 +27,7 @@ from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
     record_of,
     traceback_of,
+    write_json,
     write_record,
     write_traceback,
 )
@@ -91,6 +94,19 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path):
         (tmp_path / "toy" / "run.json").write_text(content)
         with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: "):
             check_run(config(f"storage={tmp_path}"))
+
+
+def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path):
+    """Nor does a process that is killed while it writes: a run whose record is cut would be refused for ever."""
+    path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_json(LocalFileSystem(), str(path), {"first": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_json(LocalFileSystem(), str(path), {"second": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == ["run.json"] and json.loads(path.read_text()) == {"first": 1}
 
 
 def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):

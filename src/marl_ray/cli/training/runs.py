@@ -90,28 +90,31 @@ def resume(name: RunName, overrides: Overrides = None, storage: Storage = "runs"
 
 @runs_app.command("rm")
 def remove_run(
-    name: RunName,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of a run or a sweep, or its folder.", autocompletion=complete_run),
+    ],
     storage: Storage = "runs",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete the folder of a run that is not alive.
+    """Delete the folder of a run or a sweep that is not alive.
 
-    It says what it deletes, and asks. The MLflow run and the registered models stay.
+    It says what it deletes, and asks. The MLflow runs and the registered models stay.
     """
-    from marl_ray.runs.removal import contents_of, remove
-    from marl_ray.runs.stored import find_run
+    from marl_ray.runs.removal import contents_of, kind_of, remove
+    from marl_ray.runs.stored import find_entry
 
-    run = find_run(name, storage)
-    contents = contents_of(run)
+    entry = find_entry(name, storage)
+    contents = contents_of(entry)
     what = (
         f"{contents.folder}: {contents.files} files, {contents.bytes / 1e6:,.1f} MB, {contents.checkpoints} checkpoints"
     )
-    typer.echo(f"{what}; the MLflow run and registered models stay", err=True)
-    if not yes and not typer.confirm(f"Delete run {run.name}?", err=True):
+    typer.echo(f"{what}; MLflow runs and registered models stay", err=True)
+    if not yes and not typer.confirm(f"Delete {kind_of(entry)} {entry.name}?", err=True):
         raise typer.Exit(1)
-    remove(run)
-    show(as_json, contents, [f"{run.name} is deleted"])
+    remove(entry)
+    show(as_json, contents, [f"{entry.name} is deleted"])
 
 
 @runs_app.command("compare")

@@ -21,7 +21,7 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
     It trains on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run. For a finished run it prints
     the results and exits with status 0.
     """
-    from marl_ray.api.training import train_here
+    from marl_ray.api.training import environment_warning, train_here
     from marl_ray.runs.naming import load_named
 
     run, given = load_named(config, overrides or ())
@@ -33,6 +33,9 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
         from marl_ray.training.run_checks import check_run
 
         check_run(run)
+        warning = environment_warning(run)
+        if warning is not None:
+            print(f"{run.name}: {warning}", file=sys.stderr)
         show(as_json, run.resolved(), [yaml.safe_dump(run.resolved(), sort_keys=False).rstrip()])
         return
     with only_result(as_json):

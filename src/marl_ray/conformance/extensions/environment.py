@@ -1,6 +1,7 @@
 """Environments: what training relies on when it plays one, of vectors, images or texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ SEED = 7
 EPISODES = 3
 MOST_STEPS = 10_000
 """Steps after which an episode of drawn actions counts as endless."""
+FEW_STEPS = 50
+"""Steps that `first_fault` plays."""
 
 
 class SeenStep(NamedTuple):
@@ -28,13 +31,33 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Play episodes of drawn actions; `settings` are `env.kwargs`."""
     config = EnvConfig(id=name, kwargs=dict(settings))
     env = make_env(config)
+    yield from _standing(env)
+    yield from _played(env, config, EPISODES, MOST_STEPS)
+
+
+def first_fault(config: EnvConfig) -> CheckedProperty | None:
+    """The first property that fails within a few steps of one episode; None if none does.
+
+    An environment of texts is not played, because its rewards may cost money.
+    """
+    env = make_env(config)
+    properties = _standing(env) if is_text(env) else chain(_standing(env), _played(env, config, 1, FEW_STEPS))
+    return next((each for each in properties if each.failure is not None), None)
+
+
+def _standing(env: Any) -> Iterator[CheckedProperty]:
+    """The properties that need no step."""
     yield checked("agents", "possible_agents lists every agent once", lambda: _agents(env))
     yield checked("spaces", "an agent's spaces stay the same, and policies support them", lambda: _spaces(env))
+
+
+def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[CheckedProperty]:
+    """The properties of `count` episodes of at most `most` steps."""
     episodes: list[list[SeenStep]] = []
 
     def play() -> str | None:
-        for number in range(EPISODES):
-            episodes.append(_episode(env, SEED + number))
+        for number in range(count):
+            episodes.append(_episode(env, SEED + number, most))
             if len(episodes[-1]) > MOST_STEPS:
                 return f"an episode of drawn actions is not over after {MOST_STEPS} steps"
         return None
@@ -47,7 +70,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     yield checked("observations", "every observation is in its agent's space", lambda: _observations(env, steps))
     yield checked("rewards", "every reward and cost is a finite number", lambda: _numbers(steps))
     yield checked(
-        "seeds", "another copy with the same seed and actions gives the same", lambda: _seeds(config, episodes[0])
+        "seeds", "another copy with the same seed and actions gives the same", lambda: _seeds(config, episodes[0], most)
     )
 
 
@@ -71,21 +94,21 @@ def _spaces(env: Any) -> str | None:
     return None
 
 
-def _episode(env: Any, seed: int) -> list[SeenStep]:
-    """Play an episode of drawn actions; returns its steps, the reset first."""
+def _episode(env: Any, seed: int, most: int) -> list[SeenStep]:
+    """Play an episode of drawn actions, or its first `most` steps; returns its steps, the reset first."""
     # Asked for once: an environment may make a new space, without a seed, at every call.
     spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
     for space in spaces.values():
         space.seed(seed)
-    return _episode_of_texts(env, spaces, seed) if is_text(env) else _parallel_episode(env, spaces, seed)
+    return _episode_of_texts(env, spaces, seed, most) if is_text(env) else _parallel_episode(env, spaces, seed, most)
 
 
-def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int) -> list[SeenStep]:
+def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, most: int) -> list[SeenStep]:
     observations, infos = env.reset(seed=seed)
     if set(observations) != set(env.agents):
         raise ValueError(f"reset returned observations of {sorted(observations)} and has agents {sorted(env.agents)}")
     steps = [SeenStep(observations, {}, infos)]
-    while env.agents and len(steps) <= MOST_STEPS:
+    while env.agents and len(steps) <= most:
         agents = list(env.agents)
         actions = {agent: _action(spaces[agent], infos.get(agent, {})) for agent in agents}
         observations, rewards, terminated, truncated, infos = env.step(actions)
@@ -104,10 +127,10 @@ def _action(space: Any, info: Mapping[str, Any]) -> Any:
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
-def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int) -> list[SeenStep]:
+def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int, most: int) -> list[SeenStep]:
     env.reset(seed=seed)
     steps: list[SeenStep] = []
-    while env.agents and len(steps) <= MOST_STEPS:
+    while env.agents and len(steps) <= most:
         agent = env.agent_selection
         observation, _, terminated, truncated, _ = env.last()
         steps.append(SeenStep({agent: observation}, dict(env.rewards), {a: dict(i) for a, i in env.infos.items()}))
@@ -136,8 +159,8 @@ def _numbers(steps: Sequence[SeenStep]) -> str | None:
     return None
 
 
-def _seeds(config: EnvConfig, first: Sequence[SeenStep]) -> str | None:
-    again = _episode(make_env(config), SEED)
+def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | None:
+    again = _episode(make_env(config), SEED, most)
     for number, (step, repeated) in enumerate(zip(first, again, strict=False)):
         for part in ("observations", "rewards"):
             if not _same(getattr(step, part), getattr(repeated, part)):

@@ -1,4 +1,4 @@
-"""The engine `vllm` (`marl-ray[vllm]`): vLLM in a process of its own, which gets the policy's weights after each change."""
+"""The engine `vllm`: vLLM in a process of its own, which gets the policy's weights after each change."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, install_hint
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
@@ -60,7 +60,7 @@ class VllmEngine(Engine):
         adapters.
         """
         if find_spec("vllm") is None:
-            raise MarlRayError("generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
+            raise MarlRayError(f"generation.engine=vllm: expected the package vllm; {install_hint('vllm')}")
         config = policy.config
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         self._policy, self._room = policy, room

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from marl_ray.config import CacheConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, install_hint, one_line
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -154,7 +154,7 @@ def _connect(url: str) -> "tuple[Redis, str]":
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError as error:
-        raise MarlRayError("cache.url: Redis needs its package: pip install 'marl-ray[redis]'") from error
+        raise MarlRayError(f"cache.url: Redis needs its package; {install_hint('redis')}") from error
     own_options = {
         "decode_responses": False,
         "max_connections": CONNECTIONS,

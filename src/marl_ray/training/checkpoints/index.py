@@ -14,8 +14,14 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.training.checkpoints.manifest import MANIFEST, WITHDRAWN, CheckpointManifest, check_format, read_manifest
-from marl_ray.training.checkpoints.storage import StoredFolder, read_file
+from marl_ray.training.checkpoints.manifest import (
+    MANIFEST,
+    WITHDRAWN,
+    CheckpointManifest,
+    check_format,
+    read_manifest,
+)
+from marl_ray.training.checkpoints.storage import Damaged, StoredFolder, check_known, check_size, read_file
 from marl_ray.training.run_folder.record import filesystem_of
 
 PREFIX = "checkpoint_"
@@ -84,10 +90,34 @@ def newest(folder: StoredFolder) -> Published | None:
 
 
 def best(checkpoints: Sequence[Published]) -> Published | None:
-    """The best of these that have a bundle. Of equal scores, such as those of a run that played nothing, the newest
-    counts."""
+    """The best of these that have a bundle. Equal scores are those of a run that scores nothing: then the newest counts."""
     with_bundle = [checkpoint for checkpoint in checkpoints if checkpoint.has_bundle]
     return max(with_bundle, key=lambda each: (each.manifest.score, each.name), default=None)
+
+
+def check_bundle(checkpoint: Published, sizes: bool = False) -> None:
+    """Raise Damaged, which names it, if a file of the checkpoint's bundle is not as it was written, or OSError. With `sizes`
+    the files are not read, and only their sizes are compared."""
+    for name, file in checkpoint.manifest.files.items():
+        if name.startswith(f"{BUNDLE}/"):
+            (check_size if sizes else check_known)(checkpoint.place / name, file)
+
+
+def best_whole(
+    checkpoints: Sequence[Published], sizes: bool = False
+) -> tuple[Published | None, list[tuple[StoredFolder, str]]]:
+    """The best of these whose bundle is as it was written, compared as by `check_bundle`, or None; and those that would be
+    better and are damaged, each with a line that says how. Raises OSError."""
+    damaged: list[tuple[StoredFolder, str]] = []
+    left = list(checkpoints)
+    while (chosen := best(left)) is not None:
+        try:
+            check_bundle(chosen, sizes)
+            break
+        except Damaged as error:
+            damaged.append((chosen.place, f"{error}; this bundle, the best so far, is lost"))
+            left.remove(chosen)
+    return chosen, damaged
 
 
 def kept(config: RunConfig) -> str:

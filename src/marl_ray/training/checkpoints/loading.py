@@ -1,6 +1,5 @@
 """Reading a checkpoint: every file is compared with the manifest, and a damaged checkpoint gives way to the one before."""
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.checkpoints.index import STATE, refuse_older
+from marl_ray.training.checkpoints.index import STATE, Published, check_bundle, refuse_older
 from marl_ray.training.checkpoints.learner_tensors import make_room
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
 from marl_ray.training.checkpoints.saving import SCALARS, WEIGHTS, envs_file
@@ -56,8 +55,7 @@ def load_newest(
             for line in lines:
                 say(f"{line}; the run goes on from {place}")
             for each in damages:
-                with contextlib.suppress(OSError, NotImplementedError):  # then the next start passes it again
-                    withdraw(each)
+                withdraw(each)
         return loaded
     raise Unreadable(f"no checkpoint can be read: {'; '.join(lines)}")
 
@@ -105,6 +103,8 @@ def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
 def _read(place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]) -> LoadedCheckpoint:
     """Read this worker's part. The learners' tensors are changed also where it fails."""
     rank, workers = world()
+    if rank == 0:
+        check_bundle(Published(place, manifest))
     files = StoredFiles(place, manifest.files)
     state = files.read_json(STATE)
     # Copies of environments go to workers by number, so other workers' files matter only if there are more or fewer.

@@ -4,6 +4,7 @@ It names every other file with its size and sha256, and says what the checkpoint
 keys too.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -79,9 +80,11 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
 
 
 def withdraw(place: StoredFolder) -> None:
-    """Turn a damaged checkpoint into a folder that is none; its files stay for whoever wants to look. Raises OSError."""
-    place.filesystem.create_dir((place / WITHDRAWN).path)
-    place.filesystem.move((place / MANIFEST).path, (place / WITHDRAWN / MANIFEST).path)
+    """Turn a damaged checkpoint into a folder that is none; its files stay for whoever wants to look. Where the storage does
+    not let itself be changed, the next reader finds the damage again."""
+    with contextlib.suppress(OSError, NotImplementedError):
+        place.filesystem.create_dir((place / WITHDRAWN).path)
+        place.filesystem.move((place / MANIFEST).path, (place / WITHDRAWN / MANIFEST).path)
 
 
 def check_format(facts: Mapping[str, Any]) -> None:

@@ -72,7 +72,8 @@ class CheckpointSaver:
 
     def save(self, place: StoredFolder, contents: Contents, published: Callable[[], None] = lambda: None) -> None:
         """Copy the state, and begin to write it to `place`. Rank 0 calls `published`, which must not raise, when the
-        checkpoint is complete. Raises as `wait` does, for the checkpoint before."""
+        checkpoint is complete; all workers wait for it with their next one. Raises as `wait` does, for the checkpoint
+        before."""
         self.wait()
         if self.mesh is None:
             # Longer than the wait of the training thread, so that all workers raise the same error.
@@ -118,9 +119,12 @@ def write(
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, files.written, group=group)
     manifest = _manifest(contents, {name: file for part in parts for name, file in part.items()}, len(parts))
-    _together(lambda: publish(place, manifest) if rank == 0 else None, group)
-    if rank == 0:
-        published()
+
+    def complete() -> None:
+        publish(place, manifest)
+        published()  # no worker has begun its next checkpoint, which this might take for an unfinished one
+
+    _together(complete if rank == 0 else lambda: None, group)
 
 
 def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Mapping[str, float]) -> None:

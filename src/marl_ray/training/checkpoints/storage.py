@@ -9,6 +9,8 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
 
+CHUNK = 2**20
+
 
 class Unwritable(MarlRayError):
     """The error of a checkpoint that cannot be written, for example on a full disk. Another try would meet it again."""
@@ -104,8 +106,33 @@ def read_known(place: StoredFolder, known: StoredFile) -> bytes:
     data = read_file(place)
     if data is None:
         raise Damaged(f"{place} is missing")
-    if len(data) != known.size:
-        raise Damaged(f"{place} has {len(data):,} bytes, expected {known.size:,}")
-    if hashlib.sha256(data).hexdigest() != known.sha256:
-        raise Damaged(f"{place} has another content than was written: its sha256 differs")
+    _compare(place, known, len(data), hashlib.sha256(data).hexdigest())
     return data
+
+
+def check_size(place: StoredFolder, known: StoredFile) -> None:
+    """Raise Damaged if a file is not there in its size, or OSError."""
+    info = place.filesystem.get_file_info(place.path)
+    if info.type != fs.FileType.File:
+        raise Damaged(f"{place} is missing")
+    _compare(place, known, info.size, known.sha256)
+
+
+def check_known(place: StoredFolder, known: StoredFile) -> None:
+    """Raise as `read_known` does, for a file whose contents need not fit into memory."""
+    size, digest = 0, hashlib.sha256()
+    try:
+        with place.filesystem.open_input_stream(place.path) as stream:
+            while data := stream.read(CHUNK):
+                size += len(data)
+                digest.update(data)
+    except FileNotFoundError:
+        raise Damaged(f"{place} is missing") from None
+    _compare(place, known, size, digest.hexdigest())
+
+
+def _compare(place: StoredFolder, known: StoredFile, size: int, sha256: str) -> None:
+    if size != known.size:
+        raise Damaged(f"{place} has {size:,} bytes, expected {known.size:,}")
+    if sha256 != known.sha256:
+        raise Damaged(f"{place} has another content than was written: its sha256 differs")

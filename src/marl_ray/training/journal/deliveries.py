@@ -13,10 +13,11 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.journal.delivery import Delivery, read_mark
+from marl_ray.training.journal.delivery import MARKS, Delivery, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.metrics_file import METRICS
+from marl_ray.training.run_folder.temporary_files import remove_temporary
 from marl_ray.training.tracking.other_sinks import Sink, open_sink
 
 MLFLOW = "mlflow"
@@ -50,18 +51,21 @@ class Deliveries:
         opened: Mapping[str, Sink],
         tags: Mapping[str, str] | None = None,
         names: list[str] | None = None,
+        owns: Callable[[], bool] = lambda: True,
     ):
         """Deliver to MLflow's run `run_id`, which gets `tags`, and to `tracking.also`, or to `names` of these alone.
-        `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line."""
+        `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line.
+        Sinks are called while `owns` says that the run has no other owner."""
         self.model = ""
         """Name of the bundle in MLflow's registry, when it is registered."""
         self.registered = threading.Event()
         self.deliveries: list[Delivery] = []
+        remove_temporary(filesystem, f"{folder}/{MARKS}")
         for name in names_of(config) if names is None else names:
             make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
             if name == MLFLOW:
                 make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
-            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name)))
+            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name), owns=owns))
 
     def watch(self) -> None:
         """Print a line about each sink that does not return from a call."""

@@ -73,10 +73,12 @@ class Delivery:
         say: Callable[[str], None],
         opened: Sink | None = None,
         file: str = METRICS,
+        owns: Callable[[], bool] = lambda: True,
     ):
         """`make` opens the sink, which is `opened` already where a run begins. `say` prints a line. `file` has the rows in
-        `folder`. Raises OSError if the mark cannot be read."""
-        self.name, self.make, self.say, self.sink = name, make, say, opened
+        `folder`. The sink is called while `owns` says that the folder has no other owner, who would call it too. Raises
+        OSError if the mark cannot be read."""
+        self.name, self.make, self.say, self.sink, self.owns = name, make, say, opened, owns
         self.filesystem, self.folder = filesystem, folder
         self.tail = Tail(filesystem, f"{folder}/{file}")
         mark = read_mark(filesystem, folder, name)
@@ -125,7 +127,9 @@ class Delivery:
                 self._failed(one_line(error))
 
     def _step(self) -> bool:
-        """Make one call of the sink, or wait for rows; returns True when the sink is closed."""
+        """Make one call of the sink, or wait for rows; returns True when the sink is closed or is another owner's."""
+        if not self.owns():
+            return True
         if self.sink is None:
             self.sink = self.make()
         if not self.known:
@@ -177,11 +181,7 @@ class Delivery:
         with contextlib.suppress(OSError):  # a full disk: the next note says all
             path = _path(self.folder, self.name)
             self.filesystem.create_dir(f"{self.folder}/{MARKS}")
-            if not isinstance(self.filesystem, fs.LocalFileSystem):
-                write_json(self.filesystem, path, asdict(self.mark))
-                return
-            write_json(self.filesystem, f"{path}.new", asdict(self.mark))
-            self.filesystem.move(f"{path}.new", path)  # a reader sees the old file or the new one
+            write_json(self.filesystem, path, asdict(self.mark))
 
     def _failed(self, problem: str) -> None:
         self.called = None

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from pyarrow import fs
 
+from marl_ray.training.run_folder.temporary_files import temporary_path
+
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
 PART_BYTES = 2**20
@@ -104,9 +106,10 @@ class _OneFile:
     def keep_while(self, wanted: Callable[[str], bool]) -> int:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         count = next((number for number, line in enumerate(lines) if not wanted(line)), len(lines))
-        if count == len(lines):
+        if not self.path.exists():
             return count
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        # Also where all lines stay: whoever wrote the old file can write no more.
+        temporary = Path(temporary_path(str(self.path)))
         try:
             temporary.write_bytes(_ended(lines[:count]))
             _sync(temporary)

@@ -1,9 +1,10 @@
 """`NAME/bundle`, which leads to the best bundle of a run: a link on local storage, a file with the URI on remote storage."""
 
-import os
 from pathlib import Path
 
 from pyarrow import fs
+
+from marl_ray.training.run_folder.temporary_files import temporary_path
 
 LINK = "bundle"
 """Name in a run's folder; the bundle of a checkpoint has the same name in the checkpoint's folder."""
@@ -19,7 +20,7 @@ def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: st
             stream.write(f"{uri}/{checkpoint}/{LINK}\n".encode())
         return
     link = Path(folder, LINK)
-    temporary = link.with_name(f".{LINK}.{os.getpid()}")
+    temporary = Path(temporary_path(str(link)))
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(Path(checkpoint, LINK), target_is_directory=True)  # relative, so that a folder may be moved
     temporary.replace(link)

@@ -23,9 +23,12 @@ from marl_ray.training.run_folder import standing
 from marl_ray.training.run_folder.exclusive_file import create
 from marl_ray.training.run_folder.record import write_json
 from marl_ray.training.run_folder.standing import OWNER, RUNNING, Standing, newest, numbers, owner_file, standing_of
+from marl_ray.training.run_folder.temporary_files import remove_temporary
 
 WRITTEN_S = 1.0
 """Seconds within which a file of an owner that was just created is complete."""
+PROBE = "now-"
+"""First letters of the names of files that show the storage's time."""
 TRIES = 8
 """Most times that others are first before the name is given up."""
 
@@ -49,6 +52,9 @@ class Lease:
         """Set when another process has taken the folder."""
         self.when_lost: Callable[[], object] = lambda: None
         """Called then, from another thread."""
+        self.confirmed = 0.0
+        """Time of the last proof that the folder has no other owner, in seconds since 1970."""
+        self.confirming = threading.Lock()
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
@@ -79,6 +85,14 @@ class Lease:
             else:  # Ctrl-C, or an exit
                 self._write(_own("interrupted"))
 
+    def owns(self) -> bool:
+        """False if another process has taken the folder. It is asked before what another owner may do too: a process that
+        slept for LOST_S does not know before its next beat. Storage that does not answer is no reason."""
+        if time.time() - self.confirmed >= standing.LOST_S:
+            with contextlib.suppress(OSError):
+                self._confirm()
+        return not self.lost.is_set()
+
     def check(self) -> None:
         """Raise Disowned if another process has taken the folder."""
         check_owned(self.filesystem, self.folder, self.number, self.whose)
@@ -86,6 +100,7 @@ class Lease:
     def _take(self) -> None:
         self.filesystem.create_dir(f"{self.folder}/{OWNER}")
         for _ in range(TRIES):
+            self.confirmed = time.time()
             last = newest(self.filesystem, self.folder)
             if last:
                 self._wait_for_end(last)
@@ -97,6 +112,7 @@ class Lease:
                 for older in numbers(self.filesystem, self.folder):
                     if older < self.number:
                         self._delete(older)
+                self._remove_leftovers()
                 return
             self._delete(last + 1)  # owners came and went since the numbers were read, and removed the files between
         raise MarlRayError(f"name: {self.whose} is being started by other processes; expected one")
@@ -123,7 +139,7 @@ class Lease:
     def _age(self, number: int) -> float:
         """Seconds since the owner of this number wrote its file, by the clock of the storage: the clocks of two machines
         may differ."""
-        probe = f"{self.folder}/{OWNER}/now-{secrets.token_hex(8)}"
+        probe = f"{self.folder}/{OWNER}/{PROBE}{secrets.token_hex(8)}"
         write_json(self.filesystem, probe, {})
         infos = self.filesystem.get_file_info([probe, owner_file(self.folder, number)])
         self.filesystem.delete_file(probe)
@@ -134,6 +150,18 @@ class Lease:
         with contextlib.suppress(OSError):  # an owner that came later has deleted it
             self.filesystem.delete_file(owner_file(self.folder, number))
 
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes have left. A process that asks for the age of an owner now has a probe here, which is
+        younger."""
+        with contextlib.suppress(OSError):
+            now = self.filesystem.get_file_info(owner_file(self.folder, self.number)).mtime
+            for info in self.filesystem.get_file_info(fs.FileSelector(f"{self.folder}/{OWNER}")):
+                probe = info.base_name.startswith(PROBE)
+                if now and probe and info.mtime and (now - info.mtime).total_seconds() > standing.LOST_S:
+                    self.filesystem.delete_file(info.path)
+        for folder in (self.folder, f"{self.folder}/{OWNER}"):
+            remove_temporary(self.filesystem, folder)
+
     def _is_all(self) -> bool:
         """True if the folder holds the lease alone."""
         infos = self.filesystem.get_file_info(fs.FileSelector(self.folder))
@@ -142,19 +170,23 @@ class Lease:
     def _beat(self) -> None:
         while not self.done.wait(standing.BEAT_S):
             with contextlib.suppress(OSError):  # a run goes on whose state cannot be written
-                if newest(self.filesystem, self.folder) > self.number:
-                    self.lost.set()
-                    self.when_lost()
-                    return
+                self._confirm()
+            if self.lost.is_set():
+                return
+
+    def _confirm(self) -> None:
+        """Give a beat, or learn that there is another owner. Raises OSError."""
+        with self.confirming:
+            at = time.time()
+            if newest(self.filesystem, self.folder) <= self.number:
                 self._write(_own(RUNNING))
+                self.confirmed = at
+            elif not self.lost.is_set():
+                self.lost.set()
+                self.when_lost()
 
     def _write(self, own: Standing) -> None:
-        path = owner_file(self.folder, self.number)
-        if not isinstance(self.filesystem, fs.LocalFileSystem):
-            write_json(self.filesystem, path, asdict(own))
-            return
-        write_json(self.filesystem, f"{path}.new", asdict(own))
-        self.filesystem.move(f"{path}.new", path)  # a reader sees the old file or the new one
+        write_json(self.filesystem, owner_file(self.folder, self.number), asdict(own))
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:

@@ -22,6 +22,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.training.run_folder.temporary_files import temporary_path
 from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
@@ -58,9 +59,10 @@ def check_folder(config: RunConfig) -> None:
     try:
         existed = filesystem.get_file_info(folder).type != fs.FileType.NotFound
         filesystem.create_dir(folder)
-        probe = f"{folder}/.write-test-{os.getpid()}"
+        probe = temporary_path(f"{folder}/write-test")
         write_json(filesystem, probe, {})
-        filesystem.delete_file(probe)
+        with contextlib.suppress(FileNotFoundError):  # the owner removes such files
+            filesystem.delete_file(probe)
         if not existed:
             _delete_if_empty(filesystem, folder)
     except (OSError, ValueError) as error:
@@ -81,9 +83,19 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
 
 
 def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
-    """Write plain data to a file; raises OSError."""
-    with filesystem.open_output_stream(path) as stream:
-        stream.write(json.dumps(data, indent=1).encode())
+    """Write plain data to a file, complete or not at all; raises OSError."""
+    local = isinstance(filesystem, fs.LocalFileSystem)
+    target = temporary_path(path) if local else path  # an object store shows no half of a file
+    try:
+        with filesystem.open_output_stream(target) as stream:
+            stream.write(json.dumps(data, indent=1).encode())
+        if local:
+            filesystem.move(target, path)
+    except OSError:
+        if local:
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(target)
+        raise
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> Any:

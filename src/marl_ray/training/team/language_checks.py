@@ -11,7 +11,7 @@ from transformers import GenerationConfig as ModelGenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from marl_ray.config import GenerationConfig, ModelConfig, RunConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, install_hint, one_line
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.language.lora import add_adapters
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
@@ -47,7 +47,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     for name, members in agents.items():
         policy = config.team[name]
         if policy.generation.engine == "vllm" and find_spec("vllm") is None:
-            raise MarlRayError(f"team.{name}.generation.engine=vllm: expected the package vllm (marl-ray[vllm])")
+            key = f"team.{name}.generation.engine=vllm"
+            raise MarlRayError(f"{key}: expected the package vllm; {install_hint('vllm')}")
         assert policy.model is not None
         models[name] = _model(policy.model, uri_of(config))
         where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine

@@ -1,6 +1,7 @@
 """The MLflow run of a training run: parameters, batched metrics, curve, registered bundle. A run that restarts keeps
 it."""
 
+import hashlib
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,8 @@ BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
 BEST = "best"
 """Alias of the best version in the registry. MLflow itself keeps the alias `latest`."""
+OWNER = "owner"
+"""Name of a tag of the run: a digest of whose it is."""
 BATCH = 1000
 """Most metrics of one request: MLflow's limit."""
 PARAM_BATCH = 100
@@ -39,10 +42,15 @@ def uri_of(config: RunConfig) -> str:
 class Tracker:
     """One MLflow run. Every call names the run, so that nothing is global to the process."""
 
-    def __init__(self, config: RunConfig, run_id: str | None = None, tags: Mapping[str, str] | None = None):
+    def __init__(
+        self, config: RunConfig, run_id: str | None = None, tags: Mapping[str, str] | None = None, owner: str = ""
+    ):
         """Open the run `run_id`, or begin a run where it is None or the server does not know it, as after a copy of the
-        run's folder to other storage. Raises MarlRayError if the server does not answer."""
+        run's folder to other storage. `owner` says whose run it is: one that a process began for the same owner, which was
+        killed before it noted the id, is taken over. Raises MarlRayError if the server does not answer."""
         self.config, self.tags = config, dict(tags or {})
+        if owner:
+            self.tags[OWNER] = hashlib.sha256(owner.encode()).hexdigest()[:32]
         self.uri = uri_of(config)
         try:
             self.client: Any = _Bounded(mlflow_client(self.uri))
@@ -73,11 +81,24 @@ class Tracker:
             experiment = self._new_experiment(name, root)
         else:
             experiment = existing.experiment_id
-        run = self.client.create_run(experiment, run_name=self.config.name, tags=self._tags())
-        params = [Param(key, str(value)[:6000]) for key, value in flatten(self.config.resolved()).items()]
+        values = {key: str(value)[:6000] for key, value in flatten(self.config.resolved()).items()}
+        run = self._begun(experiment, values) or self.client.create_run(
+            experiment, run_name=self.config.name, tags=self._tags()
+        )
+        params = [Param(key, value) for key, value in values.items()]
         for start in range(0, len(params), PARAM_BATCH):
             self.client.log_batch(run.info.run_id, params=params[start : start + PARAM_BATCH])
         return str(run.info.run_id)
+
+    def _begun(self, experiment: str, values: Mapping[str, str]) -> Any:
+        """A run of the same owner that goes on, without rows and with no other parameters than these; None if there is
+        none."""
+        if OWNER not in self.tags:
+            return None
+        words = f"tags.`{OWNER}` = '{self.tags[OWNER]}' and attributes.status = 'RUNNING'"
+        runs = self.client.search_runs([experiment], words)
+        fresh = (run for run in runs if "iteration" not in run.data.metrics)
+        return next((run for run in fresh if run.data.params.items() <= values.items()), None)
 
     def _new_experiment(self, name: str, root: str | None) -> str:
         """Make the experiment, unless another process was first; returns its id."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, install_hint, one_line
 from marl_ray.extensions import TRACKER
 
 TENSORBOARD = "tensorboard"
@@ -167,7 +167,7 @@ class WeightsAndBiases:
     def check(config: RunConfig) -> None:
         """Raise MarlRayError without the package, or without a key for its server."""
         if find_spec("wandb") is None:
-            raise MarlRayError("wandb is not installed; pip install 'marl-ray[wandb]'")
+            raise MarlRayError(f"wandb is not installed; {install_hint('wandb')}")
         away = os.environ.get("WANDB_MODE") in ("offline", "disabled")
         if not (away or os.environ.get("WANDB_API_KEY") or _logged_in()):
             raise MarlRayError("wandb expects WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline")

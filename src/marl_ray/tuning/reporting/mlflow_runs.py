@@ -8,7 +8,7 @@ the lines as a run's rows are delivered (training/journal/delivery.py); the same
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 class SweepTracker:
     """Tells MLflow of a sweep. No call waits for the server, but for the first one and `register`."""
 
-    def __init__(self, config: SweepConfig, records: SweepRecords):
-        """Open the parent run. Raises MarlRayError if the tracking server does not answer when a sweep begins; a sweep that
-        goes on does not need it."""
+    def __init__(self, config: SweepConfig, records: SweepRecords, owns: Callable[[], bool] = lambda: True):
+        """Open the parent run. MLflow is called while `owns` says that the sweep has no other owner. Raises MarlRayError if
+        the tracking server does not answer when a sweep begins; a sweep that goes on does not need it."""
         self.config, self.base = config, config.example()
         self.uri = uri_of(self.base)
         folder = Folder(config.storage, config.name)
@@ -54,7 +54,7 @@ class SweepTracker:
             opened = self.runs
             opened.open()
         self.delivery = Delivery(
-            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, file=OUTBOX
+            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, file=OUTBOX, owns=owns
         )
 
     @property

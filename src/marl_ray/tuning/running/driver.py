@@ -116,7 +116,7 @@ def _run(
         raise
     finally:
         with shield:
-            if lease.lost.is_set():
+            if not lease.owns():
                 sweep.tracker.leave()
             else:
                 sweep.close()
@@ -155,7 +155,7 @@ class _Sweep:
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
         self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
-        self.tracker = SweepTracker(config, records)
+        self.tracker = SweepTracker(config, records, lease.owns)
         self.events = EventFiles(folder, self.warn)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""Files that a process writes and then moves into their place, and how those of killed processes are removed."""
+
+import contextlib
+import os
+import re
+
+from pyarrow import fs
+
+TEMPORARY = re.compile(r"\..+\.[0-9]+")
+"""Name of such a file: that of its place, between a dot and the number of the process."""
+
+
+def temporary_path(path: str) -> str:
+    """The path at which this process writes the file that belongs at `path`, in the same folder."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/.{name}.{os.getpid()}"
+
+
+def remove_temporary(filesystem: fs.FileSystem, folder: str) -> None:
+    """Remove all such files of a folder. A process that is about to move one gets an OSError, so only the folder's owner may
+    do it."""
+    with contextlib.suppress(OSError):  # they are in nobody's way
+        for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+            if TEMPORARY.fullmatch(info.base_name):
+                with contextlib.suppress(OSError):
+                    filesystem.delete_file(info.path)

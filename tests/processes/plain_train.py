@@ -1,0 +1,414 @@
+"""The driver and the workers of a run as plain processes, which die or stop before a chosen line of the product.
+
+`marl_ray.training.driver.train` and `marl_ray.training.worker.worker` run as they are. Of Ray Train there is what these
+call: a trainer that starts a group of workers and starts another where one is lost. One process, which has loaded the
+libraries and has no threads, forks all others, so a start takes milliseconds:
+
+    python -m processes.plain_train     reads requests from stdin and writes answers to stdout, one JSON document a line
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from multiprocessing import connection, get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+import marl_ray
+
+SOURCES = Path(marl_ray.__file__).parent
+PARTS = ("training/checkpoints", "training/journal", "training/run_folder", "training/tracking", "policies/bundles")
+FILES = ("training/driver.py", "training/worker.py", "training/loop.py", "temporary_folders.py")
+"""Where processes die: folders and files of the product."""
+PRELOADED = (
+    "boto3.session",
+    "marl_ray.algorithms.with_critic.mappo",
+    "marl_ray.policies.bundles.actor_critic",
+    "marl_ray.training.driver",
+    "marl_ray.training.learner.families.family_actor_critic",
+    "marl_ray.training.single_process",
+    "matplotlib.pyplot",
+    "mlflow.store.model_registry.sqlalchemy_store",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "multigrid.envs",
+    "ray.train.torch",
+    "numba.typed",
+    "scipy.special",
+    "tensorboardX",
+    "torch._dynamo",
+)
+"""Forks have them then."""
+START_S = 90.0
+"""Most seconds from the start of a driver to its end."""
+ANSWER_S = START_S + 60.0
+KILL, STOP = "kill", "stop"
+BEAT_S, LOST_S = 0.3, 2.0
+"""Those of the drivers, in place of the product's."""
+AWAKE_S = 1.0
+"""Seconds for which a process goes on that slept while others took its place."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A process dies, or sleeps, before the `nth` line that it runs of a file of the product."""
+
+    file: str
+    nth: int
+    how: str = KILL
+    rank: int = 0
+    """The worker whose fault it is; a driver has none."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the command."""
+
+    driver: Fault | None = None
+    groups: tuple[Fault | None, ...] = ()
+    """For each group of workers in turn, the fault of one of them; later groups have none."""
+    linger_s: float = 0.0
+    """Seconds beside the next workers for which the workers of a driver that was killed go on, and others sleep on. With 0
+    they are killed at once."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of one start."""
+
+    status: int | None
+    """Exit status of the driver; negative for a signal, and None where it sleeps."""
+    said: str
+    groups: int
+    lines: dict[str, dict[str, int]] = field(default_factory=dict)
+    """`driver` and `worker` -> file -> number of lines that one which ended by itself has run."""
+
+
+@contextlib.contextmanager
+def plain_train(folder: Path, **environment: str) -> Iterator[Callable[[Mapping[str, Any], Start], Ended]]:
+    """A function that starts the command with a config. `folder` holds what processes say. Afterwards none is left."""
+    paths = os.pathsep.join([str(SOURCES.parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    folder.mkdir(exist_ok=True)
+    with (folder / "machine.log").open("w") as log:
+        machine = subprocess.Popen(
+            [sys.executable, "-m", "processes.plain_train", str(folder)],
+            env=os.environ | {"PYTHONPATH": paths, "TMPDIR": str(folder)} | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    answers: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: [answers.put(line) for line in machine.stdout], daemon=True).start()
+
+    def start(config: Mapping[str, Any], how: Start) -> Ended:
+        assert machine.stdin is not None
+        machine.stdin.write(json.dumps([config, asdict(how)]) + "\n")
+        machine.stdin.flush()
+        try:
+            return Ended(**json.loads(answers.get(timeout=ANSWER_S)))
+        except queue.Empty:
+            raise AssertionError((folder / "machine.log").read_text()[-2000:]) from None
+
+    try:
+        yield start
+    finally:
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(machine.pid).children(recursive=True):
+                process.kill()
+        machine.kill()
+        machine.wait(30)
+
+
+# ---------------------------------------------------------------- in the process that forks all others
+
+
+@dataclass
+class Stray:
+    """A process that counts as lost and is not dead."""
+
+    process: Any
+    linger_s: float
+    until: float = 0.0
+    """Time, of the monotonic clock, at which one that sleeps wakes and another dies; 0 until others have its place."""
+
+
+class Machine:
+    """Plays the part of Ray: it starts groups of workers for a driver, and says which are lost."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.forks = folder, get_context("fork")
+        self.strays: list[Stray] = []
+        self.name = ""
+
+    def start(self, config: dict[str, Any], how: Start) -> Ended:
+        """Start the command, and wait until its driver has ended or sleeps."""
+        if config["name"] != self.name:
+            self.close()
+        self.name = config["name"]
+        said, (own, other) = self.folder / "said.txt", self.forks.Pipe()
+        driver = self._fork(drive, config, other, how.driver, said)
+        other.close()
+        faults, workers, groups = list(how.groups), [], 0
+        deadline = time.monotonic() + START_S
+        while driver.exitcode is None and not _sleeps(driver):
+            assert time.monotonic() < deadline, f"the run did not end in {START_S:g} s: {said.read_text()[-2000:]}"
+            self._end_strays()
+            connection.wait([own, driver.sentinel, *(pipe for _, pipe in workers)], 0.02)
+            with contextlib.suppress(EOFError, OSError):
+                if not workers and own.poll():
+                    payload, count = own.recv()
+                    groups += 1
+                    workers = self._group(payload, count, faults.pop(0) if faults else None)
+                    for stray in self.strays:
+                        stray.until = stray.until or time.monotonic() + stray.linger_s
+                if workers and (answer := self._answer(workers)) is not None:
+                    self._leave([process for process, _ in workers], how.linger_s)
+                    workers = []
+                    own.send(answer)
+        status = None if driver.exitcode is None else driver.exitcode
+        self._leave([process for process, _ in workers], how.linger_s)
+        if status is None:
+            self._leave([driver], how.linger_s)
+        lines = {
+            role: json.loads(path.read_text()) for role in ("driver", "worker") if (path := self._lines(role)).exists()
+        }
+        return Ended(status, said.read_text(), groups, lines)
+
+    def close(self) -> None:
+        """End all that count as lost."""
+        for stray in self.strays:
+            stray.process.kill()
+            stray.process.join()
+        self.strays = []
+
+    def _fork(self, target: Callable[..., None], *arguments: Any) -> Any:
+        process = self.forks.Process(target=target, args=(*arguments, self.folder), daemon=False)
+        process.start()
+        return process
+
+    def _lines(self, role: str) -> Path:
+        return self.folder / f"lines-{role}.json"
+
+    def _group(self, payload: Any, count: int, fault: Fault | None) -> list[tuple[Any, Any]]:
+        store = self.folder / "store"
+        store.unlink(missing_ok=True)
+        workers = []
+        for rank in range(count):
+            own, other = self.forks.Pipe()
+            chosen = fault if fault is not None and fault.rank == rank else None
+            workers.append((self._fork(work, payload, rank, count, str(store), other, chosen), own))
+            other.close()
+        return workers
+
+    def _answer(self, workers: list[tuple[Any, Any]]) -> Any:
+        """What a group has come to: (values or None, errors by rank); None while it trains."""
+        results, errors = {}, {}
+        for rank, (process, pipe) in enumerate(workers):
+            dead = process.exitcode is not None or _sleeps(process)
+            if pipe.poll():
+                with contextlib.suppress(EOFError):
+                    kind, value = pipe.recv()
+                    (results if kind == "value" else errors)[rank] = value
+                    pipe.send("taken")
+            if dead and rank not in results and rank not in errors:
+                errors[rank] = RuntimeError("The actor died unexpectedly before finishing this task.")
+        if errors:
+            return None, errors
+        while len(results) < len(workers):
+            if not results:
+                return None
+            rank = next(rank for rank in range(len(workers)) if rank not in results)
+            try:
+                kind, value = workers[rank][1].recv()
+            except EOFError:
+                return None, {rank: RuntimeError("The actor died unexpectedly before finishing this task.")}
+            if kind == "error":
+                return None, {rank: value}
+            results[rank] = value
+        return results, None
+
+    def _leave(self, processes: list[Any], linger_s: float) -> None:
+        for process in processes:
+            if not linger_s:
+                process.kill()
+                process.join()
+            else:
+                self.strays.append(Stray(process, linger_s))
+
+    def _end_strays(self) -> None:
+        """Wake those that slept when others have taken their place, and end them when their time is over."""
+        for stray in [stray for stray in self.strays if stray.until and time.monotonic() > stray.until]:
+            if _sleeps(stray.process):
+                os.kill(stray.process.pid, signal.SIGCONT)
+                stray.until = time.monotonic() + AWAKE_S
+            else:
+                stray.process.kill()
+                stray.process.join()
+                self.strays.remove(stray)
+
+
+def _sleeps(process: Any) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+    return False
+
+
+# ---------------------------------------------------------------- in the processes that it forks
+
+
+def watch_lines(fault: Fault | None) -> Counter[str]:
+    """Count the lines that this process runs of the product's files, and die before the one that is chosen."""
+    counts: Counter[str] = Counter()
+    names: dict[str, str] = {}
+
+    def name_of(path: str) -> str:
+        if path not in names:
+            file = path.removeprefix(f"{SOURCES}/")
+            names[path] = file if file in FILES or file.startswith(PARTS) else ""
+        return names[path]
+
+    def line(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            name = names[frame.f_code.co_filename]
+            counts[name] += 1
+            if fault is not None and name == fault.file and counts[name] == fault.nth:
+                os.kill(os.getpid(), signal.SIGKILL if fault.how == KILL else signal.SIGSTOP)
+        return line
+
+    def call(frame: Any, event: str, argument: Any) -> Any:
+        return line if name_of(frame.f_code.co_filename) else None
+
+    threading.settrace(call)
+    sys.settrace(call)
+    return counts
+
+
+class PlainTrainer:
+    """The part of Ray Train's TorchTrainer that the driver uses."""
+
+    def __init__(
+        self, pipe: Any, worker: Any, *, train_loop_config: Any, scaling_config: Any, run_config: Any, **more: Any
+    ):
+        self.pipe, self.payload = pipe, train_loop_config
+        self.workers, self.run_config = scaling_config.num_workers, run_config
+        self.killed = threading.Event()
+        self._create_default_callbacks: Any = list
+        self._register_sigint_handler: Any = None
+
+    def fit(self) -> Any:
+        """Train to the end with one group of workers after the other."""
+        from ray.train.v2.api.exceptions import WorkerGroupError
+
+        self._register_sigint_handler(self)
+        failures = 0
+        while True:
+            self.pipe.send((self.payload, self.workers))
+            while not self.pipe.poll(0.05):
+                if self.killed.is_set():
+                    raise RuntimeError("the controller was killed")
+            values, errors = self.pipe.recv()
+            if errors is None:
+                return SimpleNamespace(return_value=values[0])
+            for callback in self.run_config.callbacks:
+                if hasattr(callback, "after_exception"):
+                    callback.after_exception(None, errors)
+            failures += 1
+            if 0 <= self.run_config.failure_config.max_failures < failures:
+                raise WorkerGroupError("workers failed", errors)
+
+
+def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, folder: Path) -> None:
+    """Run the command in this process."""
+    import ray
+    import ray.train.torch
+
+    from marl_ray.config import RunConfig, parse_config
+    from marl_ray.errors import MarlRayError
+    from marl_ray.training import driver
+    from marl_ray.training.journal import deliveries, delivery
+    from marl_ray.training.run_folder import standing
+
+    with said.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    ray.train.torch.TorchTrainer = partial(PlainTrainer, pipe)  # type: ignore[misc,assignment]
+    ray.kill = lambda controller: controller.killed.set()  # type: ignore[assignment]
+    driver.check_capacity = lambda config: False  # there is no cluster whose resources could be read
+    delivery.RETRY_S, delivery.LOG_EVERY_S = 0.05, 0.02
+    deliveries.REGISTERED_S = 1.0
+    standing.BEAT_S, standing.LOST_S = BEAT_S, LOST_S
+    counts = watch_lines(fault)
+    status = 0
+    try:
+        driver.train(parse_config(RunConfig, config))
+    except MarlRayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 2
+    sys.settrace(None)
+    (folder / "lines-driver.json").write_text(json.dumps(counts))
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def work(payload: Any, rank: int, count: int, store: str, pipe: Any, fault: Fault | None, folder: Path) -> None:
+    """Run one worker in this process."""
+    import ray.train
+    import ray.train.torch
+    import torch
+    import torch.distributed as dist
+
+    from marl_ray.training.worker import worker
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    ray.train.get_context = lambda: SimpleNamespace(get_world_rank=lambda: rank)
+    ray.train.torch.get_device = lambda: torch.device("cpu")
+    counts = watch_lines(fault)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+        answer = "value", worker(payload)
+    except BaseException as error:
+        answer = "error", RuntimeError(f"{type(error).__name__}: {error}")
+    sys.settrace(None)
+    if rank == 0:
+        (folder / "lines-worker.json").write_text(json.dumps(counts))
+    pipe.send(answer)
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()
+    os._exit(0)
+
+
+def main(folder: Path) -> None:
+    """Answer requests until stdin ends."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+    machine = Machine(folder)
+    for line in sys.stdin:
+        config, how = json.loads(line)
+        faults = [how["driver"], *how["groups"]]
+        driver, *groups = (None if each is None else Fault(**each) for each in faults)
+        print(json.dumps(asdict(machine.start(config, Start(driver, tuple(groups), how["linger_s"])))), flush=True)
+    machine.close()
+    shutil.rmtree(folder / "store", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
