@@ -73,7 +73,8 @@ class BrowserEnv(TextEnv):
         height: int = HEIGHT,
     ):
         """hosts: `HOST:PORT` of all that pages may reach. names: base URLs -> those that the agent reads and writes for
-        them, so that prompts do not depend on the ports of a machine. The others are options of the subclasses, checked here.
+        them, so that prompts do not depend on the ports of a machine. The others are options of the subclasses, which are
+        checked here.
 
         Raises ValueError naming the option.
         """
