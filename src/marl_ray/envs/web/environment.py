@@ -35,6 +35,8 @@ ENDINGS = (
 )
 """Ends of an episode, `infos[agent]["ending"]`: by the agent; by the page; by the four limits; because the page or the
 browser broke, or hung; because a site did not answer what scoring asks of it."""
+MOST_PAGES = 10
+"""Opening and scoring a task, which may load several pages, have the time of so many steps."""
 _HISTORY = 10
 _MORE = "\n(the page goes on)"
 
@@ -135,7 +137,7 @@ class BrowserEnv(TextEnv):
             session = self._new_session()
             if self.recording is not None:
                 self.recording.begin(session)
-            note = self._attempt(session, self.open_task(session), "opening the task")
+            note = self._attempt(session, self.open_task(session), "opening the task", MOST_PAGES)
             self._look(session)
         except BrowserFault as error:
             note = str(error)
@@ -164,7 +166,7 @@ class BrowserEnv(TextEnv):
                     ending, score = "page_ended", ended
             ending = ending or self._limit()
             if ending and ending != "page_ended":
-                score = session.call(self.score(session, answer), "scoring")
+                score = session.call(self.score(session, answer), "scoring", MOST_PAGES)
             elif not ending:
                 self._look(session)
         except PageFault as error:
@@ -204,10 +206,10 @@ class BrowserEnv(TextEnv):
                     raise
         raise AssertionError("the loop returns or raises")
 
-    def _attempt(self, session: BrowserSession, work: Any, name: str) -> str:
+    def _attempt(self, session: BrowserSession, work: Any, name: str, steps: int = 1) -> str:
         """Do it; returns the sentence why it could not be done, else an empty one. Raises PageFault."""
         try:
-            session.call(work, name)
+            session.call(work, name, steps)
         except ActionFault as error:
             return str(error)
         return ""

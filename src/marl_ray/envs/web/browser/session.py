@@ -21,6 +21,8 @@ SETTLE_S = 0.02
 """Seconds in which the browser says that it sends an action's first request, after the page has gone on."""
 QUIET_S = 0.5
 """Most seconds that are waited for requests other than of pages."""
+LOAD_SHARE = 0.4
+"""Share of a step's time that a page has to load, so that an agent can go on where one never does."""
 WINDOW_S = 3.0
 """Most seconds that are waited for a window that a page opens."""
 _TURN = "() => new Promise(r => { requestAnimationFrame(() => setTimeout(r)); setTimeout(r, 100); })"
@@ -60,13 +62,16 @@ class BrowserSession:
         self.call(self._start(storage, width, height), "opening a browser context")
         return self
 
-    def call(self, work: Any, name: str) -> Any:
-        """The result of a coroutine of this session, on the browser's thread. Raises BrowserFault."""
+    def call(self, work: Any, name: str, steps: int = 1) -> Any:
+        """The result of a coroutine of this session, on the browser's thread. It has the time of so many steps.
+
+        Raises BrowserFault.
+        """
         if self.broken:
             work.close()
             raise PageFault(self.broken)
         try:
-            return self.chromium.run(work, self.step_s, name)
+            return self.chromium.run(work, self.step_s * steps, name)
         except PageFault as error:
             self._break(str(error))  # what hangs once would hold up every later call
             raise
@@ -115,13 +120,14 @@ class BrowserSession:
             raise ActionFault(f"{MOST_TABS} tabs are open, and that is the most")
         await self.context.new_page()
         self.tab = self.tabs - 1
+        await self.devtools()  # a page that is on its way to another begins none
 
     async def open(self, url: str) -> None:
         """Go to an address. Raises ActionFault for one that may not be reached, or that does not answer with a page."""
         if not self.may_reach(url):
             self.blocked += 1
             raise ActionFault(f"{url[:200]} is outside of the sites of this task")
-        await self.moved(self.page.goto(url, wait_until="load", timeout=self.step_s * 900), f"opening {url[:200]}")
+        await self.moved(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
 
     async def moved(self, work: Awaitable[Any], name: str) -> Any:
         """The result of a navigation. Raises ActionFault if it fails while the page lives on."""
@@ -130,6 +136,7 @@ class BrowserSession:
         except Exception as error:
             if not type(error).__module__.startswith("playwright") or self.broken or not self.chromium.connected:
                 raise
+            await self._stop_loading()
             raise ActionFault(f"{name} failed: {one_line(error)[:300]}") from error
 
     def may_reach(self, url: str) -> bool:
@@ -151,13 +158,23 @@ class BrowserSession:
             if self.broken:
                 raise PageFault(self.broken)
             await asyncio.sleep(0.01)
-        await self.moved(self.page.wait_for_load_state("load", timeout=self.step_s * 900), "loading the page")
+        if any(self._pending.values()):
+            await self._stop_loading()
+            raise ActionFault("the page that follows does not load")
+        await self.moved(self.page.wait_for_load_state("load"), "loading the page")
         if self.broken:
             raise PageFault(self.broken)
 
+    async def _stop_loading(self) -> None:
+        """Give up the page that does not load: while it is awaited, the page before answers nothing."""
+        with _while_open():
+            await (await self.devtools()).send("Page.stopLoading")
+        self._pending.clear()
+
     def _is_loading(self, waited_s: float) -> bool:
+        pages = any(self._pending.values()) and waited_s < self.step_s * LOAD_SHARE
         others = bool(self._pending) and waited_s < QUIET_S
-        return any(self._pending.values()) or others or (self._windows > 0 and waited_s < WINDOW_S)
+        return pages or others or (self._windows > 0 and waited_s < WINDOW_S)
 
     async def view(self) -> PageView:
         """Return what an agent sees of the tab in front: the tabs in one line, and the accessibility tree."""
@@ -183,7 +200,7 @@ class BrowserSession:
             service_workers="block",  # their requests would pass by the routes
             storage_state=storage,
         )
-        self.context.set_default_timeout(self.step_s * 900)
+        self.context.set_default_timeout(self.step_s * LOAD_SHARE * 1000)
         self.context.on("page", self._opened)
         self.context.on("dialog", self._dismiss)
         self.context.on("request", self._requested)
@@ -191,7 +208,7 @@ class BrowserSession:
         self.context.on("requestfailed", self._answered)
         await self.context.route("**/*", self._route)
         await self.context.route_web_socket("**/*", self._route_socket)
-        await self.context.new_page()
+        await self.new_tab()
 
     async def _route(self, route: Any) -> None:
         with _while_open():
@@ -225,6 +242,7 @@ class BrowserSession:
         number = self._pages.index(page)
         self._pages.remove(page)
         self._devtools.pop(page, None)
+        self._pending.clear()  # requests of a closed page are never answered
         if self.tab >= number and self.tab > 0:
             self.tab -= 1
 
