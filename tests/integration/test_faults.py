@@ -3,6 +3,7 @@ or slow: the same command ends with the journal, the state and the sinks of a ru
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -294,7 +295,7 @@ def test_a_run_of_two_workers_that_dies_anywhere_is_as_if_nothing_had_happened(b
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(st.data())
-@settings(MANY, max_examples=15)
+@settings(MANY, max_examples=10)
 def test_a_run_on_an_object_store_that_dies_anywhere_is_as_if_nothing_had_happened(remote: Bench, data: st.DataObject):
     survives(remote, data.draw(st.lists(events(remote), min_size=1, max_size=3)))
 
@@ -342,3 +343,22 @@ def test_a_run_whose_bundles_are_lost_makes_another(local: Bench, how: str):
     assert str(linked_bundle(*place)) == f"{place}/bundle"
     assert load_bundle(f"{place}/bundle").manifest.lineage.run == run.name
     assert taken(local.root / "tracked", run.name) == EVERY
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench, tmp_path: Path):
+    longer = {"train": local.calm.given()["train"] | {"total_steps": 32 * (ITERATIONS + 4)}}
+    keys = longer | {"resume_from": local.calm.name, "resources": {"max_failures": 0}}
+    run = parse_config(RunConfig, local.run("next").given() | keys)
+    ended = local.begin(run, Start(groups=(Fault("training/loop.py", local.lines["worker"]["training/loop.py"] // 2),)))
+    assert ended.status == 1 and "The actor died" in ended.said, ended.said
+    shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
+    copy = run.model_copy(update={"storage": str(tmp_path)})  # where the other run is not
+    (kept, *_) = reversed(published(StoredFolder(*filesystem_of(copy))))
+    assert ITERATIONS <= kept.manifest.iteration < ITERATIONS + 4
+    for each in (run, copy):
+        ended = local.begin(each, Start())
+        assert ended.status == 0 and ended.groups == 1, ended.said
+    rows = [Result(each).rows for each in (run, copy)]
+    assert rows[0] == rows[1] and [iteration_of(row) for row in rows[0]] == list(range(ITERATIONS, ITERATIONS + 5))
+    assert load_bundle(f"{tmp_path}/{run.name}/bundle").manifest.lineage.origin is not None
