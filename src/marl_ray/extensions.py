@@ -96,7 +96,9 @@ ENVIRONMENT = ExtensionPoint(
         "budget_dag": "marl_ray.envs.budget.dag:BudgetDag",
         "code_team": "marl_ray.envs.text.code_team:CodeTeam",
         "math": "marl_ray.envs.text.math:MathTasks",
+        "miniwob": "marl_ray.envs.web.miniwob:MiniWob",
         "react": "marl_ray.envs.text.react:React",
+        "webarena": "marl_ray.envs.web.webarena:WebArena",
     },
 )
 """A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""

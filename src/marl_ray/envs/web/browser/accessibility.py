@@ -1,0 +1,133 @@
+"""A page as its accessibility tree in text: `[id] role 'name' property: value`, a line a node, indented by tabs.
+
+The form is that of https://github.com/web-arena-x/webarena, browser_env/processors.py. Ids count from 1 in the order in
+which an episode shows elements, and an element keeps its own while it is there: Chromium's numbers depend on what its
+processes did before. A name is quoted with escapes: no text of a page makes a line.
+"""
+
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Bounds = tuple[float, float, float, float]
+"""Left, top, width and height in the viewport, in pixels."""
+_UNNAMED = {
+    "generic", "img", "image", "list", "strong", "emphasis", "paragraph", "banner", "navigation", "Section", "LabelText",
+    "Legend", "listitem", "none", "sectionheader", "sectionfooter",
+}  # fmt: skip
+"""Roles that say nothing without a name."""
+_IGNORED = {"focusable", "editable", "readonly", "level", "settable", "multiline", "invalid", "url", "actions"}
+"""Properties that are left out."""
+_ALWAYS = {"RootWebArea", "option"}
+_NO_NODES = {"InlineTextBox", "LineBreak", "ListMarker"}
+_TEXT = re.compile(r"StaticText (.+)")
+_LOOK_BACK = 3
+"""Lines in which a text is looked for before it is repeated."""
+_DEEPEST = 200
+_LONGEST_NAME = 2000
+
+
+@dataclass(frozen=True)
+class ShownElement:
+    """An element of a page that an agent was shown."""
+
+    node: int
+    """Chromium's number of the node (`backendDOMNodeId`)."""
+    role: str
+
+
+@dataclass(frozen=True)
+class PageView:
+    """A page as an agent sees it."""
+
+    text: str
+    elements: Mapping[int, ShownElement]
+    """Id in the text -> element."""
+
+
+def page_view(
+    nodes: Sequence[Mapping[str, Any]],
+    bounds: Mapping[int, Bounds],
+    width: int,
+    height: int,
+    ids: MutableMapping[tuple[str, int], int],
+    document: str = "",
+) -> PageView:
+    """The text of an accessibility tree, of which only the part within a viewport of `width` by `height` pixels is shown.
+
+    nodes: those of Chromium's `Accessibility.getFullAXTree`. bounds: of DOM nodes, by number; others are not visible, but
+    an option of a list is, with its list. ids: those that the episode has given to nodes of documents; new ones are added.
+    """
+    by_id = {node["nodeId"]: node for node in nodes}
+    lines: list[str] = []
+    elements: dict[int, ShownElement] = {}
+
+    def visit(node: Mapping[str, Any], depth: int, level: int) -> None:
+        role = _value(node, "role")
+        number = int(node.get("backendDOMNodeId", 0))
+        if role in _NO_NODES or level > _DEEPEST:
+            return
+        if not node.get("ignored") and (
+            role == "RootWebArea" or role == "option" or _visible(bounds.get(number), width, height)
+        ):
+            line = _line(node, role)
+            if line and not _repeats(line, lines[-_LOOK_BACK:]):
+                element = ids.setdefault((document, number), len(ids) + 1)
+                lines.append(f"{chr(9) * depth}[{element}] {line}")
+                elements[element] = ShownElement(number, role)
+                depth += 1
+        for child in node.get("childIds", ()):
+            if child in by_id:
+                visit(by_id[child], depth, level + 1)
+
+    children = {child for node in nodes for child in node.get("childIds", ())}
+    for node in nodes:
+        if node["nodeId"] not in children:
+            visit(node, 0, 0)
+    return PageView("\n".join(lines), elements)
+
+
+def snapshot_bounds(snapshot: Mapping[str, Any]) -> dict[int, Bounds]:
+    """Bounds in the viewport by DOM number, from the main document of Chromium's `DOMSnapshot.captureSnapshot`."""
+    document = snapshot["documents"][0]
+    numbers = document["nodes"]["backendNodeId"]
+    left, top = document.get("scrollOffsetX", 0.0), document.get("scrollOffsetY", 0.0)
+    layout = document["layout"]
+    return {
+        numbers[node]: (x - left, y - top, width, height)
+        for node, (x, y, width, height) in zip(layout["nodeIndex"], layout["bounds"], strict=True)
+    }
+
+
+def _visible(bounds: Bounds | None, width: int, height: int) -> bool:
+    if bounds is None:
+        return False
+    x, y, wide, high = bounds
+    return wide > 0 and high > 0 and x < width and y < height and x + wide > 0 and y + high > 0
+
+
+def _line(node: Mapping[str, Any], role: str) -> str:
+    name = _value(node, "name")[:_LONGEST_NAME]
+    properties = [
+        f"{item['name']}: {item['value'].get('value')}"
+        for item in node.get("properties", ())
+        if item["name"] not in _IGNORED and item["value"].get("value") is not None
+    ]
+    value = _value(node, "value")
+    if value and value != name:
+        properties.append(f"value: {value[:_LONGEST_NAME]!r}")
+    if not name.strip() and (role == "listitem" or (role in _UNNAMED and not properties)):
+        return ""
+    return " ".join([f"{role} {name!r}", *properties])
+
+
+def _repeats(line: str, before: Sequence[str]) -> bool:
+    """True if the line is a text that one of the lines before already has, or an empty one."""
+    match = _TEXT.fullmatch(line)
+    text = match[1][1:-1] if match else ""
+    return match is not None and (not text.strip() or any(text in other for other in before))
+
+
+def _value(node: Mapping[str, Any], key: str) -> str:
+    return str(node.get(key, {}).get("value", ""))

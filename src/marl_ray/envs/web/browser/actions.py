@@ -1,0 +1,88 @@
+"""Actions of an agent: those of WebArena, read from its text.
+
+The format is that of `create_id_based_action` of https://github.com/web-arena-x/webarena, browser_env/actions.py.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from marl_ray.envs.web.browser.errors import ActionFault
+
+FORMS: Mapping[str, str] = {
+    "click": "click [id]",
+    "hover": "hover [id]",
+    "type": "type [id] [text] [1 to press Enter afterwards, 0 not to]",
+    "press": "press [key or keys, such as ctrl+a]",
+    "scroll": "scroll [up or down]",
+    "goto": "goto [url]",
+    "go_back": "go_back",
+    "go_forward": "go_forward",
+    "new_tab": "new_tab",
+    "tab_focus": "tab_focus [number]",
+    "close_tab": "close_tab",
+    "stop": "stop [answer]",
+}
+"""The form of every action."""
+_PATTERNS = {
+    "click": r"click ?\[(?P<element>\d+)\]",
+    "hover": r"hover ?\[(?P<element>\d+)\]",
+    "type": r"type ?\[(?P<element>\d+)\] ?\[(?P<text>.+)\] ?\[(?P<enter>\d+)\]",
+    "press": r"press ?\[(?P<text>.+)\]",
+    "scroll": r"scroll ?\[?(?P<text>up|down)\]?",
+    "goto": r"goto ?\[(?P<text>.+)\]",
+    "tab_focus": r"tab_focus ?\[(?P<tab>\d+)\]",
+}
+_QUOTED = re.compile(r"```(.*?)```", re.DOTALL)
+_ANSWER = re.compile(r"stop ?\[(.+)\]")
+_LONGEST_NUMBER = 9
+_KEYS = {
+    **{name.lower(): name for name in ("Backquote", "Minus", "Equal", "Backslash", "Backspace", "Tab", "Delete")},
+    **{name.lower(): name for name in ("Escape", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight", "End", "Enter")},
+    **{name.lower(): name for name in ("Home", "Insert", "PageDown", "PageUp", "Shift", "Alt", "Control", "Space")},
+    **{f"f{k}": f"F{k}" for k in range(1, 13)},
+    **{"ctrl": "Control", "meta": "Control", "esc": "Escape", "return": "Enter"},
+}
+
+
+@dataclass(frozen=True)
+class WebAction:
+    """One action."""
+
+    kind: str
+    """A name of `FORMS`."""
+    element: int = 0
+    """The element's number in the observation, where the action has one."""
+    text: str = ""
+    """Typed text, with a line feed where Enter is pressed; keys; a direction; an address; the answer."""
+    tab: int = 0
+
+
+def parse_web_action(response: str) -> WebAction:
+    """The action in an agent's response: what stands between the first ``` and the next, or the response itself.
+
+    Raises ActionFault, with the form that is expected.
+    """
+    quoted = _QUOTED.search(response)
+    text = (quoted[1] if quoted else response).strip()
+    kind = text.partition("[")[0].strip() if "[" in text else text.partition("\n")[0].partition(" ")[0]
+    if kind not in FORMS:
+        raise ActionFault(f"{kind[:40]!r} is no action; expected one of {', '.join(FORMS)}")
+    if kind == "stop":
+        answer = _ANSWER.search(text)
+        return WebAction("stop", text=answer[1] if answer else "")
+    if kind not in _PATTERNS:
+        return WebAction(kind)
+    if kind == "type" and not text.endswith(("[0]", "[1]")):
+        text += " [1]"
+    match = re.search(_PATTERNS[kind], text)
+    parts = match.groupdict() if match else {}
+    if match is None or any(len(parts.get(name, "")) > _LONGEST_NUMBER for name in ("element", "tab")):
+        raise ActionFault(f"{text[:80]!r} is not understood; expected {FORMS[kind]}")
+    typed = parts.get("text", "") + ("\n" if parts.get("enter") == "1" else "")
+    return WebAction(kind, int(parts.get("element", 0)), typed, int(parts.get("tab", 0)))
+
+
+def playwright_keys(keys: str) -> str:
+    """Keys such as `ctrl+a` by the names of Playwright."""
+    return "+".join(_KEYS.get(key.strip().lower(), key.strip()) for key in keys.split("+")) if keys != "+" else keys

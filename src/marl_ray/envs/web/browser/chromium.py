@@ -1,0 +1,143 @@
+"""One Chromium for a process, driven from a thread of its own, with a deadline for whatever is asked of it."""
+
+import asyncio
+import atexit
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from marl_ray.envs.web.browser.errors import BrowserFault, PageFault
+from marl_ray.errors import MarlRayError, one_line
+
+EXECUTABLE = "CHROMIUM"
+"""The environment variable that names another Chromium than the one on the path."""
+LAUNCH_S = 60.0
+CLOSE_S = 10.0
+GRACE_S = 5.0
+"""Seconds that a cancelled call may take to end."""
+_NAMES = "chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
+_FLAGS = (
+    "--disable-dev-shm-usage",  # containers give little shared memory
+    "--disable-gpu",
+    "--dns-prefetch-disable",  # no host is looked up that no request is allowed to reach
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # requests alone can be blocked
+)
+T = TypeVar("T")
+
+
+class Chromium:
+    """A running Chromium. Every method may be called from any thread; none waits longer than its deadline.
+
+    Raises MarlRayError if Playwright or Chromium is not installed, or Chromium does not start within `LAUNCH_S`.
+    """
+
+    def __init__(self) -> None:
+        executable = find_chromium()
+        try:
+            from playwright.async_api import async_playwright
+        except ImportError as error:
+            raise MarlRayError('web environments need Playwright: pip install "marl-ray[web]"') from error
+        self._make = async_playwright
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="chromium", daemon=True)
+        self._thread.start()
+        self._playwright: Any = None
+        self.browser: Any = None
+        try:
+            self.run(self._launch(executable), LAUNCH_S, "starting Chromium")
+        except BrowserFault as error:
+            self.close()
+            raise MarlRayError(f"{executable}: {error}") from error
+
+    def run(self, work: Coroutine[Any, Any, T], deadline_s: float, name: str) -> T:
+        """The result of a coroutine on the browser's thread. `name` says what it does, for messages.
+
+        Raises PageFault if it takes longer than `deadline_s`, BrowserFault if Playwright reports an error.
+        """
+        future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, deadline_s), self._loop)
+        try:
+            return future.result(deadline_s + GRACE_S)
+        except TimeoutError:
+            future.cancel()
+            raise PageFault(f"{name} took longer than {deadline_s:g} s") from None
+        except BrowserFault:
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith("playwright"):
+                raise BrowserFault(f"{name} failed: {one_line(error)}") from error
+            raise
+
+    @property
+    def connected(self) -> bool:
+        """False once the browser has ended or crashed."""
+        return self.browser is not None and bool(self.browser.is_connected())
+
+    def close(self) -> None:
+        """End the browser and its processes. No more than `CLOSE_S` is waited for."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(BrowserFault):  # Playwright's driver ends the browser when its own input is closed
+            self.run(self._stop(), CLOSE_S, "closing Chromium")
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(GRACE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _launch(self, executable: str) -> None:
+        self._playwright = await self._make().start()
+        self.browser = await self._playwright.chromium.launch(
+            executable_path=executable,
+            args=list(_FLAGS),
+            chromium_sandbox=os.geteuid() != 0,  # Chromium refuses its sandbox to root
+            handle_sigint=False,
+            handle_sigterm=False,
+            handle_sighup=False,
+            timeout=LAUNCH_S * 1000,
+        )
+
+    async def _stop(self) -> None:
+        if self.browser is not None:
+            await self.browser.close()
+        if self._playwright is not None:
+            await self._playwright.stop()
+
+
+def find_chromium() -> str:
+    """The path of Chromium. Raises MarlRayError where there is none."""
+    wanted = os.environ.get(EXECUTABLE)
+    path = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        where = f"{EXECUTABLE}={wanted} is no program" if wanted else "there is none on the path"
+        raise MarlRayError(f"web environments need Chromium, and {where}; on Debian: apt-get install chromium")
+    return path
+
+
+_lock = threading.Lock()
+_shared: dict[int, Chromium] = {}
+
+
+def shared_chromium() -> Chromium:
+    """The Chromium of this process, started anew if it has crashed. Raises MarlRayError as `Chromium` does."""
+    with _lock:
+        here = _shared.get(os.getpid())  # a forked process starts its own
+        if here is not None and not here.connected:
+            here.close()
+            here = None
+        if here is None:
+            here = _shared[os.getpid()] = Chromium()
+        return here
+
+
+def close_shared_chromium() -> None:
+    """End the Chromium of this process, if it has one."""
+    with _lock:
+        here = _shared.pop(os.getpid(), None)
+    if here is not None:
+        here.close()
+
+
+atexit.register(close_shared_chromium)

@@ -1,0 +1,303 @@
+"""A browser context of one episode: its tabs, which hosts it reaches, its dialogs, and what went wrong."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Collection, Sequence
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from marl_ray.envs.web.browser.accessibility import PageView, page_view, snapshot_bounds
+from marl_ray.envs.web.browser.chromium import CLOSE_S, Chromium
+from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
+from marl_ray.errors import one_line
+
+WIDTH, HEIGHT = 1280, 720
+"""The viewport of WebArena, in pixels."""
+MOST_TABS = 10
+MOST_DIALOGS = 20
+"""Dialogs of one step after which the page counts as broken."""
+SETTLE_S = 0.02
+"""Seconds in which the browser says that it sends an action's first request, after the page has gone on."""
+QUIET_S = 0.5
+"""Most seconds that are waited for requests other than of pages."""
+LOAD_SHARE = 0.4
+"""Share of a step's time that a page has to load, so that an agent can go on where one never does."""
+WINDOW_S = 3.0
+"""Most seconds that are waited for a window that a page opens."""
+_TURN = "() => new Promise(r => { requestAnimationFrame(() => setTimeout(r)); setTimeout(r, 100); })"
+_INSIDE = "about", "data", "blob"
+"""Schemes that reach no host."""
+_LONGEST_DIALOG = 200
+
+
+class BrowserSession:
+    """The browser as one episode uses it: a context of its own, so that it shares no cookie and no tab with another.
+
+    All methods with `async` run on the browser's thread; `start`, `call` and `close` are for every other thread.
+    """
+
+    def __init__(self, chromium: Chromium, hosts: Collection[str], step_s: float):
+        """hosts: `HOST:PORT` of all that pages may reach. step_s: most seconds of each call."""
+        self.chromium, self.hosts, self.step_s = chromium, frozenset(hosts), step_s
+        self.context: Any = None
+        self.tab = 0
+        self.blocked = 0
+        """Requests to other hosts, and downloads, that were stopped."""
+        self.dialogs: list[str] = []
+        """Dialogs of this step, each dismissed."""
+        self.broken = ""
+        """A sentence about what broke a page for good; empty while it works."""
+        self._pages: list[Any] = []
+        self._devtools: dict[Any, Any] = {}
+        self._windows = 0
+        self._ids: dict[tuple[str, int], int] = {}
+        self._pending: dict[Any, bool] = {}
+
+    def start(self, storage: str | None = None, width: int = WIDTH, height: int = HEIGHT) -> Self:
+        """Open the context with one empty tab. storage: a file with cookies, in Playwright's format.
+
+        Raises BrowserFault.
+        """
+        self.call(self._start(storage, width, height), "opening a browser context")
+        return self
+
+    def call(self, work: Any, name: str, steps: int = 1) -> Any:
+        """The result of a coroutine of this session, on the browser's thread. It has the time of so many steps.
+
+        Raises BrowserFault.
+        """
+        if self.broken:
+            work.close()
+            raise PageFault(self.broken)
+        try:
+            return self.chromium.run(work, self.step_s * steps, name)
+        except PageFault as error:
+            self._break(str(error))  # what hangs once would hold up every later call
+            raise
+
+    def close(self) -> None:
+        """Close the tabs and forget the context. It never fails: a browser that cannot close it is ended itself."""
+        if self.context is None:
+            return
+        context, self.context = self.context, None
+        try:
+            self.chromium.run(context.close(), CLOSE_S, "closing a browser context")
+        except PageFault:
+            self.chromium.close()
+        except BrowserFault:
+            pass  # it has closed by itself
+
+    @property
+    def page(self) -> Any:
+        """Playwright's page of the tab in front. Raises PageFault if it is closed or has crashed."""
+        if self.broken or not self._pages:
+            raise PageFault(self.broken or "no tab is open")
+        return self._pages[min(self.tab, len(self._pages) - 1)]
+
+    @property
+    def tabs(self) -> int:
+        """Number of open tabs."""
+        return len(self._pages)
+
+    @property
+    def url(self) -> str:
+        """Address of the tab in front; empty if there is none."""
+        return str(self._pages[min(self.tab, len(self._pages) - 1)].url) if self._pages else ""
+
+    async def devtools(self) -> Any:
+        """The session of Chromium's DevTools protocol with the tab in front."""
+        page = self.page
+        if page not in self._devtools:
+            devtools = self._devtools[page] = await self.context.new_cdp_session(page)
+            devtools.on("Page.windowOpen", self._window_opened)
+            await devtools.send("Page.enable")
+        return self._devtools[page]
+
+    async def new_tab(self) -> None:
+        """Open an empty tab in front. Raises ActionFault beyond `MOST_TABS`."""
+        if self.tabs >= MOST_TABS:
+            raise ActionFault(f"{MOST_TABS} tabs are open, and that is the most")
+        await self.context.new_page()
+        self.tab = self.tabs - 1
+        await self.devtools()  # a page that is on its way to another begins none
+
+    async def open(self, url: str) -> None:
+        """Go to an address. Raises ActionFault for one that may not be reached, or that does not answer with a page."""
+        if not self.may_reach(url):
+            self.blocked += 1
+            raise ActionFault(f"{url[:200]} is outside of the sites of this task")
+        await self.moved(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
+
+    async def moved(self, work: Awaitable[Any], name: str) -> Any:
+        """The result of a navigation. Raises ActionFault if it fails while the page lives on."""
+        try:
+            return await work
+        except Exception as error:
+            if not type(error).__module__.startswith("playwright") or self.broken or not self.chromium.connected:
+                raise
+            await self._stop_loading()
+            raise ActionFault(f"{name} failed: {one_line(error)[:300]}") from error
+
+    def may_reach(self, url: str) -> bool:
+        """True for an address on one of the hosts, or on none."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme)
+        except ValueError:
+            return False
+        return parts.scheme in _INSIDE or (port is not None and f"{parts.hostname}:{port}" in self.hosts)
+
+    async def settle(self) -> None:
+        """Wait until what an action has started is loaded: pages until the deadline, other requests for `QUIET_S`."""
+        with _while_open():  # a page that is left ends no turn
+            await self.page.evaluate(_TURN)
+        await asyncio.sleep(SETTLE_S)
+        begun = time.monotonic()
+        while self._is_loading(time.monotonic() - begun):
+            if self.broken:
+                raise PageFault(self.broken)
+            await asyncio.sleep(0.01)
+        if any(self._pending.values()):
+            await self._stop_loading()
+            raise ActionFault("the page that follows does not load")
+        await self.moved(self.page.wait_for_load_state("load"), "loading the page")
+        if self.broken:
+            raise PageFault(self.broken)
+
+    async def _stop_loading(self) -> None:
+        """Give up the page that does not load: while it is awaited, the page before answers nothing."""
+        with _while_open():
+            await (await self.devtools()).send("Page.stopLoading")
+        self._pending.clear()
+
+    def _is_loading(self, waited_s: float) -> bool:
+        pages = any(self._pending.values()) and waited_s < self.step_s * LOAD_SHARE
+        others = bool(self._pending) and waited_s < QUIET_S
+        return pages or others or (self._windows > 0 and waited_s < WINDOW_S)
+
+    async def view(self) -> PageView:
+        """Return what an agent sees of the tab in front: the tabs in one line, and the accessibility tree."""
+        devtools = await self.devtools()
+        snapshot, tree, frames = await asyncio.gather(
+            devtools.send("DOMSnapshot.captureSnapshot", {"computedStyles": []}),
+            devtools.send("Accessibility.getFullAXTree"),
+            devtools.send("Page.getFrameTree"),
+        )
+        document = frames["frameTree"]["frame"]["loaderId"]
+        size = self.page.viewport_size
+        seen = page_view(tree["nodes"], snapshot_bounds(snapshot), size["width"], size["height"], self._ids, document)
+        titles = [
+            f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {await page.title()!r}"
+            for k, page in enumerate(self._pages)
+        ]
+        return PageView(f"{' | '.join(titles)}\n\n{seen.text}", seen.elements)
+
+    async def _start(self, storage: str | None, width: int, height: int) -> None:
+        self.context = await self.chromium.browser.new_context(
+            viewport={"width": width, "height": height},
+            accept_downloads=False,
+            service_workers="block",  # their requests would pass by the routes
+            storage_state=storage,
+        )
+        self.context.set_default_timeout(self.step_s * LOAD_SHARE * 1000)
+        self.context.on("page", self._opened)
+        self.context.on("dialog", self._dismiss)
+        self.context.on("request", self._requested)
+        self.context.on("requestfinished", self._answered)
+        self.context.on("requestfailed", self._answered)
+        await self.context.route("**/*", self._route)
+        await self.context.route_web_socket("**/*", self._route_socket)
+        await self.new_tab()
+
+    async def _route(self, route: Any) -> None:
+        with _while_open():
+            if self.may_reach(route.request.url):
+                await route.continue_()
+            else:
+                self.blocked += 1
+                await route.abort("blockedbyclient")
+
+    async def _route_socket(self, socket: Any) -> None:
+        with _while_open():
+            if self.may_reach(socket.url):
+                socket.connect_to_server()
+            else:
+                self.blocked += 1
+                await socket.close()
+
+    def _opened(self, page: Any) -> None:
+        self._pages.append(page)
+        self._windows = max(0, self._windows - 1)
+        page.on("crash", lambda _: self._break("the page has crashed"))
+        page.on("close", self._closed)
+        page.on("download", self._downloaded)
+        if self.tabs > MOST_TABS:
+            _in_background(page.close())
+
+    def _window_opened(self, _: Any) -> None:
+        self._windows += 1
+
+    def _closed(self, page: Any) -> None:
+        number = self._pages.index(page)
+        self._pages.remove(page)
+        self._devtools.pop(page, None)
+        self._pending.clear()  # requests of a closed page are never answered
+        if self.tab >= number and self.tab > 0:
+            self.tab -= 1
+
+    def _downloaded(self, download: Any) -> None:
+        self.blocked += 1  # the context accepts none
+        _in_background(download.cancel())
+
+    def _requested(self, request: Any) -> None:
+        self._pending[request] = request.is_navigation_request()
+
+    def _answered(self, request: Any) -> None:
+        self._pending.pop(request, None)
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.dialogs.append(f"{dialog.type}: {str(dialog.message)[:_LONGEST_DIALOG]!r}")
+        if len(self.dialogs) > MOST_DIALOGS:
+            self._break(f"the page has opened more than {MOST_DIALOGS} dialogs")
+        # Dismissed, the dialog that asks if a page may be left would keep the agent on it.
+        _in_background(dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
+
+    def _break(self, reason: str) -> None:
+        self.broken = self.broken or reason
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _in_background(work: Awaitable[Any]) -> None:
+    """Run what no one waits for; its errors say that the page is closed."""
+
+    async def run() -> None:
+        with _while_open():
+            await work
+
+    task = asyncio.get_running_loop().create_task(run())
+    _tasks.add(task)  # the loop itself keeps weak references only
+    task.add_done_callback(_tasks.discard)
+
+
+@contextlib.contextmanager
+def _while_open() -> Any:
+    """Leave out Playwright's errors, all of which are of a page or a context that has just closed."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("playwright"):
+            raise
+
+
+def hosts_of(urls: Sequence[str]) -> set[str]:
+    """`HOST:PORT` of addresses, as a session takes them. Raises ValueError for one that is none."""
+    hosts = set()
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is no address with http:// or https://")
+        hosts.add(f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}")
+    return hosts

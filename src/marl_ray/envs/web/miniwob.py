@@ -1,0 +1,161 @@
+"""The tasks of MiniWoB++ (https://miniwob.farama.org) in a real browser, served from the package `miniwob`."""
+
+import functools
+import http.server
+import importlib.util
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
+from marl_ray.envs.web.environment import BrowserEnv
+from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.rewards.paying import ChosenReward
+
+WIDTH, HEIGHT = 500, 320
+"""The viewport in pixels: a task is 160 by 210, and lists and dialogs stand out of it."""
+NEVER_MS = 1_000_000_000
+"""The time that a page gives itself; the limits of the episode are of steps, so that a slow machine changes no score."""
+_START = """([seed, time]) => {
+    Math.seedrandom(seed);
+    core.EPISODE_MAX_TIME = time;
+    core.startEpisodeReal();
+    for (const id of ["reward-display", "click-canvas"]) document.getElementById(id).style.display = "none";
+}"""
+_READY = "() => typeof core === 'object' && core.cover_div !== null && WOB_TASK_READY"
+_SCORE = "() => WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
+_INTENT = """() => {
+    const query = document.getElementById("query");
+    return typeof core.getUtterance === "function" ? core.getUtterance() : query.textContent;
+}"""
+
+
+@dataclass(frozen=True)
+class MiniWobTask:
+    """A page of MiniWoB++ with the seed of its contents."""
+
+    task_id: str
+    page: str
+    seed: int
+    level: float = 0.0
+
+    @property
+    def prompt(self) -> str:
+        """The page's name: the task in words is only known once the page is open."""
+        return self.page
+
+
+class MiniWob(BrowserEnv):
+    """One agent does tasks of MiniWoB++ with the actions of WebArena. The page itself says when an episode ends.
+
+    tasks: names of pages, such as `click-test`; without them all. variants: training tasks of each page, by seed;
+    held_out: held-out ones. Score: 1.0 where the page pays its whole reward, without its discount by time.
+    The other options are those of `marl_ray.envs.web.webarena.WebArena`.
+    """
+
+    metadata = {"name": "miniwob", "render_modes": [], "is_parallelizable": False}
+
+    def __init__(
+        self,
+        tasks: Sequence[str] | None = None,
+        variants: int = 1000,
+        held_out: int = 100,
+        agent: str = "agent",
+        max_steps: int = 10,
+        step_s: float = 30.0,
+        episode_s: float = 600.0,
+        patience: int | None = None,
+        observation_limit: int = 4000,
+        record: str | None = None,
+        traces: bool = False,
+        seed: int = 0,
+        cost: Sequence[str] = (),
+        reward: ChosenReward = "solved",
+    ):
+        if variants < 1 or held_out < 0:
+            raise ValueError(f"variants={variants}, held_out={held_out}; expected at least 1 and 0")
+        known = pages()
+        chosen = known if tasks is None else list(tasks)
+        unknown = [name for name in chosen if name not in known]
+        if unknown or not chosen:
+            raise ValueError(
+                f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), known)}"
+            )
+        made = [tuple(_tasks(chosen, range(held_out, held_out + variants))), tuple(_tasks(chosen, range(held_out)))]
+        self.url = _served()
+        super().__init__(
+            agent,
+            *made,
+            hosts=hosts_of([self.url]),
+            names={self.url: "http://miniwob"},
+            max_steps=max_steps,
+            step_s=step_s,
+            episode_s=episode_s,
+            patience=patience,
+            observation_limit=observation_limit,
+            record=record,
+            traces=traces,
+            seed=seed,
+            cost=cost,
+            reward=reward,
+            width=WIDTH,
+            height=HEIGHT,
+        )
+        self._intent = ""
+
+    def intent(self) -> str:
+        return self._intent or str(self.task.page)
+
+    async def open_task(self, session: BrowserSession) -> None:
+        self._intent = ""
+        await session.open(f"{self.url}/miniwob/{self.task.page}.html")
+        await session.page.wait_for_function(_READY)
+        await session.page.evaluate(_START, [self.task.task_id, NEVER_MS])
+        await session.page.wait_for_function(_READY)
+        intent: Any = await session.page.evaluate(_INTENT)
+        text = intent.get("utterance", "") if isinstance(intent, dict) else intent
+        self._intent = " ".join(str(text).split())
+
+    async def page_score(self, session: BrowserSession) -> float | None:
+        reward = await session.page.evaluate(_SCORE)
+        return None if reward is None else min(1.0, max(0.0, float(reward)))
+
+    async def score(self, session: BrowserSession, answer: str) -> float:
+        return await self.page_score(session) or 0.0
+
+
+def _tasks(names: Sequence[str], seeds: range) -> list[MiniWobTask]:
+    return [MiniWobTask(f"{name}.{seed}", name, seed) for seed in seeds for name in names]
+
+
+def _folder() -> Path:
+    """The package's pages. MarlRayError if it is not installed; it is not imported, because it brings Selenium."""
+    package = importlib.util.find_spec("miniwob")
+    if package is None or package.origin is None:
+        raise MarlRayError('MiniWoB needs its pages: pip install "marl-ray[web]"')
+    return Path(package.origin).parent / "html"
+
+
+@functools.cache
+def pages() -> list[str]:
+    """Names of all pages. Raises MarlRayError if the package `miniwob` is not installed."""
+    return sorted(path.stem for path in (_folder() / "miniwob").glob("*.html"))
+
+
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@functools.cache
+def _served() -> str:
+    """The base URL of the pages, which a thread of this process serves to this machine alone."""
+    handler = functools.partial(_QuietHandler, directory=str(_folder()))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads, server.block_on_close = True, False
+    threading.Thread(target=server.serve_forever, name="miniwob", daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"

@@ -1,0 +1,73 @@
+"""The three evaluators of WebArena as pure functions, equal to its code to the letter.
+
+Source: https://github.com/web-arena-x/webarena, evaluation_harness/evaluators.py at f62e0b99bc7d. What is known to be weak
+there is weak here too: parts of words match, and the values of alternative addresses are pooled.
+"""
+
+import html
+from collections.abc import Sequence
+from urllib.parse import parse_qs, urlparse
+
+from marl_ray.envs.web.scoring.judges import FuzzyJudge
+from marl_ray.envs.web.scoring.words import words
+from marl_ray.envs.web.tasks.task import NOT_ACHIEVABLE, AnswerCheck, PageContent
+
+
+def clean(text: str) -> str:
+    """The text without spaces around it and without one pair of quotes, in lower case."""
+    text = text.strip()
+    for quote in "'", '"':
+        if text.startswith(quote) and text.endswith(quote):
+            return text[1:-1].lower()
+    return text.lower()
+
+
+def exact_match(reference: str, text: str) -> bool:
+    """True if both are equal once cleaned."""
+    return clean(text) == clean(reference)
+
+
+def must_include(reference: str, text: str, alone: bool = False) -> bool:
+    """True if the cleaned reference is in the cleaned text. A reference of one character that stands alone in its task must
+    be a word there, so that `0` is not in `10`."""
+    reference, text = clean(reference), clean(text)
+    if alone and len(reference) == 1 and len(words(reference)) == 1:
+        return reference in words(text)
+    return reference in text
+
+
+def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge) -> float:
+    """The score of `string_match`: 1.0 if the answer matches all references of the check, else 0.0.
+
+    answer: what the agent gave with `stop`. intent: the task in words, which the judge reads.
+    """
+    answer = clean(answer)
+    if check.not_achievable:
+        # As in WebArena: a reason that a judge accepts counts for everything.
+        return float(exact_match(NOT_ACHIEVABLE, answer)) or judge.same_reason(answer, check.reason, intent)
+    matches = check.exact is None or exact_match(check.exact, answer)
+    matches = matches and all(must_include(phrase, answer, len(check.include) == 1) for phrase in check.include)
+    return float(matches and all(judge.same_answer(answer, reference, intent) for reference in check.fuzzy))
+
+
+def address_score(references: Sequence[str], address: str) -> float:
+    """The score of `url_match`: 1.0 if a reference's host and path are within the address's, and for every parameter of the
+    references one of its values is in the address; else 0.0."""
+    given = urlparse(address.rstrip("/"))
+    wanted = [urlparse(reference.rstrip("/")) for reference in references]
+    if not any(url.netloc + url.path in given.netloc + given.path for url in wanted):
+        return 0.0
+    values: dict[str, set[str]] = {}
+    for url in wanted:
+        for name, some in parse_qs(url.query).items():
+            values.setdefault(name, set()).update(some)
+    query = parse_qs(given.query)
+    return float(all(some & set(query.get(name, [])) for name, some in values.items()))
+
+
+def content_score(content: PageContent, text: str) -> float:
+    """The score of one part of a page in `program_html`. text: the part as the browser gives it, HTML entities and all."""
+    text = html.unescape(text)
+    if content.exact is not None:
+        return float(exact_match(content.exact, text))
+    return float(all(any(must_include(item, text) for item in items) for items in content.include))

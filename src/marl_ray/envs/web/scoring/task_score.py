@@ -1,0 +1,95 @@
+"""The score of an episode: the product of its task's checks, on the pages as the agent left them."""
+
+from collections.abc import Mapping
+
+from marl_ray.envs.web.browser.errors import ActionFault
+from marl_ray.envs.web.browser.session import BrowserSession
+from marl_ray.envs.web.scoring.judges import FuzzyJudge
+from marl_ray.envs.web.scoring.official import address_score, answer_score, content_score
+from marl_ray.envs.web.scoring.programs import run_program
+from marl_ray.envs.web.scoring.verified import response_score, unread_formats
+from marl_ray.envs.web.tasks.programs import is_program, parse_program
+from marl_ray.envs.web.tasks.task import (
+    AddressCheck,
+    AnswerCheck,
+    PageCheck,
+    PageContent,
+    RequestCheck,
+    ResponseCheck,
+    WebTask,
+)
+from marl_ray.errors import MarlRayError
+
+LAST_PAGE = "last"
+
+
+def check_scored(task: WebTask) -> None:
+    """Raise MarlRayError for a task with a check that `task_score` has no evaluator for."""
+    for check in task.checks:
+        if isinstance(check, RequestCheck):
+            raise MarlRayError(f"task {task.task_id}: NetworkEventEvaluator has no evaluator here")
+        formats = unread_formats(check.schema) if isinstance(check, ResponseCheck) else []
+        if formats:
+            raise MarlRayError(f"task {task.task_id}: results_schema: the format {formats[0]!r} has no evaluator here")
+
+
+async def task_score(
+    session: BrowserSession, task: WebTask, answer: str, judge: FuzzyJudge, sites: Mapping[str, str]
+) -> float:
+    """1.0 if every check of the task is met, else 0.0.
+
+    A page that a check names and that cannot be opened scores 0. Raises PageFault if the browser can be used no more, and
+    BrowserFault if a site's API does not answer.
+    """
+    for check in task.checks:
+        if isinstance(check, AnswerCheck):
+            score = answer_score(check, answer, task.prompt, judge)
+        elif isinstance(check, AddressCheck):
+            score = address_score(check.references, session.url)
+        elif isinstance(check, ResponseCheck):
+            score = response_score(check, answer)
+        else:
+            assert isinstance(check, PageCheck)
+            score = await _pages_score(session, check, sites)
+        if not score:
+            return 0.0
+    return 1.0
+
+
+async def _pages_score(session: BrowserSession, check: PageCheck, sites: Mapping[str, str]) -> float:
+    for content in check.contents:
+        try:
+            text = await _part(session, content, sites)
+        except ActionFault:
+            return 0.0
+        if not content_score(content, text):
+            return 0.0
+    return 1.0
+
+
+async def _part(session: BrowserSession, content: PageContent, sites: Mapping[str, str]) -> str:
+    """The part of a page, as text. Raises ActionFault if the page cannot be opened."""
+    url = content.url
+    if is_program(url):
+        url = await run_program(parse_program(url), session, sites)
+    if url != LAST_PAGE:
+        await session.open(url)
+        await session.settle()
+    if is_program(content.locator):
+        return await run_program(parse_program(content.locator), session, sites)
+    if not content.locator.strip():
+        return str(await session.page.content())
+    for script in content.prepare:
+        if await _evaluated(session, script) is None:
+            break  # WebArena leaves out the scripts after one that fails
+    return await _evaluated(session, content.locator) or ""
+
+
+async def _evaluated(session: BrowserSession, script: str) -> str | None:
+    """The value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails."""
+    try:
+        return str(await session.page.evaluate(f"() => {script}"))
+    except Exception as error:
+        if type(error).__module__.startswith("playwright"):
+            return None
+        raise

@@ -1,0 +1,198 @@
+"""WebArena-Verified's stricter evaluator of answers: a JSON object instead of words that are somewhere in a text.
+
+Source: https://github.com/ServiceNow/webarena-verified, core/evaluation, at 6473f72db5dc. Values are compared as strings,
+numbers, booleans or amounts of money; tasks with another format (dates, durations, addresses, ...) are refused by
+`unread_formats`. Letters outside of ASCII lose their accents and are left out otherwise, where the original transliterates.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from marl_ray.envs.web.tasks.task import ResponseCheck
+
+MONEY_TOLERANCE = Decimal("0.1")
+RETRIEVE = "retrieve"
+_BLOCK = re.compile(r"```(?:json)?\s*\n?(.*?)\n?```", re.DOTALL)
+_HYPHEN = re.compile(r"(?<=[a-zA-Z])[\u002D\u2010-\u2015\u2212\u00AD]|[\u002D\u2010-\u2015\u2212\u00AD](?=[a-zA-Z])")
+_MARKS = dict.fromkeys(map(ord, "\u2122\u00ae\u2120\u00a9"))
+_QUOTES = "'\"`.,;:!?"
+_AMOUNT = re.compile(r"\d[\d.,]*")
+_TRUE, _FALSE = {"true", "yes", "y", "1", "t", "on"}, {"false", "no", "n", "0", "f", "off"}
+
+
+def response_score(check: ResponseCheck, answer: str) -> float:
+    """1.0 if the answer is a JSON object, perhaps in a block of ```, with the expected task type, status and data."""
+    response = _read(answer)
+    if not isinstance(response, dict):
+        return 0.0
+    kind = response.get("task_type", response.get("performed_operation"))
+    status = response.get("status")
+    if not (isinstance(kind, str) and isinstance(status, str)):
+        return 0.0
+    if not (same_string(check.task_type, kind) and same_string(check.status, status)):
+        return 0.0
+    if check.task_type != RETRIEVE:
+        return 1.0
+    given = response.get("retrieved_data")
+    if _is_empty(check.data) or _is_empty(given):
+        return float(_is_empty(check.data) and _is_empty(given))
+    return float(_same_list(check.data, _listed(given), check.schema, check.ordered))
+
+
+def unread_formats(schema: Mapping[str, Any]) -> list[str]:
+    """Formats in a check's schema that `response_score` does not compare."""
+    kind = schema.get("type", "array" if "items" in schema else "string")
+    if kind == "array":
+        return unread_formats(schema.get("items", {}))
+    if kind == "object":
+        return [name for part in schema.get("properties", {}).values() for name in unread_formats(part)]
+    name = schema.get("format", kind)
+    return [] if name in _COMPARED or name == "null" else [name]
+
+
+def same_string(expected: Any, given: Any) -> bool:
+    """True if two texts are equal without regard to case, accents, spaces, hyphens in words and punctuation around them. An
+    expected text from ^ to $ is a regular expression."""
+    if _is_pattern(expected):
+        return re.fullmatch(expected, _plain(given), re.IGNORECASE) is not None
+    wanted, text = _plain(expected), _plain(given)
+    return wanted == text or wanted.strip(_QUOTES) == text.strip(_QUOTES)
+
+
+def _same_number(expected: Any, given: Any) -> bool:
+    return _number(expected) == _number(given)
+
+
+def _same_boolean(expected: Any, given: Any) -> bool:
+    return _boolean(expected) is _boolean(given)
+
+
+def _same_amount(expected: Any, given: Any) -> bool:
+    return abs(_amount(expected) - _amount(given)) <= MONEY_TOLERANCE
+
+
+_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
+    "string": same_string,
+    "number": _same_number,
+    "integer": _same_number,
+    "boolean": _same_boolean,
+    "currency": _same_amount,
+}
+
+
+def _same(expected: Any, given: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
+    """Compare a value by its schema. A list that is expected where the schema has none holds alternatives."""
+    kind = schema.get("type", "string")
+    if kind == "array":
+        return _same_list(expected, _listed(given), schema, ordered)
+    if kind == "object":
+        return _same_object(expected, given, schema, ordered)
+    compare = _COMPARED[schema.get("format", kind)]
+    alternatives = expected if isinstance(expected, list) else [expected]
+    return any(_holds(compare, alternative, given) for alternative in alternatives)
+
+
+def _same_list(expected: Sequence[Any], given: Sequence[Any], schema: Mapping[str, Any], ordered: bool) -> bool:
+    """Compare lists, by place if `ordered`; else each expected value takes the first given one that is the same."""
+    items, left = schema.get("items", {}), list(given)
+    if len(expected) != len(left):
+        return False
+    if ordered:
+        return all(_same(value, other, items, ordered) for value, other in zip(expected, left, strict=True))
+    for value in expected:
+        match = next((k for k, other in enumerate(left) if _same(value, other, items, ordered)), None)
+        if match is None:
+            return False
+        del left[match]
+    return True
+
+
+def _same_object(expected: Any, given: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
+    """Compare the properties that the schema names; one that neither has is the same, and further ones do not count."""
+    given = _parsed(given, dict)
+    if not isinstance(given, dict):
+        return False
+    for name, part in schema.get("properties", {}).items():
+        if (name in expected) != (name in given):
+            return False
+        if name in expected and not _same(expected[name], given[name], part, ordered):
+            return False
+    return True
+
+
+def _holds(compare: Callable[[Any, Any], bool], expected: Any, given: Any) -> bool:
+    try:
+        return compare(expected, given)
+    except (ValueError, TypeError, InvalidOperation):
+        return False
+
+
+def _read(answer: str) -> Any:
+    block = _BLOCK.search(answer)
+    try:
+        return json.loads(block[1] if block else answer)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _listed(value: Any) -> list[Any]:
+    value = _parsed(value, list)
+    return value if isinstance(value, list) else [value]
+
+
+def _parsed(value: Any, kind: type) -> Any:
+    """A value, or what it says as JSON where that is of this kind."""
+    if isinstance(value, str):
+        try:
+            inner = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return inner if isinstance(inner, kind) else value
+    return value
+
+
+def _is_empty(value: Any) -> bool:
+    return not value and not isinstance(value, int | float)
+
+
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, str) and len(value) >= 2 and value.startswith("^") and value.endswith("$")
+
+
+def _plain(value: Any) -> str:
+    text = unicodedata.normalize("NFKC", str(value).translate(_MARKS))
+    text = unicodedata.normalize("NFKD", _HYPHEN.sub(" ", text))
+    return " ".join(text.encode("ascii", "ignore").decode().casefold().split())
+
+
+def _number(value: Any) -> float:
+    """The number. Raises ValueError for what is none."""
+    return float(value if isinstance(value, int | float) else _plain(value).replace(",", "").replace(" ", ""))
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, int | float):
+        return bool(value)
+    text = _plain(value)
+    if text not in _TRUE | _FALSE:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text in _TRUE
+
+
+def _amount(value: Any) -> Decimal:
+    """The amount of money, with the last of point and comma as the mark of decimals. Raises ValueError for what is none."""
+    text = str(value)
+    match = _AMOUNT.search(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no amount")
+    digits = match[0].rstrip(".,")
+    mark = "." if digits.rfind(".") > digits.rfind(",") else ","
+    if mark == "," and re.search(r",\d{3}$", digits):
+        mark = "."  # a comma before three digits parts thousands
+    other = "," if mark == "." else "."
+    amount = Decimal(digits.replace(other, "").replace(mark, "."))
+    return -amount if text.strip().startswith("-") else amount

@@ -1,0 +1,129 @@
+"""The task format of WebArena-Verified (https://github.com/ServiceNow/webarena-verified, webarena-verified.json)."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from marl_ray.envs.text.tasks import Strict
+from marl_ray.envs.web.tasks.task import Check, RequestCheck, ResponseCheck, WebTask, unknown_placeholders
+from marl_ray.envs.web.tasks.webarena import SiteName
+
+ResponseStatus = Literal[
+    "SUCCESS",
+    "ACTION_NOT_ALLOWED_ERROR",
+    "PERMISSION_DENIED_ERROR",
+    "NOT_FOUND_ERROR",
+    "DATA_VALIDATION_ERROR",
+    "UNKNOWN_ERROR",
+]
+
+
+class ResponseRecord(Strict):
+    """The answer that is expected."""
+
+    task_type: Literal["retrieve", "navigate", "mutate"]
+    status: ResponseStatus
+    retrieved_data: list[Any] | None = None
+
+
+class ResponseEvaluatorRecord(Strict):
+    """An element of `eval`."""
+
+    evaluator: Literal["AgentResponseEvaluator"]
+    expected: ResponseRecord
+    results_schema: dict[str, Any]
+    ordered: bool = False
+
+
+class RequestRecord(Strict):
+    """The request that is expected."""
+
+    url: str | list[str]
+    http_method: str = "GET"
+    response_status: int = 200
+    query_params: dict[str, Any] | None = None
+    post_data: dict[str, Any] | None = None
+    headers: dict[str, Any] | None = None
+    response_content: dict[str, Any] | None = None
+    response_cookies: dict[str, Any] | None = None
+
+
+class RequestEvaluatorRecord(Strict):
+    """An element of `eval`."""
+
+    evaluator: Literal["NetworkEventEvaluator"]
+    expected: RequestRecord
+    last_event_only: bool = True
+    ignored_query_params: list[str] = []
+    ignored_query_params_patterns: list[str] = []
+    ignored_post_data_params_patterns: list[str] = []
+    decode_base64_query: bool = False
+    query_params_schema: dict[str, Any] | None = None
+    post_data_schema: dict[str, Any] | None = None
+    should_not_exist: bool = False
+
+
+class VerifiedRecord(Strict):
+    """An element of a file of tasks."""
+
+    task_id: int = Field(ge=0)
+    sites: list[SiteName] = Field(min_length=1)
+    start_urls: list[str] = Field(min_length=1)
+    intent: str = Field(min_length=1)
+    intent_template: str
+    intent_template_id: int
+    instantiation_dict: dict[str, Any]
+    revision: int = Field(ge=1)
+    eval: list[Annotated[ResponseEvaluatorRecord | RequestEvaluatorRecord, Field(discriminator="evaluator")]] = Field(
+        min_length=1
+    )
+
+    @field_validator("start_urls")
+    @classmethod
+    def _check_start(cls, value: list[str]) -> list[str]:
+        for url in value:
+            if unknown := unknown_placeholders(url):
+                raise ValueError(f"{unknown[0]} is the placeholder of no site")
+        return value
+
+
+def verified_task(record: VerifiedRecord) -> WebTask:
+    """The task of a record."""
+    return WebTask(
+        task_id=str(record.task_id),
+        prompt=record.intent,
+        sites=tuple(record.sites),
+        start_urls=tuple(record.start_urls),
+        checks=tuple(_check(item) for item in record.eval),
+        template=record.intent_template_id,
+    )
+
+
+def _check(record: ResponseEvaluatorRecord | RequestEvaluatorRecord) -> Check:
+    if isinstance(record, ResponseEvaluatorRecord):
+        wanted = record.expected
+        return ResponseCheck(
+            wanted.task_type, wanted.status, wanted.retrieved_data, record.results_schema, record.ordered
+        )
+    request = record.expected
+    other = {
+        "headers": request.headers,
+        "response_content": request.response_content,
+        "response_cookies": request.response_cookies,
+        "query_params_schema": record.query_params_schema,
+        "post_data_schema": record.post_data_schema,
+        "decode_base64_query": record.decode_base64_query or None,
+    }
+    names = tuple(f"^{name}$" for name in record.ignored_query_params)
+    return RequestCheck(
+        urls=(request.url,) if isinstance(request.url, str) else tuple(request.url),
+        method=request.http_method,
+        status=request.response_status,
+        query=request.query_params,
+        posted=request.post_data,
+        other={name: value for name, value in other.items() if value is not None} or None,
+        ignored_query=names + tuple(record.ignored_query_params_patterns),
+        ignored_posted=tuple(record.ignored_post_data_params_patterns),
+        last_only=record.last_event_only,
+        absent=record.should_not_exist,
+    )

@@ -1,0 +1,142 @@
+"""Tasks of WebArena in a real browser, on the sites where their base URLs say that they are."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
+from marl_ray.envs.web.environment import BrowserEnv
+from marl_ray.envs.web.scoring.judges import FuzzyJudge, WordJudge
+from marl_ray.envs.web.scoring.task_score import check_scored, task_score
+from marl_ray.envs.web.site_pack.made_tasks import made_tasks
+from marl_ray.envs.web.site_pack.server import serve_sites
+from marl_ray.envs.web.tasks.reading import of_sites, read_web_tasks, split_by_template
+from marl_ray.envs.web.tasks.task import WebTask, on_sites
+from marl_ray.envs.web.tasks.webarena import webarena_task
+from marl_ray.errors import MarlRayError
+from marl_ray.extensions import imported
+from marl_ray.rewards.paying import ChosenReward
+
+NAMES = {
+    "shopping": "http://onestopmarket.com",
+    "shopping_admin": "http://luma.com/admin",
+    "gitlab": "http://gitlab.com",
+    "reddit": "http://reddit.com",
+    "wikipedia": "http://wikipedia.org",
+    "map": "http://openstreetmap.org",
+    "homepage": "http://homepage.com",
+}
+"""The addresses that WebArena shows to agents for its sites."""
+WORLD = 0
+"""Seed of the world of made tasks."""
+_SEEDS = {"train": 0, "test": 1}
+
+
+class WebArena(BrowserEnv):
+    """One agent does tasks in the format of WebArena (`marl_ray.envs.web.tasks`), with its actions and its evaluators.
+
+    data: a file of tasks; without it tasks on a small shop, forum and wiki, which this process serves
+    (`marl_ray.envs.web.site_pack`). sites: name of a site -> its base URL; tasks that need another site are left out.
+    test_data: a file of held-out tasks; without it the share `held_out` of the templates of `data` is held out, and of made
+    tasks there are other ones of the same templates.
+    allow: base URLs of further hosts that pages may reach. login: the folder with the files of cookies that the tasks name.
+    judge: `package.module:NAME` of a callable that returns the judge of fuzzy matches; without it words are compared.
+    agent: its name. max_steps: actions in an episode. step_s, episode_s: seconds of one, and of all.
+    patience: unreadable actions in a row, or equal actions, that end the episode; None for no such limit.
+    observation_limit: characters of a page that are shown. record: a folder for screenshots and steps of every episode;
+    traces: keep Playwright's trace too. seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    """
+
+    metadata = {"name": "webarena", "render_modes": [], "is_parallelizable": False}
+
+    def __init__(
+        self,
+        data: str | None = None,
+        sites: Mapping[str, str] | None = None,
+        test_data: str | None = None,
+        held_out: float = 0.2,
+        allow: Sequence[str] = (),
+        login: str | None = None,
+        judge: str | None = None,
+        agent: str = "agent",
+        max_steps: int = 30,
+        step_s: float = 30.0,
+        episode_s: float = 600.0,
+        patience: int | None = 3,
+        observation_limit: int = 8000,
+        record: str | None = None,
+        traces: bool = False,
+        seed: int = 0,
+        cost: Sequence[str] = (),
+        reward: ChosenReward = "solved",
+    ):
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out={held_out}, expected at least 0 and below 1")
+        if data is None and (sites or test_data):
+            raise ValueError("sites, test_data: expected with `data`, a file of tasks")
+        if data is not None and not sites:
+            raise ValueError("sites: expected the base URL of each site, with `data`")
+        given = serve_sites(WORLD) if data is None else sites or {}
+        self.sites = {site: url.rstrip("/") for site, url in given.items()}
+        hosts = hosts_of([*self.sites.values(), *allow])
+        if data is None:
+            train, test = (self._placed(_made(split)) for split in ("train", "test"))
+        elif test_data is not None:
+            train, test = self._placed(read_web_tasks(data)), self._placed(read_web_tasks(test_data))
+        else:
+            train, test = split_by_template(self._placed(read_web_tasks(data)), held_out)
+        if login is not None and not os.path.isdir(login):
+            raise ValueError(f"login={login!r}, expected a folder")
+        self.login = login
+        self.judge: FuzzyJudge = WordJudge() if judge is None else imported(judge)()
+        super().__init__(
+            agent,
+            train,
+            test,
+            hosts=hosts,
+            names={url: NAMES[site] for site, url in self.sites.items()},
+            max_steps=max_steps,
+            step_s=step_s,
+            episode_s=episode_s,
+            patience=patience,
+            observation_limit=observation_limit,
+            record=record,
+            traces=traces,
+            seed=seed,
+            cost=cost,
+            reward=reward,
+        )
+
+    def _placed(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
+        """The tasks that need no other sites, with their addresses."""
+        placed = tuple(on_sites(task, self.sites) for task in of_sites(tasks, list(self.sites)))
+        if not placed:
+            raise MarlRayError(f"sites: no task needs only {', '.join(self.sites)}")
+        for task in placed:
+            check_scored(task)
+        return placed
+
+    def storage(self) -> str | None:
+        if self.login is None or not self.task.login:
+            return None
+        path = os.path.join(self.login, os.path.basename(self.task.login))
+        if not os.path.exists(path):
+            raise MarlRayError(f"login: expected the file {path}, which task {self.task.task_id} needs")
+        return path
+
+    async def open_task(self, session: BrowserSession) -> None:
+        for number, url in enumerate(self.task.start_urls):
+            if number:
+                await session.new_tab()
+            await session.open(url)
+        session.tab = 0
+        await session.settle()
+
+    async def score(self, session: BrowserSession, answer: str) -> float:
+        return await task_score(session, self.task, answer, self.judge, self.sites)
+
+
+def _made(split: str) -> list[WebTask]:
+    """Made tasks of a split. Of those that are asked in both, the test has none."""
+    tasks = [webarena_task(made.record) for made in made_tasks(WORLD, _SEEDS[split])]
+    known = {task.prompt for task in _made("train")} if split == "test" else set()
+    return [task for task in tasks if task.prompt not in known]

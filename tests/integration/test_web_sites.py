@@ -1,0 +1,58 @@
+"""Made tasks on the served sites in a real Chromium: the expert does all of them, and who acts by chance hardly any."""
+
+import random
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from marl_ray.envs.web.browser.chromium import close_shared_chromium
+from marl_ray.envs.web.site_pack.expert import expert_action
+from marl_ray.envs.web.site_pack.made_tasks import MadeTask, made_tasks
+from marl_ray.envs.web.webarena import WORLD, WebArena
+
+pytest.importorskip("playwright", reason='no Playwright here: pip install "marl-ray[web]"')
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
+]
+AGENT = "agent"
+TASKS = {task.record.intent: task for task in made_tasks(WORLD, 0)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_chromium_stays() -> Iterator[None]:
+    yield
+    close_shared_chromium()
+
+
+def begin(env: WebArena, index: int) -> MadeTask:
+    env.reset(options={"index": index})
+    return TASKS[env.intent()]
+
+
+def test_the_expert_does_every_task() -> None:
+    env = WebArena()
+    assert env.tasks == 60
+    assert env.held_out > 20
+    failed = {}
+    for index in range(env.tasks):
+        task = begin(env, index)
+        for step in task.plan:
+            env.step(expert_action(step, env.observe(AGENT)))
+        if env.rewards[AGENT] != 1.0 or env.infos[AGENT]["metrics"]["problems"]:
+            failed[env.intent()] = env.infos[AGENT]
+    assert failed == {}
+
+
+def test_an_agent_that_acts_by_chance_does_hardly_any() -> None:
+    env, rng, solved = WebArena(max_steps=6), random.Random(0), 0
+    for index in range(30):
+        begin(env, index)
+        while not env.terminations[AGENT]:
+            ids = re.findall(r"^\s*\[(\d+)\] (?:link|button|textbox)", env.observe(AGENT), re.MULTILINE) or ["1"]
+            choices = [f"click [{rng.choice(ids)}]", f"type [{rng.choice(ids)}] [a] [1]", "go_back", "stop [1]"]
+            env.step(rng.choice(choices))
+        solved += env.infos[AGENT]["solved"]
+    assert solved < 3
