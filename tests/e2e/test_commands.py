@@ -121,6 +121,7 @@ def test_more_workers_than_this_machine_can_hold(tmp_path):
     assert not list(tmp_path.iterdir())  # refused before anything started
 
 
+@pytest.mark.long
 def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: Path):
     job, submitted = tmp_path / "job", tmp_path / "submitted"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_cluster.token}

@@ -86,6 +86,7 @@ def test_mistakes_are_one_line_and_status_2(
     assert message in told and len(told.splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str) -> None:
     problems = load(benchmark("jsonl"), str(DATA)).problems
     request, jobs = (

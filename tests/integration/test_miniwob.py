@@ -10,8 +10,8 @@ from marl_ray.envs.web import miniwob
 from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.miniwob import MiniWob
 
-pytest.importorskip("playwright", reason='no Playwright here: pip install "marl-ray[web]"')
-pytest.importorskip("miniwob", reason='no pages of MiniWoB here: pip install "marl-ray[web]"')
+pytest.importorskip("playwright", reason="no Playwright here: make install")
+pytest.importorskip("miniwob", reason="no pages of MiniWoB here: make install")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),

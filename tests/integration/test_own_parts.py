@@ -46,6 +46,7 @@ def inside(kit: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[module]
 
 
+@pytest.mark.long
 def test_the_tests_of_new_parts_pass(kit: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     done = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=240, env=os.environ)

@@ -178,6 +178,7 @@ def test_http_options_of_a_running_serve_cannot_change(
         deploy(serve_config | {"http_options": {"host": "127.0.0.1", "port": 1}}, ray_cluster.dashboard_url)
 
 
+@pytest.mark.long
 def test_a_missing_bundle_fails_the_deployment_with_one_line(
     url: str, ray_cluster: LocalRay, serve_config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def when(run: RunConfig, rows: int, deadline_s: float = 120) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_rest(
     ray_cluster: LocalRay, server: MlflowServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

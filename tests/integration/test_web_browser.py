@@ -24,7 +24,7 @@ from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.webarena import WebArena
 from marl_ray.errors import MarlRayError
 
-pytest.importorskip("playwright", reason='no Playwright here: pip install "marl-ray[web]"')
+pytest.importorskip("playwright", reason="no Playwright here: make install")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),

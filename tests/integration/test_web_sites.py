@@ -12,7 +12,7 @@ from marl_ray.envs.web.site_pack.expert import expert_action
 from marl_ray.envs.web.site_pack.made_tasks import MadeTask, made_tasks
 from marl_ray.envs.web.webarena import WORLD, WebArena
 
-pytest.importorskip("playwright", reason='no Playwright here: pip install "marl-ray[web]"')
+pytest.importorskip("playwright", reason="no Playwright here: make install")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),

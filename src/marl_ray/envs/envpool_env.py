@@ -8,7 +8,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_ray.envs.vector import PoolBatch
-from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 
 PREFIX = "envpool."
 """The prefix of an EnvPool id in a config's `env.id`."""
@@ -29,7 +29,7 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
         try:
             import envpool
         except ImportError as error:
-            raise MarlRayError(f"env.id: {PREFIX + name!r} needs EnvPool: pip install 'marl-ray[envpool]'") from error
+            raise MarlRayError(f"env.id: {PREFIX + name!r} needs EnvPool: {install_hint('envpool')}") from error
         known = envpool.list_all_envs()
         if name not in known:
             raise MarlRayError(f"env.id: {PREFIX + name!r} is unknown{did_you_mean(name, known)}")

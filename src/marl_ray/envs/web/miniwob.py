@@ -11,7 +11,7 @@ from typing import Any
 
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
-from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 from marl_ray.rewards.paying import ChosenReward
 
 WIDTH, HEIGHT = 500, 320
@@ -134,7 +134,7 @@ def _folder() -> Path:
     """The package's pages. MarlRayError if it is not installed; it is not imported, because it brings Selenium."""
     package = importlib.util.find_spec("miniwob")
     if package is None or package.origin is None:
-        raise MarlRayError('MiniWoB needs its pages: pip install "marl-ray[web]"')
+        raise MarlRayError(f"MiniWoB needs its pages: {install_hint('web')}")
     return Path(package.origin).parent / "html"
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from marl_ray.envs.web.browser.errors import BrowserFault, PageFault
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, install_hint, one_line
 
 EXECUTABLE = "CHROMIUM"
 """The environment variable that names another Chromium than the one on the path."""
@@ -40,7 +40,7 @@ class Chromium:
         try:
             from playwright.async_api import async_playwright
         except ImportError as error:
-            raise MarlRayError('web environments need Playwright: pip install "marl-ray[web]"') from error
+            raise MarlRayError(f"web environments need Playwright: {install_hint('web')}") from error
         self._make = async_playwright
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chromium", daemon=True)
