@@ -70,6 +70,26 @@ def test_of_many_that_take_a_name_at_once_one_owns_it(place: tuple):
     assert all(re.fullmatch(line, text) for text in refused), refused
 
 
+def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On storage that can only overwrite; what they write differs in length."""
+    monkeypatch.setattr(exclusive_file, "SETTLE_S", 0.05)
+    other = fs.SubTreeFileSystem(str(tmp_path), LOCAL)
+    for turn in range(20):
+        together, created = threading.Barrier(6), []
+
+        def write(k: int, name: str, together: threading.Barrier, created: list[bool]) -> None:
+            together.wait(10)
+            created.append(exclusive_file.create(other, name, b"%d" % k * (10 + k)))
+
+        threads = [threading.Thread(target=write, args=(k, f"{turn}.json", together, created)) for k in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(created) == [False] * 5 + [True]
+    assert all(path.suffix == ".json" for path in tmp_path.iterdir())
+
+
 def test_owners_that_come_and_go_are_never_two_at_once(tmp_path: Path):
     owned, taken, together = threading.Lock(), [], 0
 

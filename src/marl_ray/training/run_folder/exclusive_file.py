@@ -1,11 +1,14 @@
 """Creates a file that nobody else has created: the one step in which two owners of a name meet."""
 
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
+
+from marl_ray.training.run_folder.temporary_files import temporary_path
 
 SETTLE_S = 2.0
 """Seconds after which the last writer of a file has won, on storage that can only overwrite."""
@@ -31,8 +34,13 @@ def create(filesystem: fs.FileSystem, path: str, data: bytes) -> bool:
             return put or _content(filesystem, path) == data
     if filesystem.get_file_info(path).type != fs.FileType.NotFound:
         return False
-    with filesystem.open_output_stream(path) as stream:
+    temporary = temporary_path(path, secrets.randbits(60))
+    with filesystem.open_output_stream(temporary) as stream:
         stream.write(data)
+    try:
+        filesystem.move(temporary, path)  # complete, so that two writers at once leave no mixture
+    except FileNotFoundError:  # the owner, which was first, has tidied up
+        return False
     time.sleep(SETTLE_S)
     return _content(filesystem, path) == data
 

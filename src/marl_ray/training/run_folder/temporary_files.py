@@ -7,13 +7,13 @@ import re
 from pyarrow import fs
 
 TEMPORARY = re.compile(r"\..+\.[0-9]+")
-"""Name of such a file: that of its place, between a dot and the number of the process."""
+"""Name of such a file: that of its place, between a dot and the number of its writer."""
 
 
-def temporary_path(path: str) -> str:
-    """The path at which this process writes the file that belongs at `path`, in the same folder."""
+def temporary_path(path: str, writer: int | None = None) -> str:
+    """The path at which a writer, by default this process, writes the file that belongs at `path`, in the same folder."""
     folder, _, name = path.rpartition("/")
-    return f"{folder}/.{name}.{os.getpid()}"
+    return f"{folder}/.{name}.{os.getpid() if writer is None else writer}"
 
 
 def remove_temporary(filesystem: fs.FileSystem, folder: str) -> None:
