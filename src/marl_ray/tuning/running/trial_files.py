@@ -63,11 +63,13 @@ class TrialState:
 
 
 def read_state(folder: Folder) -> TrialState:
+    """The state of a trial as its folder holds it; a new one where it holds none."""
     data = folder.read_json(STATE)
     return TrialState(**data) if data else TrialState()
 
 
 def write_state(folder: Folder, state: TrialState) -> None:
+    """Replace the state of a trial in its folder."""
     folder.write_json(STATE, asdict(state))
 
 
