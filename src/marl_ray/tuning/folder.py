@@ -9,7 +9,6 @@ NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.temporary_folders import temporary_folder
+from marl_ray.training.run_folder.temporary_files import replace_file
 
 
 def absolute(storage: str) -> str:
@@ -72,16 +72,7 @@ class Folder:
             with self.filesystem.open_output_stream(target) as stream:
                 stream.write(data)
             return
-        temporary = f"{target}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(Path(target), data)
 
     def write_json(self, name: str, data: Any) -> None:
         self.write(name, json.dumps(data, indent=1).encode())

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pyarrow import fs
 
-from marl_ray.training.run_folder.temporary_files import temporary_path
+from marl_ray.training.run_folder.temporary_files import replace_file
 
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
@@ -64,7 +64,7 @@ def lines_of(filesystem: fs.FileSystem, path: str) -> list[str]:
 def replace_lines(filesystem: fs.FileSystem, path: str, lines: Sequence[str]) -> None:
     """Let a file have these lines instead of its own; nobody writes to it meanwhile. Raises OSError."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        _replace(Path(path), _ended(lines))
+        replace_file(Path(path), _ended(lines))
         return
     old = parts_of(filesystem, path)
     with filesystem.open_output_stream(f"{path}/{0:012d}") as stream:
@@ -126,8 +126,8 @@ class _OneFile:
         count = next((number for number, line in enumerate(lines) if not wanted(line)), len(lines))
         if not self.path.exists():
             return count
-        # Also where all lines stay: whoever wrote the old file can write no more.
-        _replace(self.path, _ended(lines[:count]))
+        # Also where all lines stay: it is another file then, and whoever wrote the old one can write no more.
+        replace_file(self.path, _ended(lines[:count]))
         self.left_at = None
         return count
 
@@ -137,16 +137,6 @@ class _OneFile:
 
     def close(self) -> None:
         self.flush()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = Path(temporary_path(str(path)))
-    try:
-        temporary.write_bytes(content)
-        _sync(temporary)
-        temporary.replace(path)  # a reader sees the old lines or the new ones, and that the file is another
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
