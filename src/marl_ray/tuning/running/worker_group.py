@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,24 +103,24 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
 
 def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
     """Take in the messages of rank 0 until the thread has ended; raises OSError if the storage cannot be read or written."""
-    messages = Tail(writer.folder.filesystem, f"{writer.folder.path}/{writer.place}/{MESSAGES}")
-    taken, read_at = 0, time.monotonic()
-    while True:
-        over = not thread.is_alive()
-        try:
-            lines = messages.read(taken)
-            read_at = time.monotonic()
-        except OSError:
-            if over or time.monotonic() - read_at > UNREADABLE_S:
-                raise
-            lines = []
-        for line in lines:
-            _take_message(writer, json.loads(line))
-        taken += len(lines)
-        if not lines:
-            if over:
-                return
-            thread.join(messages.poll_s)
+    with closing(Tail(writer.folder.filesystem, f"{writer.folder.path}/{writer.place}/{MESSAGES}")) as messages:
+        taken, read_at = 0, time.monotonic()
+        while True:
+            over = not thread.is_alive()
+            try:
+                lines = messages.read(taken)
+                read_at = time.monotonic()
+            except OSError:
+                if over or time.monotonic() - read_at > UNREADABLE_S:
+                    raise
+                lines = []
+            for line in lines:
+                _take_message(writer, json.loads(line))
+            taken += len(lines)
+            if not lines:
+                if over:
+                    return
+                thread.join(messages.poll_s)
 
 
 def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
