@@ -1,8 +1,11 @@
 """The records and rows of a sweep on a real S3 API."""
 
 import json
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from pyarrow import fs
 from toys.object_store import object_store
 from toys.sweeps import ToySweep
 
@@ -11,7 +14,7 @@ from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder import appended_file
 from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.tuning import records
-from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.folder import ROWS, Folder, read_rows
 from marl_ray.tuning.records import CHANGES, RecordsFile, find_sweep, load_records
 
 
@@ -46,3 +49,28 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch: 
         folder.appended("a/rows").keep(33)
         folder.appended("a/rows").append(["last"], durable=True)
         assert [line.split(" x")[0] for line in folder.lines("a/rows")[31:]] == ["row 31", "row 32", "last"]
+
+
+def test_a_sweep_goes_on_where_it_was_copied_to(tmp_path: Path):
+    sweep = ToySweep(tmp_path)
+    record = sweep.train(sweep.add({"hyper.lr": 0.01}), 1.0, 2000)
+    disk = sweep.end()
+    file = RecordsFile(disk, sweep.records)
+    file.save()
+    file.save(record)
+    with object_store("copies") as bucket:
+        places = [disk, Folder(bucket, "toy"), Folder(str(tmp_path / "back"), "toy")]
+        for old, new in pairwise(places):
+            new.filesystem.create_dir(new.path)
+            fs.copy_files(old.path, new.path, old.filesystem, new.filesystem)
+            copied = load_records(new)
+            assert copied == sweep.records and new.lines(CHANGES)
+            file = RecordsFile(new, copied)
+            file.save()
+            copied.trials[0].steps += 100
+            file.save(copied.trials[0])
+            assert load_records(new) == copied and len(new.lines(CHANGES)) == 1
+            sweep.records, trial = copied, Folder(new.uri, "trials", "0000")
+            rows = read_rows(trial)
+            trial.appended(ROWS).append(["{}"], durable=True)
+            assert read_rows(trial) == [*rows, {}] and len(rows) >= 4

@@ -8,7 +8,7 @@ from pyarrow import fs
 
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder import appended_file as files
-from marl_ray.training.run_folder.appended_file import appended_file, lines_of, parts_of
+from marl_ray.training.run_folder.appended_file import ASIDE, appended_file, lines_of, parts_of
 
 LOCAL = fs.LocalFileSystem()
 STORAGES = pytest.mark.parametrize("remote", [False, True], ids=["local", "object store"])
@@ -94,3 +94,28 @@ def test_lines_that_were_not_removed_at_the_first_try_are_at_the_next(tmp_path: 
     file.keep(1)
     file.append(["anew"], durable=True)
     assert [line.split(" x")[0] for line in lines_of(*place)] == ["line 0", "anew"]
+
+
+@STORAGES
+@pytest.mark.parametrize("killed", ["not", "with nothing in its place", "with a half in its place"])
+def test_a_file_that_was_copied_from_the_other_storage_goes_on(tmp_path: Path, remote: bool, killed: str):
+    place = place_at(tmp_path, remote)
+    copy = tmp_path / (f"rows{ASIDE}" if killed != "not" else "rows")
+    if remote:
+        copy.write_text("one\ntwo\nthr")
+    else:
+        copy.mkdir()
+        (copy / f"{0:012d}").write_text("one\n")
+        (copy / f"{1:012d}").write_text("two\n")
+    if killed == "with a half in its place":
+        half = tmp_path / "rows" / f"{0:012d}" if remote else tmp_path / "rows"
+        half.parent.mkdir(exist_ok=True)
+        half.write_text("on")
+    if killed == "not":
+        assert lines_of(*place) == ["one", "two"]  # whoever only reads leaves it
+    file = appended_file(*place)
+    assert lines_of(*place) == Tail(*place).read(0) == ["one", "two"]
+    file.append(["three"], durable=True)
+    file.close()
+    assert lines_of(*place) == ["one", "two", "three"] and [path.name for path in tmp_path.iterdir()] == ["rows"]
+    assert (tmp_path / "rows").is_dir() == remote

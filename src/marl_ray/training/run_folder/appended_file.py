@@ -20,6 +20,8 @@ from marl_ray.training.run_folder.temporary_files import replace_file
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
 PART_BYTES = 2**20
+ASIDE = ".copied"
+"""End of the name that a file has while its lines are brought into another form."""
 
 
 class AppendedFile(Protocol):
@@ -43,9 +45,33 @@ class AppendedFile(Protocol):
 
 def appended_file(filesystem: fs.FileSystem, path: str) -> AppendedFile:
     """Continue the file at `path`, or begin it, without a last line that was cut. Raises OSError."""
+    take_over_copy(filesystem, path)
     if isinstance(filesystem, fs.LocalFileSystem):
         return _OneFile(Path(path))
     return _Parts(filesystem, path)
+
+
+def take_over_copy(filesystem: fs.FileSystem, path: str) -> None:
+    """Bring a file that was copied from storage of the other kind into the form of this one. The owner of the folder does so
+    before anybody writes. Raises OSError."""
+    aside = f"{path}{ASIDE}"
+    here, left = filesystem.get_file_info([path, aside])
+    foreign = fs.FileType.Directory if isinstance(filesystem, fs.LocalFileSystem) else fs.FileType.File
+    if left.type != fs.FileType.NotFound:  # a process was killed while it did this
+        _delete(filesystem, here)
+    elif here.type == foreign:
+        filesystem.move(path, aside)
+    else:
+        return
+    replace_lines(filesystem, path, lines_of(filesystem, aside))
+    _delete(filesystem, filesystem.get_file_info(aside))
+
+
+def _delete(filesystem: fs.FileSystem, info: fs.FileInfo) -> None:
+    if info.type == fs.FileType.Directory:
+        filesystem.delete_dir(info.path)
+    elif info.type == fs.FileType.File:
+        filesystem.delete_file(info.path)
 
 
 def content_of(filesystem: fs.FileSystem, path: str) -> bytes | None:
@@ -73,6 +99,7 @@ def replace_lines(filesystem: fs.FileSystem, path: str, lines: Sequence[str]) ->
         replace_file(Path(path), _ended(lines))
         return
     old = parts_of(filesystem, path)
+    filesystem.create_dir(path)
     with filesystem.open_output_stream(f"{path}/{0:012d}") as stream:
         stream.write(_ended(lines))
     for part in reversed(old):
@@ -220,7 +247,8 @@ class _Parts:
                 last = self._last()
                 if last != self.left_at and last[:2] not in self.tried:
                     raise _changed(self.path)
-                self.filesystem.create_dir(self.path)
+                if not self.left_at[0]:
+                    self.filesystem.create_dir(self.path)
                 for first, content in sorted(parts.items()):
                     self.tried.add((f"{first:012d}", len(content)))
                     with self.filesystem.open_output_stream(f"{self.path}/{first:012d}") as stream:
