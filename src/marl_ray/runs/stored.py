@@ -9,6 +9,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.record import read_json
 from marl_ray.training.run_folder.standing import Standing, read_standing
@@ -159,6 +160,8 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
         if records is not None:
             records["trials"], records["config"]
             files = filesystem.get_file_info([f"{folder}/{RECORDS}", f"{folder}/{CHANGES}"])
+            if files[1].type == fs.FileType.Directory:
+                files += parts_of(filesystem, files[1].path)
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)
             return StoredSweep(storage, name, filesystem, folder, records, changed)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -23,7 +23,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.run_folder.temporary_files import temporary_path
+from marl_ray.training.run_folder.temporary_files import temporary_path, write_complete
 from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
@@ -85,18 +85,12 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
 
 def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
     """Write plain data to a file, complete or not at all; raises OSError."""
-    local = isinstance(filesystem, fs.LocalFileSystem)
-    target = temporary_path(path) if local else path  # an object store shows no half of a file
-    try:
-        with filesystem.open_output_stream(target) as stream:
-            stream.write(json.dumps(data, indent=1).encode())
-        if local:
-            filesystem.move(target, path)
-    except OSError:
-        if local:
-            with contextlib.suppress(OSError):
-                filesystem.delete_file(target)
-        raise
+    content = json.dumps(data, indent=1).encode()
+    if isinstance(filesystem, fs.LocalFileSystem):
+        write_complete(filesystem, path, content)
+        return
+    with filesystem.open_output_stream(path) as stream:  # an object store shows no half of a file
+        stream.write(content)
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> Any:
