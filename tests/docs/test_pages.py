@@ -22,6 +22,7 @@ STEPS = sorted(
     ("walk", "page"),
     [pytest.param(first_of(page), page, id=str(page.relative_to(ROOT))) for page in STEPS],
     indirect=["walk"],
+    scope="module",  # else pytest ends a walk after each of its pages, and the next page begins it anew
 )
 def test_a_page_can_be_followed(walk: Walk, page: Path) -> None:
     for step in [*pages_before(page), page]:
