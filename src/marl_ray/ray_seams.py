@@ -184,7 +184,7 @@ def for_ray_of_one_run(trainer: Any) -> None:
     """Spare a run, on a Ray that ends with it, two processes: one frees the workers' resources after a controller that has
     died, the other asks an autoscaler for them.
 
-    Ray Train starts both for every run, whose start would take three seconds of CPU time more.
+    Ray Train starts both for every run, and their imports take three seconds of CPU time.
     """
     from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
