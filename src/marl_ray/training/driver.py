@@ -18,6 +18,7 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import (
     failures_of,
+    for_ray_of_one_run,
     give_up_silent_workers,
     named_workers,
     poll_often,
@@ -147,9 +148,10 @@ def _closed(config: RunConfig, record: dict[str, Any], result: RunResult, delive
     return result
 
 
-def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
+def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = False) -> RunResult:
     """Run to the end on the Ray that this process is connected to. A run that is finished is not run again, but what its
-    sinks have not got is delivered. `console` holds the lines of what came before.
+    sinks have not got is delivered. `console` holds the lines of what came before. `own_ray` says that this Ray ends
+    where the run fails, so that nothing needs to be freed on it.
 
     Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
     which checkpoint is kept, and raises.
@@ -175,7 +177,7 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
         record["mlflow_run_id"] = run_id
         opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
-        return _train(config, record, opened, use_gpu, log, lease, notes)
+        return _train(config, record, opened, use_gpu, log, lease, notes, own_ray)
 
 
 def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
@@ -194,6 +196,7 @@ def _train(
     console: RunLog,
     lease: Lease,
     notes: Path,
+    own_ray: bool,
 ) -> RunResult:
     import ray
     from ray.train import FailureConfig, ScalingConfig
@@ -254,6 +257,8 @@ def _train(
         without_own_interrupts(trainer, controllers.append)
         lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         without_datasets(trainer)
+        if own_ray:
+            for_ray_of_one_run(trainer)
         deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owns=lease.owns)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()
