@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import shutil
 import threading
 import time
 import zipfile
@@ -15,29 +14,18 @@ import psutil
 import pytest
 from pettingzoo.test import seed_test
 from processes.little_site import LittleSite, little_site
+from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
-from marl_ray.envs.web.browser.chromium import close_shared_chromium, shared_chromium
+from marl_ray.envs.web.browser.chromium import shared_chromium
 from marl_ray.envs.web.browser.errors import BrowserFault
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.webarena import WebArena
 from marl_ray.errors import MarlRayError
 
-pytest.importorskip("playwright", reason="no Playwright here: make install")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
-]
-AGENT = "agent"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_chromium_stays() -> Iterator[None]:
-    yield
-    close_shared_chromium()
-    left = [child.name() for child in psutil.Process().children(recursive=True)]
-    assert not [name for name in left if "chrom" in name or "node" in name]
+__all__ = ["no_chromium_stays"]
+pytestmark = IN_CHROMIUM
 
 
 @pytest.fixture(scope="module")

@@ -2,29 +2,16 @@
 
 import random
 import re
-import shutil
-from collections.abc import Iterator
 
-import pytest
+from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
-from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.site_pack.expert import expert_action
 from marl_ray.envs.web.site_pack.made_tasks import MadeTask, made_tasks
 from marl_ray.envs.web.webarena import WORLD, WebArena
 
-pytest.importorskip("playwright", reason="no Playwright here: make install")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
-]
-AGENT = "agent"
+__all__ = ["no_chromium_stays"]
+pytestmark = IN_CHROMIUM
 TASKS = {task.record.intent: task for task in made_tasks(WORLD, 0)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_chromium_stays() -> Iterator[None]:
-    yield
-    close_shared_chromium()
 
 
 def begin(env: WebArena, index: int) -> MadeTask:
