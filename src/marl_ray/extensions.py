@@ -97,6 +97,7 @@ ENVIRONMENT = ExtensionPoint(
         "code_team": "marl_ray.envs.text.code_team:CodeTeam",
         "math": "marl_ray.envs.text.math:MathTasks",
         "miniwob": "marl_ray.envs.web.miniwob:MiniWob",
+        "miniwob_elements": "marl_ray.envs.web.miniwob_elements:MiniWobElements",
         "react": "marl_ray.envs.text.react:React",
         "webarena": "marl_ray.envs.web.webarena:WebArena",
     },

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from pettingzoo.test import seed_test
-from processes.little_site import LittleSite, little_site
+from processes.little_site import LittleSite, little_site, web_record
 from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
@@ -34,39 +34,13 @@ def site() -> Iterator[LittleSite]:
         yield running
 
 
-def record(start: str, types: list[str], **checks: Any) -> dict[str, Any]:
-    """A task of WebArena, on the shop."""
-    return {
-        "task_id": 0,
-        "sites": ["shopping"],
-        "start_url": f"__SHOPPING__{start}",
-        "intent": "Do it.",
-        "intent_template": "",
-        "intent_template_id": 1,
-        "instantiation_dict": {},
-        "require_login": False,
-        "storage_state": None,
-        "geolocation": None,
-        "require_reset": False,
-        "eval": {
-            "eval_types": types,
-            "reference_answers": None,
-            "reference_url": "",
-            "program_html": [],
-            "string_note": "",
-            "reference_answer_raw_annotation": "",
-            **checks,
-        },
-    }
-
-
 def made(folder: Path, site: LittleSite, start: str, types: list[str] | None = None, **rest: Any) -> WebArena:
     """The environment with one task, whose checks and options are in `rest`."""
     checks = {key: rest.pop(key) for key in ("reference_answers", "reference_url", "program_html") if key in rest}
     if not checks:
         checks = {"reference_answers": {"exact_match": "done"}}
     path = folder / f"{len(list(folder.iterdir()))}.json"
-    path.write_text(json.dumps([record(start, types or ["string_match"], **checks)]))
+    path.write_text(json.dumps([web_record(start, types or ["string_match"], **checks)]))
     rest.setdefault("sites", {"shopping": site.url})
     return WebArena(str(path), held_out=0.0, **{"step_s": 10.0, **rest})
 
@@ -278,12 +252,12 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path: Path, site: L
 def test_an_element_that_is_gone(tmp_path: Path, site: LittleSite) -> None:
     env = made(tmp_path, site, "/gone")
     env.reset(seed=0)
-    button, shown = number(env, "Vanish"), env._view
+    button, shown = number(env, "Vanish"), env.view
     env.step(f"click [{button}]")
     env.step(f"click [{button}]")
     assert f"there is no element [{button}] in the observation" in env.observe(AGENT)
     assert env.session is not None
-    env._view = shown  # it vanishes after it is shown
+    env.view = shown  # it vanishes after it is shown
     env.step(f"hover [{button}]")
     assert f"element [{button}] is gone or not visible" in env.observe(AGENT)
     env.close()
@@ -335,7 +309,7 @@ def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path: P
 
 def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path: Path, site: LittleSite) -> None:
     path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([record("/", ["string_match"], reference_answers={"exact_match": "done"})]))
+    path.write_text(json.dumps([web_record("/", ["string_match"], reference_answers={"exact_match": "done"})]))
     kwargs = {"data": str(path), "sites": {"shopping": site.url}, "held_out": 0.0}
     env = make_env(EnvConfig(id="webarena", kwargs=kwargs))
     assert is_text(env)
