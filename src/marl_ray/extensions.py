@@ -137,9 +137,11 @@ BENCHMARK = ExtensionPoint(
         "codecontests": "marl_ray.evaluation.benchmarks.codecontests:CODECONTESTS",
         "jsonl": "marl_ray.evaluation.benchmarks.jsonl:JSONL",
         "math": "marl_ray.evaluation.benchmarks.math:MATH",
+        "webarena": "marl_ray.evaluation.web_agents.base:WEBARENA",
+        "miniwob": "marl_ray.evaluation.web_agents.base:MINIWOB",
     },
 )
-"""See `marl_ray.evaluation.benchmarks.Benchmark`."""
+"""See `marl_ray.evaluation.benchmarks.Benchmark`, and `marl_ray.evaluation.web_agents.base.WebBenchmark`."""
 SCHEDULER = ExtensionPoint(
     "scheduler",
     {
