@@ -284,6 +284,12 @@ def test_an_episode_is_recorded(tmp_path: Path, site: LittleSite) -> None:
     assert steps[0]["url"] == f"{site.url}/chair"
     for k in range(3):
         assert (folder / f"{k:03d}.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "episode.html").read_text()
+    assert "<h1>Do it.</h1>" in page and "score 1" in page
+    assert re.search(r"1\. click \[\d+\] link &#x27;Chair&#x27;", page)
+    pictures = re.findall(r'<img src="(.+?)"', page)
+    assert pictures == ["start.png", "000.png", "001.png", "002.png"]
+    assert all((folder / name).exists() for name in pictures)
     assert zipfile.ZipFile(folder / "trace.zip").testzip() is None
 
 

@@ -161,10 +161,12 @@ class BrowserEnv(TextEnv):
             self._look(session)
         except BrowserFault as error:
             note = str(error)
+        if session is not None and self.recording is not None:
+            self.recording.opened(session, self.intent(), note)
         self._ask(note)
 
     def act(self, agent: str, text: str) -> None:
-        begun, session = time.monotonic(), self.session
+        begun, session, recording = time.monotonic(), self.session, self.recording
         note, ending, score, answer = "", "", 0.0, ""
         try:
             action = parse_web_action(_with_bases(text, self._meant))
@@ -173,6 +175,7 @@ class BrowserEnv(TextEnv):
             action, note = WebAction(""), str(error)
             self._invalid += 1
         self._note_repeats(action)
+        target = self.view.elements.get(action.element)
         try:
             if session is None:
                 raise PageFault("no browser could be opened")
@@ -199,11 +202,15 @@ class BrowserEnv(TextEnv):
         seconds = time.monotonic() - begun
         self.spend(agent, calls=bool(action.kind), seconds=seconds)
         self._history.append(text.strip().replace("\n", " ")[:200] + (f" ({note})" if note else ""))
-        if session is not None and self.recording is not None:
-            self.recording.step(session, action=text, note=note, ending=ending, score=score, seconds=seconds)
+        if session is not None and recording is not None:
+            line = {"action": text, "note": note, "ending": ending, "score": score, "seconds": seconds}
+            line |= {"target": f"{target.role} {target.name!r}" if target else "", "dialogs": list(session.dialogs)}
+            recording.step(session, **line)
         if not ending:
             return self._ask(note)
         self._finish(ending, score, answer)
+        if session is not None and recording is not None:
+            recording.result(ending=ending, reward=self.rewards[agent], **self.infos[agent]["metrics"])
 
     def close(self) -> None:
         """Close the context of the episode. The process's Chromium stays for the next one."""
