@@ -3,11 +3,15 @@
 import random
 import re
 
+import pytest
 from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
+from marl_ray.config import EnvConfig
+from marl_ray.envs.copies import warm_up
 from marl_ray.envs.web.site_pack.expert import expert_action
 from marl_ray.envs.web.site_pack.made_tasks import MadeTask, made_tasks
 from marl_ray.envs.web.webarena import WORLD, WebArena
+from marl_ray.errors import MarlRayError
 
 __all__ = ["no_chromium_stays"]
 pytestmark = IN_CHROMIUM
@@ -43,3 +47,12 @@ def test_an_agent_that_acts_by_chance_does_hardly_any() -> None:
             env.step(rng.choice(choices))
         solved += env.infos[AGENT]["solved"]
     assert solved < 3
+
+
+def test_a_run_that_would_copy_episodes_is_refused_before_it_begins() -> None:
+    config = EnvConfig(id="webarena")
+    warm_up(config)
+    with pytest.raises(
+        MarlRayError, match=r"train\.branch_turns: expected 0, or an environment that copy\.deepcopy copies"
+    ):
+        warm_up(config, branches=True)
