@@ -92,14 +92,20 @@ def _kind(element: ShownElement) -> str:
 
 
 def _match(name: str, intent: str) -> tuple[float, float, float, float]:
-    """Places of a name in the task: in quotes, in full, the share of its words that are there, and how late."""
+    """Places of a name in the task: in quotes (a half if only upper and lower case differ), in full, the share of its words
+    that are there, and how late."""
     words, known = _WORD.findall(name.lower()), _WORD.findall(intent.lower())
     if not words:
         return 0.0, 0.0, 0.0, 0.0
     places = [place for place in range(len(known)) if known[place : place + len(words)] == words]
-    quoted = any(_WORD.findall(phrase.lower()) == words for phrase in _QUOTED.findall(intent))
+    phrases = [_WORD.findall(phrase) for phrase in _QUOTED.findall(intent)]
+    quoted = 1.0 if _WORD.findall(name) in phrases else 0.5 * any(_lower(phrase) == words for phrase in phrases)
     share = sum(word in known for word in words) / len(words)
-    return float(quoted), float(bool(places)), share, places[0] / len(known) if places else 0.0
+    return quoted, float(bool(places)), share, places[0] / len(known) if places else 0.0
+
+
+def _lower(words: Sequence[str]) -> list[str]:
+    return [word.lower() for word in words]
 
 
 def _hashed(intent: str) -> np.ndarray:

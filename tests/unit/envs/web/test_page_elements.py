@@ -27,9 +27,10 @@ def test_elements_come_in_the_order_in_which_they_match_the_task():
         shown("button", "Cancel"),
         shown("link", "on the way"),
         shown("button", "ok"),
+        shown("button", "OK"),
     )
-    row = page_row('Click on the "OK" button.', page, SLOTS, 1.0)
-    assert row.actions[:SLOTS] == ("click [5]", "click [4]", "click [3]", "click [2]")
+    row = page_row('Click on the "OK" button.', page, SLOTS + 1, 1.0)
+    assert row.actions[: SLOTS + 1] == ("click [6]", "click [5]", "click [4]", "click [3]", "click [2]")
 
 
 def test_quoted_phrases_can_be_typed_into_text_boxes_alone():
