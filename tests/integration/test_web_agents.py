@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from processes.little_site import little_site, web_record
 from processes.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
 from toy_models.tokens import tiny
-from toy_serving.gateways import LINEAGE, make_bundle
+from toy_serving.gateways import LINEAGE, gateway_config, make_bundle, with_gateway
 
 import marl_ray
 from marl_ray.cli import main
@@ -17,23 +18,40 @@ from marl_ray.envs.web.miniwob_elements import MiniWobElements
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.token_policy import plain_copy
+from marl_ray.serving.client.play import play_episode
 
 __all__ = ["no_chromium_stays"]
 pytestmark = IN_CHROMIUM
 
 
-def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+@pytest.fixture
+def first_element(tmp_path: Path) -> str:
+    """A bundle that clicks the best match of the task."""
     env = MiniWobElements(tasks=["click-test"])
     spaces = env.observation_space(AGENT), env.action_space(AGENT)
-    bundle = make_bundle(tmp_path / "bundle", 0, spaces[0], (AGENT,), spaces[1])
+    return make_bundle(tmp_path / "bundle", 0, spaces[0], (AGENT,), spaces[1])
+
+
+def test_a_gateway_serves_a_policy_that_drives_the_browser(tmp_path: Path, first_element: str) -> None:
+    config = gateway_config(dict.fromkeys(("one", "four"), first_element), tmp_path / "experiments.db")
+    env = MiniWobElements(tasks=["click-test", "focus-text"])
+
+    async def body(client: httpx.AsyncClient) -> list[float]:
+        return [(await play_episode(client, env, f"session-{k}", k, "exp")).ret for k in range(4)]
+
+    assert with_gateway(config, body) == [1.0] * 4
+    env.close()
+
+
+def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(
+    tmp_path: Path, first_element: str, capsys: pytest.CaptureFixture[str]
+):
     arguments = [
         "evaluate",
         "--benchmark",
         "miniwob",
         "--policy",
-        bundle,
+        first_element,
         "--out",
         str(tmp_path / "out"),
         "--workers",
