@@ -153,7 +153,7 @@ def _jobs(env: BrowserEnv, request: WebRequest) -> list[WebJob]:
         for index in range(counts[split]):
             task = env.task_at(index, split)
             name = task.task_id if request.split != "all" else f"{split}/{task.task_id}"
-            group = getattr(task, "page", None) or " and ".join(task.sites)
+            group = getattr(task, "page", "") or " and ".join(getattr(task, "sites", ())) or "all tasks"
             jobs += [WebJob(split, index, name, group, sample) for sample in range(request.num_samples)]
     if not jobs:
         raise FieldError("split", f"{request.split} has no tasks")
