@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,17 +15,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.ray_seams import (
-    failures_of,
-    for_ray_of_one_run,
-    give_up_silent_workers,
-    named_workers,
-    poll_often,
-    unwrapped,
-    watched_workers,
-    without_datasets,
-    without_own_interrupts,
-)
+from marl_ray.ray_seams import failures_of, for_ray_of_one_run, unwrapped, watched_workers
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, best_whole, checkpoints_in, kept, published
 from marl_ray.training.checkpoints.manifest import withdraw
@@ -56,6 +45,7 @@ from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
 from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.surroundings.torch_trainer import torch_trainer
 from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.mlflow_run import uri_of
@@ -199,9 +189,6 @@ def _train(
     own_ray: bool,
 ) -> RunResult:
     import ray
-    from ray.train import FailureConfig, ScalingConfig
-    from ray.train import RunConfig as RayRunConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
 
     filesystem, folder = filesystem_of(config)
     status, shield = "FAILED", contextlib.ExitStack()
@@ -223,42 +210,29 @@ def _train(
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
         if opened:
             opened |= open_sinks(config, run_id)
-        poll_often(workers)
-        give_up_silent_workers()
-        trainer: Any = TorchTrainer(
+        payload = {
+            "config": pinned,
+            "run_id": run_id,
+            "tracking_uri": uri_of(config),
+            "folder": os.getcwd(),
+            "origin": record.get(ORIGIN),
+            "lease": lease.number,
+        }
+        trainer = torch_trainer(
             worker,
-            train_loop_config={
-                "config": pinned,
-                "run_id": run_id,
-                "tracking_uri": uri_of(config),
-                "folder": os.getcwd(),
-                "origin": record.get(ORIGIN),
-                "lease": lease.number,
-            },
-            torch_config=TorchConfig(
-                backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(exchange_s(config))
-            ),
-            scaling_config=ScalingConfig(
-                num_workers=workers,
-                use_gpu=use_gpu,
-                resources_per_worker={"CPU": config.resources.cpus_per_worker} | ({"GPU": 1} if use_gpu else {}),
-            ),
-            run_config=RayRunConfig(
-                name=config.name,
-                storage_path=storage_of(config),
-                failure_config=FailureConfig(max_failures=config.resources.max_failures),
-                callbacks=[
-                    named_workers(config.name),
-                    _noting_failures(filesystem, folder),
-                    watched_workers(WorkerWatch(notes)),
-                ],
-            ),
+            payload,
+            config,
+            label=config.name,
+            name=config.name,
+            storage=storage_of(config),
+            use_gpu=use_gpu,
+            exchange_s=exchange_s(config),
+            begun=controllers.append,
+            callbacks=[_noting_failures(filesystem, folder), watched_workers(WorkerWatch(notes))],
         )
-        without_own_interrupts(trainer, controllers.append)
-        lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
-        without_datasets(trainer)
         if own_ray:
             for_ray_of_one_run(trainer)
+        lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
         deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owns=lease.owns)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()

@@ -18,15 +18,10 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.ray_seams import (
-    give_up_silent_workers,
-    named_workers,
-    poll_often,
-    without_datasets,
-    without_own_interrupts,
-)
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.record import work_in
+from marl_ray.training.surroundings.torch_trainer import torch_trainer
+from marl_ray.training.surroundings.worker_watch import exchange_s
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
 from marl_ray.tuning.running.trial_files import Leg, TrialWriter
@@ -42,37 +37,24 @@ UNREADABLE_S = 300.0
 def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
     """Run the leg on a worker group of its own. Raises MarlRayError with the cause of a failure."""
     import ray
-    from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
-    from ray.train import RunConfig as RayRunConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train import TrainingFailedError
 
     from marl_ray.training.driver import cause
 
     # Other trials may occupy the workers' resources for longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
-    poll_often(configs[0].resources.workers)
-    give_up_silent_workers()
-    need = configs[0].resources
-    name = f"{leg.sweep}-{leg.number:04d}"
-    trainer = TorchTrainer(
-        worker,
-        train_loop_config=asdict(leg) | {"place": writer.place, "start": writer.start, "foreign": writer.state.foreign},
-        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if leg.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=need.workers,
-            use_gpu=leg.use_gpu,
-            resources_per_worker={"CPU": need.cpus_per_worker} | ({"GPU": 1} if leg.use_gpu else {}),
-        ),
-        run_config=RayRunConfig(
-            name=writer.place,
-            storage_path=writer.folder.uri,
-            failure_config=FailureConfig(max_failures=need.max_failures),
-            callbacks=[named_workers(name)],
-        ),
-    )
     controllers: list[Any] = []
-    without_own_interrupts(trainer, controllers.append)
-    without_datasets(trainer)
+    trainer = torch_trainer(
+        worker,
+        asdict(leg) | {"place": writer.place, "start": writer.start, "foreign": writer.state.foreign},
+        configs[0],
+        label=f"{leg.sweep}-{leg.number:04d}",
+        name=writer.place,
+        storage=writer.folder.uri,
+        use_gpu=leg.use_gpu,
+        exchange_s=len(configs) * exchange_s(configs[0]),
+        begun=controllers.append,
+    )
     ended: list[Any] = []
 
     def fit() -> None:
