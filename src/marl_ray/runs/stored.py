@@ -11,15 +11,10 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
-from marl_ray.training.run_folder.record import read_json
+from marl_ray.training.run_folder.record import FINISHED, RECORD, read_json
 from marl_ray.training.run_folder.standing import Standing, read_standing
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import CHANGES, RECORDS, read_records
-
-RUN = "run.json"
-"""The file by which a folder is a run's."""
-FINISHED = "finished"
-"""Key of a run's record for its result, and the state of a run that has played all its steps."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
     """The run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something else."""
     folder = f"{root}/{name}"
     try:
-        record = read_json(filesystem, f"{folder}/{RUN}")
+        record = read_json(filesystem, f"{folder}/{RECORD}")
         if record is not None:
             record["config"]["train"]["total_steps"], record["identity"]
             return StoredRun(storage, name, filesystem, folder, record)

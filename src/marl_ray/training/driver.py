@@ -21,8 +21,7 @@ from marl_ray.training.checkpoints.index import BUNDLE, best_whole, checkpoints_
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
-from marl_ray.training.journal.deliveries import FINISHED as ALL_TAKEN
+from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
@@ -32,6 +31,8 @@ from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.record import (
+    FINISHED,
+    ORIGIN,
     config_record,
     filesystem_of,
     identity_hash,
@@ -52,12 +53,6 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import open_sinks
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 from marl_ray.training.worker import REFUSED, STOPPED, worker
-
-FINISHED = "finished"
-"""Key of the run's record for its result, which is stored when the run has played all its steps."""
-
-ORIGIN = "origin"
-"""Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,12 @@ from marl_ray.training.surroundings.torch_trainer import torch_trainer
 
 def test_a_worker_group_has_what_the_run_asks_for_and_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
     resources = {"workers": 3, "cpus_per_worker": 0.5, "max_failures": 2}
-    keys = {"name": "toy", "env": {"id": "gymnasium.CartPole-v1"}, "algorithm": "ppo", "train": {"total_steps": 8, "env_copies": 3}}
+    keys = {
+        "name": "toy",
+        "env": {"id": "gymnasium.CartPole-v1"},
+        "algorithm": "ppo",
+        "train": {"total_steps": 8, "env_copies": 3},
+    }
     config = parse_config(RunConfig, keys | {"resources": resources, "storage": str(tmp_path)})
     begun: list[object] = []
     trainer = torch_trainer(

@@ -30,6 +30,12 @@ JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
 MOST_NAMED = 4
 """Most keys that an error lists of those that differ."""
+RECORD = "run.json"
+"""The file by which a folder is a run's."""
+FINISHED = "finished"
+"""Key of the run's record for its result, which is stored when the run has played all its steps."""
+ORIGIN = "origin"
+"""Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 PINNED = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
@@ -111,12 +117,12 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     identity = _identity(config)
     filesystem, folder = filesystem_of(config)
     try:
-        record: dict[str, Any] | None = read_json(filesystem, f"{folder}/run.json")
+        record: dict[str, Any] | None = read_json(filesystem, f"{folder}/{RECORD}")
         recorded_identity = None if record is None else flatten(record["identity"])
         if recorded_identity is not None:
             recorded_identity.pop("storage", None)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"storage: {folder}/run.json is not the record of a run: {one_line(error)}") from error
+        raise MarlRayError(f"storage: {folder}/{RECORD} is not the record of a run: {one_line(error)}") from error
     if record is None or recorded_identity is None:
         return {"identity": identity, **config_record(config)}
     own_identity = flatten(json.loads(json.dumps(identity)))
@@ -184,7 +190,7 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
-    write_json(filesystem, f"{folder}/run.json", record)
+    write_json(filesystem, f"{folder}/{RECORD}", record)
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:
