@@ -61,12 +61,16 @@ class Event:
     mood: Mapping[str, float]
 
 
+NUMBERS = count()
+"""Of all runs: those of several benches share their trackers."""
+
+
 class Bench:
     """Starts runs of one size, each with a name of its own."""
 
     def __init__(self, root: Path, storage: str, start: Callable[[Mapping[str, Any], Start], Ended], workers: int):
         self.root, self.storage, self.start, self.workers = root, storage, start, workers
-        self.numbers, self.sleeps = count(), False
+        self.sleeps = False
         self.calm = self.run("calm")
         ended = self.start(self.calm.given(), Start())
         assert (ended.status, ended.groups) == (0, 1), ended.said
@@ -84,7 +88,7 @@ class Bench:
 
     def run(self, name: str) -> RunConfig:
         data = {
-            "name": f"{name}-{self.workers}-{next(self.numbers)}",
+            "name": f"{name}-{self.workers}-{next(NUMBERS)}",
             "env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 2}},
             "train": {"total_steps": 32 * ITERATIONS, "env_copies": 4, "horizon": 8},
             "checkpoint": {"every": 2},

@@ -96,6 +96,23 @@ def test_lines_that_were_not_removed_at_the_first_try_are_at_the_next(tmp_path: 
     assert [line.split(" x")[0] for line in lines_of(*place)] == ["line 0", "anew"]
 
 
+def test_whoever_was_stopped_before_its_first_line_writes_none_after_another_has_begun(tmp_path: Path):
+    """A worker that sleeps is replaced; then it wakes up and writes the row that it was about to write."""
+    path = tmp_path / "metrics.jsonl"
+    asleep = appended_file(fs.LocalFileSystem(), str(path))
+    asleep.keep(0)
+    for number in range(3):  # of which one may be given the number of a file that is gone
+        other = appended_file(fs.LocalFileSystem(), str(path))
+        other.keep(0)
+        with pytest.raises(OSError, match="was changed by another process"):
+            asleep.append(["asleep"])
+        other.append([f"other {number}"])
+        with pytest.raises(OSError, match="was changed by another process"):
+            asleep.append(["asleep"])
+        other.close()
+    assert path.read_text() == "other 2\n"
+
+
 @STORAGES
 @pytest.mark.parametrize("killed", ["not", "with nothing in its place", "with a half in its place"])
 def test_a_file_that_was_copied_from_the_other_storage_goes_on(tmp_path: Path, remote: bool, killed: str):

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from pyarrow import fs
 
@@ -135,6 +135,8 @@ class _OneFile:
         self.path = path
         self.left_at: tuple[int, int] | None = None
         """Number and size of the file as this process left it."""
+        self.held: BinaryIO | None = None
+        """Keeps the file's number from being given to another file after this one is gone."""
         if path.exists():
             content = path.read_bytes()
             if not content.endswith(b"\n"):  # a process was killed while it wrote
@@ -160,17 +162,26 @@ class _OneFile:
             self.left_at = number, size + len(data)
 
     def keep(self, count: int) -> None:
-        if self.path.exists():
-            # Also where all lines stay: it is another file then, and whoever wrote the old one can write no more.
-            replace_file(self.path, _first_lines(self.path.read_bytes(), count))
-            self.left_at = None
+        # Also where all lines stay, and where there is no file yet: it is another file then, and whoever was about to write
+        # to the one before can write no more.
+        replace_file(self.path, _first_lines(self.path.read_bytes() if self.path.exists() else b"", count))
+        self._let_go()
+        self.held = self.path.open("rb")
+        own = os.fstat(self.held.fileno())
+        self.left_at = own.st_ino, own.st_size
 
     def flush(self) -> None:
         if self.path.exists():
             _sync(self.path)
 
     def close(self) -> None:
+        self._let_go()
         self.flush()
+
+    def _let_go(self) -> None:
+        if self.held is not None:
+            self.held.close()
+            self.held = None
 
 
 def _sync(path: Path) -> None:
