@@ -111,7 +111,7 @@ class TokenPolicy(nn.Module):
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def forward(
-        self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool
+        self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool, learn_entropy: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
 
@@ -126,19 +126,22 @@ class TokenPolicy(nn.Module):
         states = states.index_select(0, places)
         size = max(1, LOGITS // self.lm.get_output_embeddings().weight.shape[0])
         chunks = list(zip(states.split(size), targets.split(size), strict=True))
+        score: Any = self._score
         if len(chunks) > 1 and torch.is_grad_enabled():  # the backward pass computes each chunk's logits again
-            parts = [checkpoint(self._score, *chunk, need_entropy, use_reentrant=False) for chunk in chunks]
-        else:
-            parts = [self._score(*chunk, need_entropy) for chunk in chunks]
+            score = functools.partial(checkpoint, self._score, use_reentrant=False)
+        parts = [score(*chunk, need_entropy, learn_entropy) for chunk in chunks]
         log_probs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
         values = None if self.value_head is None else self.value_head(states).float()
         cost_values = None if self.cost_head is None else self.cost_head(states).float()
         return log_probs, entropy, values, cost_values
 
-    def _score(self, states: Tensor, targets: Tensor, need_entropy: bool) -> tuple[Tensor, Tensor]:
+    def _score(self, states: Tensor, targets: Tensor, need_entropy: bool, learn_entropy: bool) -> tuple[Tensor, Tensor]:
         log_p = (self.logits(states) / self.generation.temperature).log_softmax(-1)
         chosen = log_p.gather(-1, targets[:, None]).squeeze(-1)
-        return chosen, -(log_p.exp() * log_p).sum(-1) if need_entropy else torch.zeros_like(chosen)
+        if not need_entropy:
+            return chosen, torch.zeros_like(chosen)
+        own = log_p if learn_entropy else log_p.detach()
+        return chosen, -(own.exp() * own).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:
         """Float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
@@ -148,14 +151,17 @@ class TokenPolicy(nn.Module):
             logits = (logits / shape.cap).tanh() * shape.cap
         return logits[..., : shape.width]
 
-    def evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True) -> TokenOutputs:
+    def evaluate(
+        self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True, learn_entropy: bool = True
+    ) -> TokenOutputs:
         """Score responses, with gradients. `prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T).
 
+        Without `learn_entropy` the entropy has no gradients, whose pass would hold every token's distribution once more.
         A call without rows still takes part in the workers' collectives.
         """
         lay = packing.pack if self.packs and mask.any() else lay_out
         sequences, places, rows, steps = lay(prompts, responses, mask)
-        log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy)
+        log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy, learn_entropy)
 
         def spread(flat: Tensor) -> Tensor:
             return flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put((rows, steps), flat)

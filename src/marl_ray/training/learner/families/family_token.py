@@ -85,10 +85,19 @@ def inputs(model: TokenPolicy, batch: Trajectories) -> None:
     return None
 
 
-def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+def evaluate(
+    model: TokenPolicy,
+    inputs: None,
+    batch: Trajectories,
+    mask: Tensor,
+    shape: Shape,
+    cut: Cut,
+    learn_entropy: bool = False,
+) -> Outputs:
     """Evaluate the cut (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
-    outputs = model.evaluate(cut.take(batch.prompts, shape.agents), cut.take(batch.actions, shape.agents), mask)
+    prompts, responses = (cut.take(x, shape.agents) for x in (batch.prompts, batch.actions))
+    outputs = model.evaluate(prompts, responses, mask, learn_entropy=learn_entropy)
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
