@@ -254,6 +254,22 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
         yield
 
 
+def listen_on_node_address() -> None:
+    """Make the Serve replica that this process is listen on its node's address alone. Call it in the constructor.
+
+    Serve opens a server in each replica, after the constructor, that unpickles what it receives and asks for no token. It
+    is there on all interfaces, though Serve's own processes reach it by the node's address, and no option changes that.
+    """
+    import ray
+    from ray.serve._private import replica as serve_replica
+
+    module: Any = serve_replica
+    add_port = module.add_port_to_grpc_server
+    node = ray.util.get_node_ip_address()
+    host = f"[{node}]" if ":" in node else node
+    module.add_port_to_grpc_server = lambda server, _: add_port(server, f"{host}:0")
+
+
 def join_loopback() -> None:
     """Run `ray start` with this process's arguments, on a machine whose head is bound to loopback.
 

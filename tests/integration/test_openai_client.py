@@ -18,7 +18,7 @@ from toy_models.tokenizers import QWEN
 from toy_serving.gateways import write_keys
 from toy_serving.text_gateways import make_text_bundle, text_config
 
-from marl_ray.cluster.local_ray import LocalRay
+from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import deploy_bundle, lines
 from marl_ray.serving.client.deploy import deploy, undeploy
@@ -267,12 +267,9 @@ def deployed(ray_cluster: LocalRay, tmp_path_factory: pytest.TempPathFactory) ->
         "max_batch": 1,
         "request_timeout_s": 60,
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     config = {
         "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
+        "http_options": {"host": "127.0.0.1", "port": free_port()},
         "applications": [
             {"name": "text", "route_prefix": "/text", "import_path": "marl_ray.serving.app:build", "args": args}
         ],

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from marl_ray.cluster.local_ray import LocalRay
+from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
@@ -34,12 +34,6 @@ def make_bundle(folder: Path, action: int) -> str:
         run="r", algorithm={"p": "ippo"}, config_hash="c", code_version="v", seed=0, env={}, steps=1, metrics={}
     )
     return str(save_bundle(folder, {"agent_0": "p", "agent_1": "p"}, {"p": parts}, lineage))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +60,23 @@ def serve_config(tmp_path_factory) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
+def test_a_port_that_is_taken_is_named(ray_cluster: LocalRay) -> None:
+    """Before any application runs, because Serve keeps the port that it was started with."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        nothing = {
+            "proxy_location": "HeadOnly",
+            "http_options": {"host": "127.0.0.1", "port": port},
+            "applications": [],
+        }
+        try:
+            with pytest.raises(MarlRayError, match=rf"the HTTP proxy is STARTING \(is port {port} taken\?\)"):
+                deploy(nothing, ray_cluster.dashboard_url, timeout_s=20)
+        finally:
+            undeploy(ray_cluster.dashboard_url)
+
+
 @pytest.fixture(scope="module")
 def urls(ray_cluster: LocalRay, serve_config: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Arms in the gateway's replica (`ab`), and in deployments of their own (`apart`)."""
@@ -79,6 +90,17 @@ def urls(ray_cluster: LocalRay, serve_config: dict[str, Any]) -> Iterator[dict[s
 @pytest.fixture(scope="module")
 def url(urls: dict[str, str]) -> str:
     return urls["ab"]
+
+
+@pytest.mark.usefixtures("urls")
+def test_replicas_listen_on_loopback_alone(ray_cluster: LocalRay) -> None:
+    """Of gateways and of arms. Who reaches the server that Serve opens in each runs any code there."""
+    shared = psutil.Process().children(recursive=True)
+    replicas = [process for process in shared if "ServeReplica" in " ".join(process.cmdline())]
+    assert len(replicas) == 4
+    for replica in replicas:
+        listening = [c.laddr.ip for c in replica.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert {host.removeprefix("::ffff:") for host in listening} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("application", ["ab", "apart"])

@@ -2,13 +2,14 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from marl_ray.cluster.local_ray import free_port
 
 START_S = 90.0
 
@@ -17,9 +18,7 @@ class MlflowServer:
     """Its address stays the same."""
 
     def __init__(self, folder: Path):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.settings = {
             "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{folder}/mlflow.db",

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import re
 import secrets
 import shutil
@@ -246,8 +247,16 @@ def _short_temp_root() -> str:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback address that is free now, and that no connection takes before its server does.
+
+    Connections and servers without a port of their own get one from 32768 on (Linux) or 49152 on (macOS, Windows). Below
+    20000 are Ray's own workers. Raises MarlRayError if a thousand ports are taken.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 1_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise MarlRayError("local_ray: of a thousand ports between 20000 and 32767 none is free")

@@ -9,6 +9,7 @@ from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.remote import host
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.loading import check_configured
@@ -27,6 +28,7 @@ class GatewayReplica:
 
         from marl_ray.serving.logs.ray_metrics import RayMetrics, replica
 
+        listen_on_node_address()
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
         torch.set_num_threads(1)
         given = parse_config(GatewayConfig, config, source="args")

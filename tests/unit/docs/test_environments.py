@@ -23,5 +23,5 @@ def test_a_shown_environment_passes_its_check(block: Block, tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in CLASS.findall(block.text):
         properties = list(check(f"{module}:{name}", {}))
-        assert len(properties) == 6
+        assert len(properties) == 7
         assert [str(each) for each in properties if each.failure] == []

@@ -57,6 +57,22 @@ class Misfit(Counter):
         return dict.fromkeys(observations, self.seen), *others
 
 
+class Opened(Counter):
+    """It notes how many of it are open, and fails to close if it is stuck."""
+
+    now: ClassVar[list["Opened"]] = []
+
+    def __init__(self, stuck: bool = False):
+        super().__init__()
+        self.stuck = stuck
+        self.now.append(self)
+
+    def close(self) -> None:
+        self.now.remove(self)
+        if self.stuck:
+            raise OSError("it is stuck")
+
+
 class Recorded(Counter):
     """It notes what is asked of it."""
 

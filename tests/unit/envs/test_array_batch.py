@@ -89,7 +89,7 @@ def test_the_check_compares_a_batch_with_the_environment(
     monkeypatch.syspath_prepend(str(request.path.parent))
     properties = list(check(env_id, {"workers": 2}))
     assert [each.name for each in properties if each.failure is not None] == failed
-    assert properties[-1].name == "batch"
+    assert [each.name for each in properties[-2:]] == ["batch", "close"]
 
 
 def test_an_impossible_action_is_named() -> None:

@@ -333,6 +333,16 @@ def test_new_spaces_at_every_call_are_one_failure_and_not_a_seed_that_does_not_r
     assert len(failures) == 1 and "makes a new space at every call" in failures[0]
 
 
+def test_a_check_closes_every_environment_that_it_makes() -> None:
+    import sample_envs
+
+    assert [each.failure for each in check("sample_envs:Opened", {})] == [None] * 7
+    assert first_fault(EnvConfig(id="sample_envs:Opened")) is None
+    fault = first_fault(EnvConfig(id="sample_envs:Opened", kwargs={"stuck": True}))
+    assert fault is not None and "it is stuck" in str(fault.failure)
+    assert sample_envs.Opened.now == []
+
+
 def test_a_run_is_warned_of_the_first_fault_of_its_environment_and_of_no_other_environment() -> None:
     fault = first_fault(EnvConfig(id="sample_envs:Misfit", kwargs={"value": 2, "shape": [3], "dtype": "int8"}))
     assert fault is not None and fault.name == "observations"

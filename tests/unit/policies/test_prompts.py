@@ -128,6 +128,13 @@ def test_a_prompt_fits_or_is_said_not_to(name: str, text: str, room: int) -> Non
         assert control(tokenizer, ids) == control(tokenizer, whole)  # the frame is whole
 
 
+def test_characters_without_tokens_take_no_room() -> None:
+    text = "a" + "\u2603" * 1000 + "b"
+    ids = encode_prompt(TOKENIZERS["llama 2"], text, None)
+    assert len(ids) < 80
+    assert fit_prompt(TOKENIZERS["llama 2"], text, None, 80) == (ids, False)
+
+
 def test_a_long_text_keeps_its_begin_and_its_end() -> None:
     tokenizer, text = TOKENIZERS["chatml"], "begin " + "x" * 100 + " end"
     frame = len(encode_prompt(tokenizer, "", None))

@@ -1,6 +1,7 @@
 """Environments: what training relies on when it plays one, of vectors, images or texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, checked
-from marl_ray.envs.batch import BatchStep
+from marl_ray.envs.batch import BatchStep, EnvBatch
 from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.registry import is_text, make_env
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
@@ -37,6 +38,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     env = make_env(config)
     yield from _standing(env)
     yield from _played(env, config, EPISODES, MOST_STEPS)
+    yield _closed(env)
 
 
 def first_fault(config: EnvConfig) -> CheckedProperty | None:
@@ -46,7 +48,9 @@ def first_fault(config: EnvConfig) -> CheckedProperty | None:
     """
     env = make_env(config)
     properties = _standing(env) if is_text(env) else chain(_standing(env), _played(env, config, 1, FEW_STEPS))
-    return next((each for each in properties if each.failure is not None), None)
+    fault = next((each for each in properties if each.failure is not None), None)
+    closed = _closed(env)  # after a fault, too
+    return closed if fault is None and closed.failure is not None else fault
 
 
 def _standing(env: Any) -> Iterator[CheckedProperty]:
@@ -85,6 +89,13 @@ def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[Chec
             "its batch gives what reset and step give",
             lambda: _batch(config, list(env.possible_agents), signals, min(most, BATCH_STEPS)),
         )
+
+
+def _closed(env: Any) -> CheckedProperty:
+    def close() -> None:
+        env.close()
+
+    return checked("close", "an environment that is no longer needed closes", close)
 
 
 def _agents(env: Any) -> str | None:
@@ -173,7 +184,8 @@ def _numbers(steps: Sequence[SeenStep]) -> str | None:
 
 
 def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | None:
-    again = _episode(make_env(config), SEED, most)
+    with closing(make_env(config)) as env:
+        again = _episode(env, SEED, most)
     for number, (step, repeated) in enumerate(zip(first, again, strict=False)):
         for part in ("observations", "rewards"):
             if not _same(getattr(step, part), getattr(repeated, part)):
@@ -184,8 +196,17 @@ def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | Non
 def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) -> str | None:
     """Play episodes of drawn actions by the environment's own batch and by the loop over single ones."""
     groups = [[agent] for agent in agents]
-    batches = make_batch(config, COPIES, groups, signals), EnvLoop(config, COPIES, groups, signals)
-    spaces = [batches[1].envs[0].observation_space(agent) for agent in agents]
+    with (
+        closing(make_batch(config, COPIES, groups, signals)) as own,
+        closing(EnvLoop(config, COPIES, groups, signals)) as loop,
+    ):
+        return _difference(own, loop, agents, most)
+
+
+def _difference(own: EnvBatch, loop: EnvLoop, agents: Sequence[str], most: int) -> str | None:
+    """Return what differs between a batch and the loop in EPISODES episodes of drawn actions; None if nothing does."""
+    batches = own, loop
+    spaces = [loop.envs[0].observation_space(agent) for agent in agents]
     rng = np.random.default_rng(SEED)
     for number in range(EPISODES):
         for batch in batches:
@@ -193,25 +214,25 @@ def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) ->
                 batch.reset(copy, SEED + number * COPIES + copy)
         for step in range(most):
             rows = [[np.zeros((COPIES, 1, row_size(space)), row_dtype(space)) for space in spaces] for _ in batches]
-            for batch, own in zip(batches, rows, strict=True):
-                batch.observe(own, np.flatnonzero(batch.alive.any(1)).tolist())
-            alive = batches[1].alive.copy()
+            for batch, seen in zip(batches, rows, strict=True):
+                batch.observe(seen, np.flatnonzero(batch.alive.any(1)).tolist())
+            alive = loop.alive.copy()
             actions = [
                 np.array(
                     [[_action(space, {} if masks is None else {"action_mask": masks[c, 0]})] for c in range(COPIES)]
                 )
-                for space, masks in zip(_action_spaces(batches[1], agents, rng), batches[1].action_masks, strict=True)
+                for space, masks in zip(_action_spaces(loop, agents, rng), loop.action_masks, strict=True)
             ]
             pairs = {"observations": rows, "agents": [[batch.alive.copy()] for batch in batches]}
             pairs["action masks"] = [_given(batch.action_masks) for batch in batches]
             steps = [batch.step(actions) for batch in batches]
             for k, name in enumerate(BatchStep._fields):
-                pairs[name] = [[own[k][alive]] for own in steps]
+                pairs[name] = [[made[k][alive]] for made in steps]
             for name, (compiled, single) in pairs.items():
                 for given, expected in zip(compiled, single, strict=True):
                     if given.shape != expected.shape or not np.allclose(given, expected, 1e-5, 1e-5):
                         return f"episode {number}, step {step}: {name} differ from those of `reset` and `step`"
-            if not batches[1].alive.any():
+            if not loop.alive.any():
                 break
     return None
 

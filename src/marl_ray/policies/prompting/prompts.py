@@ -4,6 +4,7 @@ Only the template writes special tokens. If a text spells one out, such as `<|im
 So no text of an agent or a client can end a turn or begin another one.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ class _Facts:
     start: list[int]
     """Tokens that stand before a text without a template."""
     newline: list[int]
-    longest: int
-    """Most characters of one token."""
+    longest: float
+    """Most characters that one token may stand for; infinite where one stands for any number of unknown characters."""
     parts: bool | None
     """True if the template reads contents as lists of parts; None if it shows them neither way, or there is no template."""
     left_out: frozenset[str]
@@ -115,7 +116,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
         ids = _read(tokenizer, text, chat) or [begin]
         if len(ids) <= room:
             return ids, False
-    least, too_many = int(LEAST_LEFT * len(text)), min(len(text), most + 1)
+    least, too_many = int(LEAST_LEFT * len(text)), int(min(len(text), most + 1))
     if least > most or len(fitting := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
         raise PromptTooLong(
             f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
@@ -259,11 +260,19 @@ def _inspected(tokenizer: Any) -> _Facts:
         normalizer,
         encoded[:before],
         tokenizer.encode("\n", add_special_tokens=False, verbose=False),
-        max(map(len, tokenizer.get_vocab())),
+        _longest(tokenizer),
         parts,
         frozenset(role for role, there in shown.items() if there is False),
         frozenset(role for role, there in shown.items() if there is None),
     )
+
+
+def _longest(tokenizer: Any) -> float:
+    longest = max(map(len, tokenizer.get_vocab()))
+    # Of private use, so that no vocabulary has them.
+    unknown = "".join(map(chr, range(0xE000, 0xE100)))
+    tokens = len(tokenizer.encode(unknown, add_special_tokens=False, verbose=False))
+    return longest if tokens * longest >= len(unknown) else math.inf
 
 
 def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:

@@ -337,14 +337,8 @@ def act(
     if greedy.any():
         chosen = torch.from_numpy(greedy).repeat_interleave(agents)
         actions[chosen] = distribution.mode(outputs[chosen])
-    acted = torch.from_numpy(alive)
-    taken = actions.reshape(buffer.actions.shape[1:])
     log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
-    if greedy.any() or not acted.all():  # copies that are over keep their recorded actions
-        buffer.actions[t][acted] = taken[acted]
-        buffer.log_probs[t][acted] = log_probs[acted]
-    else:
-        buffer.actions[t], buffer.log_probs[t] = taken, log_probs
+    _record(buffer, t, alive, actions.reshape(buffer.actions.shape[1:]), log_probs)
     return distribution.to_env(actions).reshape(copies, agents, *distribution.shape)
 
 
@@ -364,8 +358,16 @@ def _act_compiled(
     noise = np.ascontiguousarray(uniforms.numpy().reshape(-1))
     drawn = actor.act(rows, noise, masks, greedy.repeat(agents))
     actions, log_probs = drawn[0].reshape(copies, agents), drawn[1].reshape(copies, agents)
-    if alive.all():
-        buffer.actions[t], buffer.log_probs[t] = torch.from_numpy(actions), torch.from_numpy(log_probs)
-    else:  # copies that are over keep their recorded actions
-        buffer.actions[t].numpy()[alive], buffer.log_probs[t].numpy()[alive] = actions[alive], log_probs[alive]
+    _record(buffer, t, alive, torch.from_numpy(actions), torch.from_numpy(log_probs))
     return actions
+
+
+def _record(buffer: Buffer, t: int, alive: np.ndarray, actions: torch.Tensor, log_probs: torch.Tensor) -> None:
+    """Write the actions (copies, agents, *row) and log-probs of a step; copies that are over keep their recorded ones."""
+    if alive.all():
+        buffer.actions[t], buffer.log_probs[t] = actions, log_probs
+    else:
+        buffer.actions[t].numpy()[alive], buffer.log_probs[t].numpy()[alive] = (
+            actions.numpy()[alive],
+            log_probs.numpy()[alive],
+        )

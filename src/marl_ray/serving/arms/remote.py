@@ -20,6 +20,7 @@ from marl_ray.config import ArmConfig
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.call_batching import CallBatcher, on_loop
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
@@ -42,6 +43,7 @@ class ArmHost:
     def __init__(self, reference: str, digest: str, tracking_uri: str | None, max_batch: int, deadline_s: float):
         import torch
 
+        listen_on_node_address()
         torch.set_num_threads(1)
         bundle = load_bundle(reference, tracking_uri, digest)
         assert isinstance(bundle, Bundle)

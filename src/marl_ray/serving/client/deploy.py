@@ -46,15 +46,17 @@ def deploy(
         for name, state in states.items():
             if state["status"] in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise MarlRayError(f"application {name!r} is {state['status']}: {_reason(_messages(state))}")
-        proxies = [proxy["status"] for proxy in details["proxies"].values()]
-        proxies_ready = set(proxies) == {"HEALTHY"} or data.get("proxy_location") == "Disabled"
+        http = details["http_options"]
+        proxies = {proxy["status"] for proxy in details["proxies"].values()} or {"MISSING"}
+        proxies_ready = proxies == {"HEALTHY"} or data.get("proxy_location") == "Disabled"
         if proxies_ready and all(state["status"] == "RUNNING" for state in states.values()):
-            http = details["http_options"]
             prefixes = {name: (state.get("route_prefix") or "/").rstrip("/") for name, state in states.items()}
             return Deployed({name: f"http://{http['host']}:{http['port']}{prefixes[name]}" for name in names})
         if time.monotonic() > deadline:
-            waiting = ", ".join(f"{name!r} is {state['status']}" for name, state in states.items())
-            raise MarlRayError(f"after {timeout_s:g} s not everything runs: {waiting}")
+            waiting = [f"{name!r} is {state['status']}" for name, state in states.items()]
+            if not proxies_ready:  # Serve tries again for ever, and its reason is in the node's log alone
+                waiting.append(f"the HTTP proxy is {'/'.join(sorted(proxies))} (is port {http['port']} taken?)")
+            raise MarlRayError(f"after {timeout_s:g} s not everything runs: {', '.join(waiting)}")
         time.sleep(_POLL_S)
 
 

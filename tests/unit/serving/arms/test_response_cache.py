@@ -10,7 +10,6 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from marl_ray.cluster.local_ray import free_port
 from marl_ray.config import CacheConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.arms import response_cache as module
@@ -150,9 +150,7 @@ class Server:
     """A redis-server of the tests' own, without a file."""
 
     def __init__(self, binary: str):
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._binary = binary
         self.start()
