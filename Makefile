@@ -85,7 +85,7 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 docs-test: install  ## Follow the README and every page of docs/ to the letter
-	$(PYTEST) -n 2 --dist loadscope tests/docs
+	$(PYTEST) -n 3 --dist loadscope tests/docs
 
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow

@@ -14,14 +14,15 @@ import hypothesis
 import pytest
 import sqlalchemy as sa
 
+from marl_ray.cluster.local_ray import LocalRay, local_ray
+
+gc.set_threshold(1_000_000)  # the collection of tests imports a million objects, all of which stay
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side, and compute little
 # Tests that wait for Ray's workers are the longest, and Ray lets all others go first.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's own spelling
 os.environ["PYTHONPATH"] = (
     f"{Path(__file__).parent / 'every_process'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
 )
-
-from marl_ray.cluster.local_ray import LocalRay, local_ray
 
 if TYPE_CHECKING:
     from marl_ray.config import GatewayConfig

@@ -28,7 +28,7 @@ DECOUPLED_PPO = Algorithm(
         "arXiv 2110.00641",
         "local",
         recompute=True,
-        knobs=(*SPECS["ppo"].knobs, "behaviour_cap"),
+        keys=(*SPECS["ppo"].keys, "behaviour_cap"),
         hyper=DecoupledHyper,
     ),
     gae_advantages,

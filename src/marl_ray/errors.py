@@ -40,15 +40,15 @@ def install_hint(extra: str) -> str:
     return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
 
 
-def did_you_mean(name: str, known: Iterable[str], *further: str) -> str:
+def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "") -> str:
     """The end of an error about an unknown name: '; did you mean ...?' if some known names are close to it, or one is
     its initials (lr of learning_rate), else
     '; expected one of ...' with up to 20 of them, and how many more there are. `further` is what else may be given there,
-    in words."""
+    in words; `before` stands before each name that is meant, such as the path of a key."""
     names = [other for other in known if not other.startswith("_")]
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
     close = [initials] if initials in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
-        return f"; did you mean {' or '.join(close)}?"
+        return f"; did you mean {' or '.join(before + other for other in close)}?"
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; expected {'one of ' if names else ''}{' or '.join([listed] * bool(names) + list(further))}"

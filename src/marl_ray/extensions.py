@@ -97,6 +97,7 @@ ENVIRONMENT = ExtensionPoint(
         "code_team": "marl_ray.envs.text.code_team:CodeTeam",
         "math": "marl_ray.envs.text.math:MathTasks",
         "miniwob": "marl_ray.envs.web.miniwob:MiniWob",
+        "miniwob_elements": "marl_ray.envs.web.miniwob_elements:MiniWobElements",
         "react": "marl_ray.envs.text.react:React",
         "webarena": "marl_ray.envs.web.webarena:WebArena",
     },
@@ -136,9 +137,11 @@ BENCHMARK = ExtensionPoint(
         "codecontests": "marl_ray.evaluation.benchmarks.codecontests:CODECONTESTS",
         "jsonl": "marl_ray.evaluation.benchmarks.jsonl:JSONL",
         "math": "marl_ray.evaluation.benchmarks.math:MATH",
+        "webarena": "marl_ray.evaluation.web_agents.base:WEBARENA",
+        "miniwob": "marl_ray.evaluation.web_agents.base:MINIWOB",
     },
 )
-"""See `marl_ray.evaluation.benchmarks.Benchmark`."""
+"""See `marl_ray.evaluation.benchmarks.Benchmark`, and `marl_ray.evaluation.web_agents.base.WebBenchmark`."""
 SCHEDULER = ExtensionPoint(
     "scheduler",
     {

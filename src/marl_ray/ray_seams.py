@@ -180,6 +180,30 @@ def without_datasets(trainer: Any) -> None:
     ]
 
 
+def for_ray_of_one_run(trainer: Any) -> None:
+    """Spare a run, on a Ray that ends with it, two processes: one frees the workers' resources after a controller that has
+    died, the other asks an autoscaler for them.
+
+    Ray Train starts both for every run, and their imports take three seconds of CPU time.
+    """
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+
+    class WithoutAutoscaler(FixedScalingPolicy):
+        def _send_resource_request(self) -> None:
+            pass
+
+        _maybe_send_resource_request = _cancel_resource_request = _send_resource_request
+
+    run = trainer._initialize_and_run_controller
+
+    def run_lean(**given: Any) -> Any:
+        kept = [each for each in given["callbacks"] if not isinstance(each, PlacementGroupCleanerCallback)]
+        return run(**given | {"callbacks": kept, "scaling_policy": WithoutAutoscaler(trainer.scaling_config)})
+
+    trainer._initialize_and_run_controller = run_lean
+
+
 def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> None:
     """Keep Ray Train from installing its handler of Ctrl-C, and hand its controller actor to `started` instead.
 

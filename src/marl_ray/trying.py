@@ -50,7 +50,7 @@ def run_trial(folder: Path, open_page: bool, leave: bool) -> None:
             cpus = max(CPUS, os.cpu_count() or 1)
             ray = stack.enter_context(local_ray(num_cpus=cpus, object_store_bytes=256 << 20))
         with step(console, f"training two agents with {run.algorithm} on {run.env.id}"):
-            result = train(run)
+            result = train(run, own_ray=True)
         key = new_key(folder / KEYS, "try")
         with step(console, "serving the best team"):
             url = deploy_endpoint(folder, ray.dashboard_url, {"arms": {run.algorithm: {"bundle": result.model}}})

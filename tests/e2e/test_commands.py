@@ -67,7 +67,7 @@ def test_a_dry_run_prints_the_resolved_config_and_starts_nothing():
     assert policy["algorithm"] == "mappo"
 
 
-def test_algorithms_are_listed_with_papers_needs_and_knobs():
+def test_algorithms_are_listed_with_papers_needs_and_hyper_parameters():
     lines = marl_ray("algorithms").stdout.splitlines()
     assert [line.split()[0] for line in lines[: len(SPECS)]] == list(SPECS)
     assert any("macpo" in line and "2110.02793" in line and "costs and budgets" in line for line in lines)

@@ -118,7 +118,7 @@ class Result:
         self.files = {name: last.manifest.files[name] for name in parts}
         with self.filesystem.open_input_stream(f"{last.place}/state.json") as stream:
             self.state = json.loads(stream.read())
-        for key in ("seconds", "mlflow_run_id", "run"):
+        for key in ("seconds", "mlflow_run_id", "run", "identity"):  # the identity is of the name too
             self.state.pop(key)
         self.state["metrics"] = timeless([self.state["metrics"]])
         with local_copy(str(linked_bundle(self.filesystem, self.folder))) as bundle:
@@ -362,3 +362,24 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
     rows = [Result(each).rows for each in (run, copy)]
     assert rows[0] == rows[1] and [iteration_of(row) for row in rows[0]] == list(range(ITERATIONS, ITERATIONS + 5))
     assert load_bundle(f"{tmp_path}/{run.name}/bundle").manifest.lineage.origin is not None
+
+
+@pytest.mark.slow
+def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed(remote: Bench, tmp_path: Path):
+    run = remote.run("copied")
+    lines = remote.lines["worker"]["training/loop.py"]
+    places = (str(tmp_path / "first"), remote.storage, str(tmp_path / "last"))
+    for place, following, deadly in zip(places, (*places[1:], None), (lines // 2, lines // 4, None), strict=True):
+        run = parse_config(RunConfig, run.given() | {"storage": place, "resources": {"max_failures": 0}})
+        ended = remote.begin(run, Start(groups=() if deadly is None else (Fault("training/loop.py", deadly),)))
+        assert ended.status == (0 if deadly is None else 1) and "Traceback" not in ended.said, ended.said
+        assert deadly is None or "The actor died" in ended.said, ended.said
+        if following is not None:
+            old, new = filesystem_of(run), filesystem_of(run.model_copy(update={"storage": following}))
+            new[0].create_dir(new[1])
+            fs.copy_files(old[1], new[1], old[0], new[0])
+    result = Result(run)
+    assert result.rows == remote.result.rows and result.files == remote.result.files
+    assert result.state == remote.result.state and result.policies == remote.result.policies
+    result.check_sinks(remote.root / "tracked")
+    result.check_folder()

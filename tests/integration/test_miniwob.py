@@ -1,49 +1,29 @@
 """The pages of MiniWoB++ in a real Chromium: all of them open, show what to do, and pay."""
 
 import re
-import shutil
-from collections.abc import Iterator
 
 import pytest
+from processes.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
 
 from marl_ray.envs.web import miniwob
-from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.miniwob import MiniWob
 
-pytest.importorskip("playwright", reason="no Playwright here: make install")
-pytest.importorskip("miniwob", reason="no pages of MiniWoB here: make install")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
-]
-AGENT = "agent"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_chromium_stays() -> Iterator[None]:
-    yield
-    close_shared_chromium()
+__all__ = ["no_chromium_stays"]
+pytestmark = IN_CHROMIUM
 
 
 def begin(env: MiniWob, index: int = 0) -> None:
     env.reset(options={"index": index, "split": "test"})
 
 
-def element(env: MiniWob, pattern: str) -> str:
-    """The id of the first element whose line matches."""
-    match = re.search(rf"^\s*\[(\d+)\] {pattern}", env.observe(AGENT), re.MULTILINE)
-    assert match, f"no {pattern!r} in {env.observe(AGENT)}"
-    return match[1]
-
-
 @pytest.mark.parametrize("page", miniwob.pages())
 def test_a_page_opens_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     monkeypatch.setattr(miniwob, "NEVER_MS", 400)  # with the usual time no page ends before it is solved
-    env = MiniWob([page], variants=1, held_out=1)
+    env = MiniWob([page], variants=1, held_out=1, max_steps=200)  # more than are done in that time
     begin(env)
     assert env.intent() not in ("", page)
     assert "cannot be opened" not in env.observe(AGENT)
-    assert len(env._view.elements) > 1
+    assert len(env.view.elements) > 1
     for _ in range(env.max_steps):
         env.step("scroll [up]")
         if env.terminations[AGENT]:

@@ -1,8 +1,10 @@
-"""Deaths of the processes of trials that have workers of their own: each row is there once, with the same values."""
+"""Deaths in a sweep of trials that have workers of their own: each row is there once, with the same values."""
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,11 +12,17 @@ from typing import Any
 
 import pytest
 from ray.util.state import list_actors
+from toys.object_store import object_store
+from toys.runs import mlflow_database
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.training.run_folder.standing import read_standing
+from marl_ray.tuning.folder import Folder, read_rows, trial_folder
+from marl_ray.tuning.records import find_sweep, load_records
 from marl_ray.tuning.running.driver import SweepResult, run_sweep
+from marl_ray.tuning.running.trial_files import read_state
 
 RUN: dict[str, Any] = {
     "env": {"id": "toys.envs:countdown"},
@@ -27,21 +35,35 @@ RUN: dict[str, Any] = {
 TIMES = ("time/", "steps_per_second", "timestamp")
 
 
-def sweep(storage: Path, **env: Any) -> SweepResult:
+DRIVER = """
+import json, os, sys
+import ray
+from marl_ray.config import parse_config
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.tuning.running.driver import run_sweep
+store = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": store})
+run_sweep(parse_config(SweepConfig, json.loads(sys.argv[2])))
+"""
+
+
+def data_of(storage: str, rates: list[float], **env: Any) -> dict[str, Any]:
     run = RUN | {"env": RUN["env"] | env}
-    data = {
-        "name": "toy-sweep",
-        "run": run,
-        "seeds": 2,
-        "storage": str(storage),
-        "space": {"hyper.lr": {"grid": [0.01]}},
-    }
-    return run_sweep(parse_config(SweepConfig, data))
+    space = {"hyper.lr": {"grid": rates}}
+    return {"name": "toy-sweep", "run": run, "seeds": 2, "storage": storage, "max_concurrent": 1, "space": space}
+
+
+def sweep(storage: Path, rates: tuple[float, ...] = (0.01,), **env: Any) -> SweepResult:
+    return run_sweep(parse_config(SweepConfig, data_of(str(storage), list(rates), **env)))
 
 
 def rows_of(outcome: SweepResult) -> list[dict[str, float]]:
-    lines = Path(outcome.folder, "trials", "0000", "rows.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    return rows_in(str(Path(outcome.folder).parent), 0)
+
+
+def rows_in(storage: str, number: int) -> list[dict[str, float]]:
+    """The rows of a trial, without times."""
+    rows = read_rows(trial_folder(storage, "toy-sweep", number))
     return [{key: value for key, value in row.items() if not any(part in key for part in TIMES)} for row in rows]
 
 
@@ -82,3 +104,40 @@ def test_a_trial_with_workers_has_each_row_once_whichever_of_its_processes_is_ki
     assert rows_of(fragile) == rows_of(beheaded) == rows_of(calm)
     attempts = json.loads(state.read_text())["attempts"]
     assert attempts == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # worker groups start five times, on a machine that may be busy
+def test_a_sweep_on_an_object_store_goes_on_after_its_driver_was_killed(
+    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rates = (0.01, 0.003)
+    calm = sweep(tmp_path, rates)
+    mlflow_database(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with object_store() as bucket:
+        # Its steps take a moment, so that the second trial still trains when the driver is killed.
+        data = data_of(f"{bucket}/sweeps", list(rates), id="toys.sweeps:slow", kwargs={"seconds": 0.01})
+        command = [sys.executable, "-c", DRIVER, ray_cluster.address, json.dumps(data)]
+        folder, second = Folder(data["storage"], "toy-sweep"), trial_folder(data["storage"], "toy-sweep", 1)
+        driver, deadline = subprocess.Popen(command), time.monotonic() + 300
+        try:
+            while read_state(second).steps == 0:
+                assert time.monotonic() < deadline and driver.poll() is None
+                time.sleep(0.1)
+        finally:
+            driver.kill()
+            driver.wait(30)
+        killed = load_records(folder)
+        assert killed is not None
+        assert [(trial.state, trial.status) for trial in killed.trials] == [("ended", "finished"), ("running", "")]
+        subprocess.run(command, check=True, timeout=300)
+        records = find_sweep("toy-sweep", data["storage"])[1]
+        for trial, expected in zip(records.trials, calm.records.trials, strict=True):
+            assert (trial.status, trial.error) == ("finished", "")
+            assert (trial.objectives, trial.played) == (expected.objectives, expected.played)
+            assert rows_in(data["storage"], trial.number) == rows_in(str(tmp_path), trial.number)
+        assert records.winner == calm.records.winner and records.winner_model
+        standing = read_standing(folder.filesystem, folder.path)
+        assert standing is not None and standing.state == "finished"
+        assert read_state(second).attempts == 2

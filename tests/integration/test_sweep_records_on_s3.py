@@ -1,20 +1,25 @@
 """The records and rows of a sweep on a real S3 API."""
 
 import json
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from pyarrow import fs
 from toys.object_store import object_store
 from toys.sweeps import ToySweep
 
 from marl_ray.runs.stored import StoredSweep, stored
-from marl_ray.tuning import lines, records
-from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.lines import Lines, LinesReader, read_lines
+from marl_ray.training.journal.tail import Tail
+from marl_ray.training.run_folder import appended_file
+from marl_ray.training.run_folder.appended_file import parts_of
+from marl_ray.tuning import records
+from marl_ray.tuning.folder import ROWS, Folder, read_rows
 from marl_ray.tuning.records import CHANGES, RecordsFile, find_sweep, load_records
 
 
 def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    monkeypatch.setattr(lines, "PART", 1000)
+    monkeypatch.setattr(appended_file, "PART_BYTES", 1000)
     monkeypatch.setattr(records, "LEAST_LOG", 10_000)
     with object_store() as bucket:
         sweep = ToySweep(tmp_path)
@@ -27,20 +32,45 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch: 
             file.save(sweep.records.trials[number])
             assert load_records(folder) == sweep.records
             snapshots.add(json.loads(folder.read("sweep.json"))["changes"])
-        assert 2 <= len(snapshots) <= 10 and folder.exists(f"{CHANGES}.000001")
+        assert 2 <= len(snapshots) <= 10 and len(parts_of(folder.filesystem, f"{folder.path}/{CHANGES}")) > 1
         assert find_sweep("toy", bucket)[1] == sweep.records
         (listed,) = stored(bucket)
         assert isinstance(listed, StoredSweep) and len(listed.records["trials"]) == 30
         # The next driver does not know in which part the last one died.
         after = RecordsFile(Folder(bucket, "toy"), sweep.records)
         after.save()
-        assert load_records(folder) == sweep.records and read_lines(folder, CHANGES) == []
+        assert load_records(folder) == sweep.records and folder.lines(CHANGES) == []
 
-        reader, writer, read = LinesReader(folder, "a/rows"), Lines(folder, "a/rows"), []
+        reader, writer, read = Tail(folder.filesystem, f"{folder.path}/a/rows"), folder.appended("a/rows"), []
         for number in range(60):
-            writer.append([f"row {number} {'x' * 50}"])
-            read += reader.read() if number % 7 == 0 else []
-        assert read + reader.read() == read_lines(folder, "a/rows")
-        Lines(folder, "a/rows").keep(33)
-        Lines(folder, "a/rows").append(["last"])
-        assert [line.split(" x")[0] for line in read_lines(folder, "a/rows")[31:]] == ["row 31", "row 32", "last"]
+            writer.append([f"row {number} {'x' * 50}"], durable=True)
+            read += reader.read(len(read)) if number % 7 == 0 else []
+        assert read + reader.read(len(read)) == folder.lines("a/rows")
+        folder.appended("a/rows").keep(33)
+        folder.appended("a/rows").append(["last"], durable=True)
+        assert [line.split(" x")[0] for line in folder.lines("a/rows")[31:]] == ["row 31", "row 32", "last"]
+
+
+def test_a_sweep_goes_on_where_it_was_copied_to(tmp_path: Path):
+    sweep = ToySweep(tmp_path)
+    record = sweep.train(sweep.add({"hyper.lr": 0.01}), 1.0, 2000)
+    disk = sweep.end()
+    file = RecordsFile(disk, sweep.records)
+    file.save()
+    file.save(record)
+    with object_store("copies") as bucket:
+        places = [disk, Folder(bucket, "toy"), Folder(str(tmp_path / "back"), "toy")]
+        for old, new in pairwise(places):
+            new.filesystem.create_dir(new.path)
+            fs.copy_files(old.path, new.path, old.filesystem, new.filesystem)
+            copied = load_records(new)
+            assert copied == sweep.records and new.lines(CHANGES)
+            file = RecordsFile(new, copied)
+            file.save()
+            copied.trials[0].steps += 100
+            file.save(copied.trials[0])
+            assert load_records(new) == copied and len(new.lines(CHANGES)) == 1
+            sweep.records, trial = copied, Folder(new.uri, "trials", "0000")
+            rows = read_rows(trial)
+            trial.appended(ROWS).append(["{}"], durable=True)
+            assert read_rows(trial) == [*rows, {}] and len(rows) >= 4

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import shutil
 import threading
 import time
 import zipfile
@@ -14,30 +13,19 @@ from typing import Any
 import psutil
 import pytest
 from pettingzoo.test import seed_test
-from processes.little_site import LittleSite, little_site
+from processes.little_site import LittleSite, little_site, web_record
+from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
-from marl_ray.envs.web.browser.chromium import close_shared_chromium, shared_chromium
+from marl_ray.envs.web.browser.chromium import shared_chromium
 from marl_ray.envs.web.browser.errors import BrowserFault
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.webarena import WebArena
 from marl_ray.errors import MarlRayError
 
-pytest.importorskip("playwright", reason="no Playwright here: make install")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
-]
-AGENT = "agent"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_chromium_stays() -> Iterator[None]:
-    yield
-    close_shared_chromium()
-    left = [child.name() for child in psutil.Process().children(recursive=True)]
-    assert not [name for name in left if "chrom" in name or "node" in name]
+__all__ = ["no_chromium_stays"]
+pytestmark = IN_CHROMIUM
 
 
 @pytest.fixture(scope="module")
@@ -46,39 +34,13 @@ def site() -> Iterator[LittleSite]:
         yield running
 
 
-def record(start: str, types: list[str], **checks: Any) -> dict[str, Any]:
-    """A task of WebArena, on the shop."""
-    return {
-        "task_id": 0,
-        "sites": ["shopping"],
-        "start_url": f"__SHOPPING__{start}",
-        "intent": "Do it.",
-        "intent_template": "",
-        "intent_template_id": 1,
-        "instantiation_dict": {},
-        "require_login": False,
-        "storage_state": None,
-        "geolocation": None,
-        "require_reset": False,
-        "eval": {
-            "eval_types": types,
-            "reference_answers": None,
-            "reference_url": "",
-            "program_html": [],
-            "string_note": "",
-            "reference_answer_raw_annotation": "",
-            **checks,
-        },
-    }
-
-
 def made(folder: Path, site: LittleSite, start: str, types: list[str] | None = None, **rest: Any) -> WebArena:
     """The environment with one task, whose checks and options are in `rest`."""
     checks = {key: rest.pop(key) for key in ("reference_answers", "reference_url", "program_html") if key in rest}
     if not checks:
         checks = {"reference_answers": {"exact_match": "done"}}
     path = folder / f"{len(list(folder.iterdir()))}.json"
-    path.write_text(json.dumps([record(start, types or ["string_match"], **checks)]))
+    path.write_text(json.dumps([web_record(start, types or ["string_match"], **checks)]))
     rest.setdefault("sites", {"shopping": site.url})
     return WebArena(str(path), held_out=0.0, **{"step_s": 10.0, **rest})
 
@@ -290,12 +252,12 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path: Path, site: L
 def test_an_element_that_is_gone(tmp_path: Path, site: LittleSite) -> None:
     env = made(tmp_path, site, "/gone")
     env.reset(seed=0)
-    button, shown = number(env, "Vanish"), env._view
+    button, shown = number(env, "Vanish"), env.view
     env.step(f"click [{button}]")
     env.step(f"click [{button}]")
     assert f"there is no element [{button}] in the observation" in env.observe(AGENT)
     assert env.session is not None
-    env._view = shown  # it vanishes after it is shown
+    env.view = shown  # it vanishes after it is shown
     env.step(f"hover [{button}]")
     assert f"element [{button}] is gone or not visible" in env.observe(AGENT)
     env.close()
@@ -322,6 +284,12 @@ def test_an_episode_is_recorded(tmp_path: Path, site: LittleSite) -> None:
     assert steps[0]["url"] == f"{site.url}/chair"
     for k in range(3):
         assert (folder / f"{k:03d}.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "episode.html").read_text()
+    assert "<h1>Do it.</h1>" in page and "score 1" in page
+    assert re.search(r"1\. click \[\d+\] link &#x27;Chair&#x27;", page)
+    pictures = re.findall(r'<img src="(.+?)"', page)
+    assert pictures == ["start.png", "000.png", "001.png", "002.png"]
+    assert all((folder / name).exists() for name in pictures)
     assert zipfile.ZipFile(folder / "trace.zip").testzip() is None
 
 
@@ -347,7 +315,7 @@ def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path: P
 
 def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path: Path, site: LittleSite) -> None:
     path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([record("/", ["string_match"], reference_answers={"exact_match": "done"})]))
+    path.write_text(json.dumps([web_record("/", ["string_match"], reference_answers={"exact_match": "done"})]))
     kwargs = {"data": str(path), "sites": {"shopping": site.url}, "held_out": 0.0}
     env = make_env(EnvConfig(id="webarena", kwargs=kwargs))
     assert is_text(env)

@@ -2,29 +2,20 @@
 
 import random
 import re
-import shutil
-from collections.abc import Iterator
 
 import pytest
+from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
-from marl_ray.envs.web.browser.chromium import close_shared_chromium
+from marl_ray.config import EnvConfig
+from marl_ray.envs.copies import warm_up
 from marl_ray.envs.web.site_pack.expert import expert_action
 from marl_ray.envs.web.site_pack.made_tasks import MadeTask, made_tasks
 from marl_ray.envs.web.webarena import WORLD, WebArena
+from marl_ray.errors import MarlRayError
 
-pytest.importorskip("playwright", reason="no Playwright here: make install")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
-]
-AGENT = "agent"
+__all__ = ["no_chromium_stays"]
+pytestmark = IN_CHROMIUM
 TASKS = {task.record.intent: task for task in made_tasks(WORLD, 0)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_chromium_stays() -> Iterator[None]:
-    yield
-    close_shared_chromium()
 
 
 def begin(env: WebArena, index: int) -> MadeTask:
@@ -56,3 +47,12 @@ def test_an_agent_that_acts_by_chance_does_hardly_any() -> None:
             env.step(rng.choice(choices))
         solved += env.infos[AGENT]["solved"]
     assert solved < 3
+
+
+def test_a_run_that_would_copy_episodes_is_refused_before_it_begins() -> None:
+    config = EnvConfig(id="webarena")
+    warm_up(config)
+    with pytest.raises(
+        MarlRayError, match=r"train\.branch_turns: expected 0, or an environment that copy\.deepcopy copies"
+    ):
+        warm_up(config, branches=True)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 PAGES = {
     "/": '<title>Shop</title><h1>Shop</h1><a href="/chair">Chair</a> <a href="/notes">Notes</a>',
@@ -88,3 +89,29 @@ def little_site() -> Iterator[LittleSite]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+def web_record(start: str, types: list[str], **checks: Any) -> dict[str, Any]:
+    """A task of WebArena whose shop is the little site."""
+    return {
+        "task_id": 0,
+        "sites": ["shopping"],
+        "start_url": f"__SHOPPING__{start}",
+        "intent": "Do it.",
+        "intent_template": "",
+        "intent_template_id": 1,
+        "instantiation_dict": {},
+        "require_login": False,
+        "storage_state": None,
+        "geolocation": None,
+        "require_reset": False,
+        "eval": {
+            "eval_types": types,
+            "reference_answers": None,
+            "reference_url": "",
+            "program_html": [],
+            "string_note": "",
+            "reference_answer_raw_annotation": "",
+            **checks,
+        },
+    }

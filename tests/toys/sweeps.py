@@ -11,8 +11,7 @@ import numpy as np
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.lines import ROWS
+from marl_ray.tuning.folder import ROWS, Folder, trial_folder
 from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked
 from toys.envs import Countdown
 

@@ -1,6 +1,7 @@
 """The seams to Ray that need no cluster."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -21,3 +22,24 @@ def test_looks_after_workers_are_rarer_the_more_there_are(monkeypatch: pytest.Mo
     monkeypatch.setenv(INTERVAL, "7")
     ray_seams.poll_often(1)
     assert os.environ[INTERVAL] == "7"
+
+
+def test_a_run_on_a_ray_of_its_own_starts_no_process_that_frees_resources_or_asks_an_autoscaler():
+    import ray
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+    trainer: Any = TorchTrainer(print)
+    started: dict[str, Any] = {}
+    trainer._initialize_and_run_controller = started.update  # Ray Train's own would start the run
+    callbacks = trainer._create_default_callbacks()
+    ray_seams.for_ray_of_one_run(trainer)
+    trainer._initialize_and_run_controller(callbacks=callbacks, scaling_policy=None, validation_config=None)
+    left_out = [each for each in callbacks if each not in started["callbacks"]]
+    assert [type(each) for each in left_out] == [PlacementGroupCleanerCallback]
+    policy = started["scaling_policy"]
+    policy.after_controller_start(trainer.train_run_context)
+    decision = policy.make_decision_for_non_running_worker_group()
+    policy.before_controller_abort()
+    assert decision.num_workers == 1 and "validation_config" in started
+    assert not ray.is_initialized()  # an autoscaler would have been asked by an actor

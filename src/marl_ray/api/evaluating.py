@@ -1,7 +1,7 @@
-"""`marl_ray.evaluate`: pass@k of a bundle's language models, or of ready samples, on a benchmark."""
+"""`marl_ray.evaluate`: pass@k of a bundle's policies, or of ready samples, on a benchmark."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +14,14 @@ from marl_ray.errors import FieldError, did_you_mean
 if TYPE_CHECKING:
     from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, Progress, ScoringTask
     from marl_ray.evaluation.scoring.local_scoring import Scorer
+    from marl_ray.evaluation.web_agents.base import WebBenchmark
+    from marl_ray.evaluation.web_agents.evaluate import WebRequest
     from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
 
 WRITING_OPTIONS = ("agent", "num_samples", "seed", "greedy", "temperature", "max_tokens", "answer", "prompt")
 """Arguments of `evaluate` that are about samples that a policy writes."""
+WEB_OPTIONS = tuple(name for name in WRITING_OPTIONS if name not in ("answer", "prompt"))
+"""Those of them that episodes in a browser have too."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def evaluate(
     min_level: Literal["limits", "paths", "namespaces"] = "paths",
     workers: int | None = None,
     local: bool = False,
+    env: Mapping[str, Any] | None = None,
     tracking: str | None = None,
     progress: "Progress" = lambda counted, done, total: None,
     **writing: Any,
@@ -64,19 +69,34 @@ def evaluate(
     `benchmark` is a name or `jsonl:FILE`; `data` its file or URI; `k` the values of pass@k (all possible ones when None);
     `timeout` seconds for a program; `local` scores in this process, without Ray; `tracking` the MLflow URI that knows
     `models:/`. `writing` are options of samples that a policy writes: `agent`, `num_samples`, `seed`, `greedy`,
-    `temperature`, `max_tokens`, `answer`, `prompt`. An evaluation that was cut short goes on in its folder `out`. Raises
+    `temperature`, `max_tokens`, `answer`, `prompt`. Benchmarks in a browser (`webarena`, `miniwob`) are played in this
+    process; for them `policy` may be `expert`, `random` or `package.module:NAME`, `env` has the options of the environment,
+    and `workers` is the number of episodes at a time. An evaluation that was cut short goes on in its folder `out`. Raises
     MarlRayError (a FieldError where one argument is wrong).
     """
     from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, possible_ks, task_of
     from marl_ray.evaluation.scoring.evaluate import evaluate as score
+    from marl_ray.evaluation.web_agents.base import web_benchmark
     from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level
 
-    if (samples is None) == (policy is None):
-        raise FieldError("policy", "expected either this, a bundle that writes samples, or `samples`, ready ones")
     if unknown := writing.keys() - WRITING_OPTIONS:
         name = min(unknown)
         raise FieldError(name, f"is unknown{did_you_mean(name, WRITING_OPTIONS)}")
+    if (web := web_benchmark(benchmark)) is not None:
+        from marl_ray.evaluation.web_agents.evaluate import evaluate_web
+
+        judging = {"samples": samples, "data": data, "sha256": sha256, "mode": mode, "timeout": timeout}
+        judging["min_level"] = None if min_level == "paths" else min_level
+        _only_in_browser(web, judging | {name: value for name, value in writing.items() if name not in WEB_OPTIONS})
+        if policy is None:
+            raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
+        wanted = _web_request(str(policy), env or {}, split, k, out, workers, tracking, writing)
+        return BenchmarkResult(*evaluate_web(web, wanted, progress))
+    if env is not None:
+        raise FieldError("env", "expected with a benchmark in a browser")
+    if (samples is None) == (policy is None):
+        raise FieldError("policy", "expected either this, a bundle that writes samples, or `samples`, ready ones")
     if samples is not None and writing:
         raise FieldError(next(iter(writing)), "expected with a policy, not with ready samples")
     options = EvaluationOptions(
@@ -105,6 +125,37 @@ def evaluate(
             planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = score(planned, _scorer(workers, planned, local), progress)
     return BenchmarkResult(report, planned.folder)
+
+
+def _only_in_browser(benchmark: "WebBenchmark", given: Mapping[str, Any]) -> None:
+    """Raise FieldError for an option that episodes in a browser do not have."""
+    if others := [name for name, value in given.items() if value is not None]:
+        raise FieldError(others[0], f"{benchmark.name} has none: it is played in a browser, whose options are `env`")
+
+
+def _web_request(
+    policy: str,
+    env: Mapping[str, Any],
+    split: str | None,
+    ks: Sequence[int] | None,
+    out: str | Path | None,
+    workers: int | None,
+    tracking: str | None,
+    writing: Mapping[str, Any],
+) -> "WebRequest":
+    from marl_ray.evaluation.web_agents.evaluate import WebRequest
+
+    return WebRequest(
+        policy,
+        env=env,
+        split=split or "test",
+        overrides={name: writing.get(name) for name in ("temperature", "max_tokens")},
+        ks=None if ks is None else tuple(ks),
+        out=None if out is None else Path(out),
+        workers=workers or len(os.sched_getaffinity(0)),
+        tracking_uri=tracking_uri(tracking),
+        **{name: writing[name] for name in ("agent", "num_samples", "seed", "greedy") if name in writing},
+    )
 
 
 @contextmanager

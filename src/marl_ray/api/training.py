@@ -53,7 +53,7 @@ def train_here(run: RunConfig) -> "RunResult":
             console.say(warning)
         console.phase("starting Ray" if cluster is None else f"connecting to {cluster}")
         with ray_of_call():
-            return train_on_ray(run, console)
+            return train_on_ray(run, console, own_ray=cluster is None)
 
 
 def environment_warning(run: RunConfig) -> str | None:

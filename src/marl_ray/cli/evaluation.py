@@ -26,7 +26,7 @@ def evaluate(
         str,
         typer.Option(
             help="humaneval, humaneval_plus, mbpp, mbpp-sanitized, mbpp_plus, bigcodebench-complete, "
-            "bigcodebench-instruct, codecontests, math, jsonl:FILE or package.module:NAME."
+            "bigcodebench-instruct, codecontests, math, webarena, miniwob, jsonl:FILE or package.module:NAME."
         ),
     ],
     samples: Annotated[
@@ -35,8 +35,8 @@ def evaluate(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Instead: language models that write the samples; a bundle's folder, models:/NAME/VERSION or "
-            "models:/NAME@ALIAS."
+            help="Instead: policies that write the samples, or play; a bundle's folder, models:/NAME/VERSION or "
+            "models:/NAME@ALIAS. In a browser also expert, random or package.module:NAME."
         ),
     ] = None,
     agent: Annotated[
@@ -57,6 +57,10 @@ def evaluate(
     ] = None,
     prompt: Annotated[
         str | None, typer.Option(help="Text that a policy alone reads; {prompt} stands for the benchmark's.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of a browser's environment, such as max_steps=20; repeatable."),
     ] = None,
     tracking_uri: Annotated[
         str | None,
@@ -93,11 +97,12 @@ def evaluate(
     local: Annotated[bool, typer.Option("--local", help="In this process, without Ray.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure pass@k of a bundle's language models, or of samples.
+    """Measure pass@k of a bundle's policies, or of samples.
 
     It writes the scores with their intervals, and those of every problem, as JSON and Markdown.
     """
     from marl_ray.api.evaluating import evaluate as run
+    from marl_ray.config.load import with_overrides
 
     writing: dict[str, Any] = {
         "agent": agent,
@@ -124,6 +129,7 @@ def evaluate(
             min_level=min_level,
             workers=workers,
             local=local,
+            env=None if env is None else with_overrides({}, env),
             tracking=tracking_uri,
             progress=_progress(),
             **{name: value for name, value in writing.items() if value is not None},
@@ -135,7 +141,12 @@ def evaluate(
 
 def _lines(report: Mapping[str, Any], folder: Path) -> Iterator[str]:
     from marl_ray.evaluation.scoring.report import width_notes
+    from marl_ray.evaluation.web_agents.reporting import web_lines
 
+    if "endings" in report:
+        yield from web_lines(report)
+        yield f"  report    {folder / 'report.md'}"
+        return
     yield report["evaluation"]["variant"]
     width = max(9, *map(len, report["scores"]))
     for name, scores in report["scores"].items():

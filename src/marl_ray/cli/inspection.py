@@ -21,7 +21,7 @@ def algorithms(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="One algorithm, with its knobs and defaults; or `check`.", autocompletion=complete_algorithm
+            help="One algorithm, with its hyper-parameters and defaults; or `check`.", autocompletion=complete_algorithm
         ),
     ] = None,
     checked: Annotated[
@@ -31,7 +31,7 @@ def algorithms(
 ) -> None:
     """List the algorithms; show or check one.
 
-    The list has papers and needs, NAME alone shows its knobs, and `check NAME` checks it against its formulas.
+    The list has papers and needs, NAME alone shows its hyper-parameters, and `check NAME` checks it against its formulas.
     """
     from marl_ray.config import SPECS, spec_of
 
@@ -48,7 +48,7 @@ def algorithms(
         spec = spec_of(name)
     except MarlRayError as error:
         raise MarlRayError(f"algorithm: {error}") from error
-    document = {"name": name, **_description(spec), "knobs": _knobs(spec)}
+    document = {"name": name, **_description(spec), "hyper": _hyper_parameters(spec)}
     show(as_json, document, _lines(document))
 
 
@@ -62,19 +62,19 @@ def _description(spec: "Spec") -> dict[str, Any]:
     }
 
 
-def _knobs(spec: "Spec") -> list[dict[str, Any]]:
-    """The knobs of an algorithm, its own ones first."""
+def _hyper_parameters(spec: "Spec") -> list[dict[str, Any]]:
+    """The hyper-parameters of an algorithm, its own ones first."""
     defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
     by_model = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
     return [
         {
-            "key": f"hyper.{knob}",
-            "default": defaults[knob],
-            "of_language_models": by_model.get(knob),
-            "own": knob in spec.knobs,
-            "description": " ".join((spec.hyper.model_fields[knob].description or "").split()),
+            "key": f"hyper.{key}",
+            "default": defaults[key],
+            "of_language_models": by_model.get(key),
+            "own": key in spec.keys,
+            "description": " ".join((spec.hyper.model_fields[key].description or "").split()),
         }
-        for knob in dict.fromkeys([*spec.knobs, *spec.common])
+        for key in dict.fromkeys([*spec.keys, *spec.common])
     ]
 
 
@@ -84,7 +84,7 @@ def _list_lines(listed: list[dict[str, Any]]) -> Iterator[str]:
         needs = f"; needs {', '.join(spec['needs'])}" if spec["needs"] else ""
         trains = "" if spec["language_models"] else "; actor-critics alone"
         yield f"{spec['name']:<{width}}  {spec['title']} ({spec['paper']}){needs}{trains}"
-    yield "\nmarl-ray algorithms NAME shows the knobs of one; set one with algorithm=NAME and hyper.KNOB=VALUE."
+    yield "\nmarl-ray algorithms NAME shows the hyper-parameters of one; set one with algorithm=NAME and hyper.KEY=VALUE."
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
@@ -92,13 +92,13 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield f"{document['name']}: {document['title']}, {document['paper']}"
     yield f"  needs   {', '.join(document['needs']) or 'nothing'}"
     yield f"  updates {document['updates']}; trains {trains}"
-    for title, own in (("its own knobs", True), ("common knobs", False)):
+    for title, own in (("its own hyper-parameters", True), ("common hyper-parameters", False)):
         yield f"  {title}"
-        for knob in document["knobs"]:
-            if knob["own"] == own:
-                of_models = f" ({knob['of_language_models']})" if knob["of_language_models"] else ""
-                default = f"{knob['key']} = {json.dumps(knob['default'])}{of_models}"
-                yield f"    {default}  {knob['description']}".rstrip()
+        for each in document["hyper"]:
+            if each["own"] == own:
+                of_models = f" ({each['of_language_models']})" if each["of_language_models"] else ""
+                default = f"{each['key']} = {json.dumps(each['default'])}{of_models}"
+                yield f"    {default}  {each['description']}".rstrip()
 
 
 def _language_defaults(spec: "Spec") -> dict[str, str]:
@@ -113,12 +113,12 @@ def _language_defaults(spec: "Spec") -> dict[str, str]:
     }
     plain = spec.hyper.model_validate(spec.defaults).model_dump()
     words = {}
-    for knob in next(iter(by_source.values())):
-        values = {kind: json.dumps(values_of_source[knob]) for kind, values_of_source in by_source.items()}
+    for key in next(iter(by_source.values())):
+        values = {kind: json.dumps(values_of_source[key]) for kind, values_of_source in by_source.items()}
         if len(set(values.values())) > 1:
-            words[knob] = "language models: " + ", ".join(f"{kind} {value}" for kind, value in values.items())
-        elif by_source["path"][knob] != plain[knob]:
-            words[knob] = f"language models: {values['path']}"
+            words[key] = "language models: " + ", ".join(f"{kind} {value}" for kind, value in values.items())
+        elif by_source["path"][key] != plain[key]:
+            words[key] = f"language models: {values['path']}"
     return words
 
 

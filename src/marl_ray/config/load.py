@@ -155,11 +155,12 @@ def instead_of(model: type[BaseModel], place: Sequence[int | str]) -> str:
     for step in place[:-1]:
         inner = [child for part in parts for child in _below(part, step)]
         parts = inner or parts  # the step may be the tag of a union, which is no key
-    key, models = str(place[-1]), [part for part in parts if _is_model(part)]
+    key, before = str(place[-1]), "".join(f"{step}." for step in place[:-1])
+    models = [part for part in parts if _is_model(part)]
     deeper = [path for each in models for path in _paths(each) if path.rpartition(".")[2] == key]
     if deeper:
-        return f"; did you mean {' or '.join(deeper[:3])}?"
-    return did_you_mean(key, [name for each in models for name in each.model_fields])
+        return f"; did you mean {' or '.join(before + path for path in deeper[:3])}?"
+    return did_you_mean(key, [name for each in models for name in each.model_fields], before=before)
 
 
 def _is_model(part: Any) -> bool:

@@ -1,8 +1,9 @@
 """Copies of an environment made and stepped: those with a batch of their own at once, others one after another."""
 
+import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -10,7 +11,9 @@ from gymnasium import spaces
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
+
+T = TypeVar("T")
 
 
 def make_batch(
@@ -55,15 +58,18 @@ def _own_batch(
     return batch
 
 
-def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> None:
+def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), branches: bool = False) -> None:
     """Build the environment, reset and step it once, so that its compiled functions are on disk before workers need them.
 
-    Raises MarlRayError as `make_env` and `check_reward` do, and if a reward of that step is not finite.
+    branches: episodes will be copied in their middle. Raises MarlRayError as `make_env` and `check_reward` do, if a reward
+    of that step is not finite, and with `branches` if the environment cannot be copied.
     """
     env = make_env(config, constraints)
     try:
         check_reward(env)
         rewards, _ = first_step(env)
+        if branches and is_text(env) and not any(env.terminations.values()):
+            copied(env)
         if not is_text(env):
             _compile(config, env, constraints)
     finally:
@@ -71,6 +77,16 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> 
     for agent, reward in rewards.items():
         if not np.isfinite(reward):
             raise MarlRayError(f"env.id: {config.id} gives {agent} a reward of {reward}, expected a finite number")
+
+
+def copied(episode: T, memo: dict[int, Any] | None = None) -> T:
+    """A copy of an episode as it stands. Raises MarlRayError naming `train.branch_turns` where there can be none."""
+    try:
+        return copy.deepcopy(episode, memo)
+    except Exception as error:
+        raise MarlRayError(
+            f"train.branch_turns: expected 0, or an environment that copy.deepcopy copies ({one_line(error)})"
+        ) from error
 
 
 def _compile(config: EnvConfig, env: Any, constraints: Sequence[ConstraintConfig]) -> None:

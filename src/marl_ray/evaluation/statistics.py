@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import trim_mean
 
-from marl_ray.algorithms.constraints.budgets import certified_rate as certified_rate
 from marl_ray.errors import MarlRayError
 
 RESAMPLES = 10_000

@@ -16,3 +16,9 @@ def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: i
     """
     packed = struct.pack("<6q", kind, iteration, attempt, copy, agent, turn)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+def task_number(task_id: str) -> int:
+    """The number of a task in streams: 63 bits of a hash, so that it depends on no other task."""
+    digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

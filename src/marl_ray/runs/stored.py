@@ -9,16 +9,12 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
-from marl_ray.training.run_folder.record import read_json
+from marl_ray.training.run_folder.record import FINISHED, RECORD, read_json
 from marl_ray.training.run_folder.standing import Standing, read_standing
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import CHANGES, RECORDS, read_records
-
-RUN = "run.json"
-"""The file by which a folder is a run's."""
-FINISHED = "finished"
-"""Key of a run's record for its result, and the state of a run that has played all its steps."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
     """The run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something else."""
     folder = f"{root}/{name}"
     try:
-        record = read_json(filesystem, f"{folder}/{RUN}")
+        record = read_json(filesystem, f"{folder}/{RECORD}")
         if record is not None:
             record["config"]["train"]["total_steps"], record["identity"]
             return StoredRun(storage, name, filesystem, folder, record)
@@ -159,6 +155,8 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
         if records is not None:
             records["trials"], records["config"]
             files = filesystem.get_file_info([f"{folder}/{RECORDS}", f"{folder}/{CHANGES}"])
+            if files[1].type == fs.FileType.Directory:
+                files += parts_of(filesystem, files[1].path)
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)
             return StoredSweep(storage, name, filesystem, folder, records, changed)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_ray.runs.diagnosis import diagnose
-from marl_ray.runs.stored import FINISHED, StoredRun, StoredSweep
+from marl_ray.runs.stored import StoredRun, StoredSweep
 from marl_ray.training.checkpoints.index import published
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
+from marl_ray.training.run_folder.record import FINISHED
 from marl_ray.training.run_folder.run_log import LOG
 
 CURVE = "return.png"

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,23 +15,13 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.ray_seams import (
-    failures_of,
-    give_up_silent_workers,
-    named_workers,
-    poll_often,
-    unwrapped,
-    watched_workers,
-    without_datasets,
-    without_own_interrupts,
-)
+from marl_ray.ray_seams import failures_of, for_ray_of_one_run, unwrapped, watched_workers
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, best_whole, checkpoints_in, kept, published
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import END_S, MLFLOW, BestBundle, Deliveries, incomplete
-from marl_ray.training.journal.deliveries import FINISHED as ALL_TAKEN
+from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
@@ -42,6 +31,8 @@ from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.record import (
+    FINISHED,
+    ORIGIN,
     config_record,
     filesystem_of,
     identity_hash,
@@ -55,18 +46,13 @@ from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.surroundings.cluster_capacity import check_capacity
 from marl_ray.training.surroundings.full_disk import disk_full
 from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.surroundings.torch_trainer import torch_trainer
 from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import open_sinks
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 from marl_ray.training.worker import REFUSED, STOPPED, worker
-
-FINISHED = "finished"
-"""Key of the run's record for its result, which is stored when the run has played all its steps."""
-
-ORIGIN = "origin"
-"""Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +133,10 @@ def _closed(config: RunConfig, record: dict[str, Any], result: RunResult, delive
     return result
 
 
-def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
+def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = False) -> RunResult:
     """Run to the end on the Ray that this process is connected to. A run that is finished is not run again, but what its
-    sinks have not got is delivered. `console` holds the lines of what came before.
+    sinks have not got is delivered. `console` holds the lines of what came before. `own_ray` says that this Ray ends
+    where the run fails, so that nothing needs to be freed on it.
 
     Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
     which checkpoint is kept, and raises.
@@ -175,7 +162,7 @@ def train(config: RunConfig, console: RunLog | None = None) -> RunResult:
         run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
         record["mlflow_run_id"] = run_id
         opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
-        return _train(config, record, opened, use_gpu, log, lease, notes)
+        return _train(config, record, opened, use_gpu, log, lease, notes, own_ray)
 
 
 def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
@@ -194,11 +181,9 @@ def _train(
     console: RunLog,
     lease: Lease,
     notes: Path,
+    own_ray: bool,
 ) -> RunResult:
     import ray
-    from ray.train import FailureConfig, ScalingConfig
-    from ray.train import RunConfig as RayRunConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
 
     filesystem, folder = filesystem_of(config)
     status, shield = "FAILED", contextlib.ExitStack()
@@ -220,40 +205,29 @@ def _train(
         console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
         if opened:
             opened |= open_sinks(config, run_id)
-        poll_often(workers)
-        give_up_silent_workers()
-        trainer: Any = TorchTrainer(
+        payload = {
+            "config": pinned,
+            "run_id": run_id,
+            "tracking_uri": uri_of(config),
+            "folder": os.getcwd(),
+            "origin": record.get(ORIGIN),
+            "lease": lease.number,
+        }
+        trainer = torch_trainer(
             worker,
-            train_loop_config={
-                "config": pinned,
-                "run_id": run_id,
-                "tracking_uri": uri_of(config),
-                "folder": os.getcwd(),
-                "origin": record.get(ORIGIN),
-                "lease": lease.number,
-            },
-            torch_config=TorchConfig(
-                backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(exchange_s(config))
-            ),
-            scaling_config=ScalingConfig(
-                num_workers=workers,
-                use_gpu=use_gpu,
-                resources_per_worker={"CPU": config.resources.cpus_per_worker} | ({"GPU": 1} if use_gpu else {}),
-            ),
-            run_config=RayRunConfig(
-                name=config.name,
-                storage_path=storage_of(config),
-                failure_config=FailureConfig(max_failures=config.resources.max_failures),
-                callbacks=[
-                    named_workers(config.name),
-                    _noting_failures(filesystem, folder),
-                    watched_workers(WorkerWatch(notes)),
-                ],
-            ),
+            payload,
+            config,
+            label=config.name,
+            name=config.name,
+            storage=storage_of(config),
+            use_gpu=use_gpu,
+            exchange_s=exchange_s(config),
+            begun=controllers.append,
+            callbacks=[_noting_failures(filesystem, folder), watched_workers(WorkerWatch(notes))],
         )
-        without_own_interrupts(trainer, controllers.append)
+        if own_ray:
+            for_ray_of_one_run(trainer)
         lease.when_lost = lambda: [ray.kill(controller) for controller in controllers]
-        without_datasets(trainer)
         deliveries = Deliveries(config, run_id, filesystem, folder, console.say, opened, tags, owns=lease.owns)
         follower = Follower(config, filesystem, folder, console, deliveries.watch)
         result: Any = trainer.fit()

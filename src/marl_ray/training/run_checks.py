@@ -58,7 +58,7 @@ def _check_environment(config: RunConfig) -> None:
     from marl_ray.training.imitation.warm_start import read_decisions
     from marl_ray.training.team.assembly import build_models, team_agents
 
-    warm_up(config.env, config.constraints)
+    warm_up(config.env, config.constraints, branches=config.branch_turns > 0)
     env = make_env(config.env, config.constraints)
     try:
         agents = team_agents(config, env)

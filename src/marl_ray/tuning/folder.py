@@ -9,7 +9,6 @@ NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,11 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.temporary_folders import temporary_folder
+from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.training.run_folder.temporary_files import replace_file
+
+ROWS = "rows.jsonl"
+"""File of a trial's metrics, a row per iteration."""
 
 
 def absolute(storage: str) -> str:
@@ -38,6 +42,10 @@ class Folder:
         self.path = "/".join([root.rstrip("/"), *parts])
         self.uri = "/".join([absolute(storage).rstrip("/"), *parts])
         """The folder in the form that Ray takes."""
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def exists(self, name: str) -> bool:
         return bool(self._kind(name) != fs.FileType.NotFound)
@@ -68,20 +76,21 @@ class Folder:
         place."""
         target = f"{self.path}/{name}"
         self.filesystem.create_dir(target.rpartition("/")[0])
-        if not isinstance(self.filesystem, fs.LocalFileSystem):
+        if not self.is_local:
             with self.filesystem.open_output_stream(target) as stream:
                 stream.write(data)
             return
-        temporary = f"{target}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_file(Path(target), data)
+
+    def appended(self, name: str) -> AppendedFile:
+        """A file of lines, to be continued or begun."""
+        path = f"{self.path}/{name}"
+        self.filesystem.create_dir(path.rpartition("/")[0])
+        return appended_file(self.filesystem, path)
+
+    def lines(self, name: str) -> list[str]:
+        """The complete lines of such a file; empty where there is none."""
+        return lines_of(self.filesystem, f"{self.path}/{name}")
 
     def write_json(self, name: str, data: Any) -> None:
         self.write(name, json.dumps(data, indent=1).encode())
@@ -110,7 +119,7 @@ class Folder:
         """A local copy of a folder, or the folder itself if it is local; None for the name None."""
         if name is None:
             yield None
-        elif isinstance(self.filesystem, fs.LocalFileSystem):
+        elif self.is_local:
             yield Path(self.path, name)
         else:
             with temporary_folder("checkpoint") as temporary:
@@ -121,3 +130,8 @@ class Folder:
 def trial_folder(storage: str, sweep: str, number: int) -> Folder:
     """The trial's folder. It is named by the trial's number, so any process that runs the trial finds its files."""
     return Folder(storage, sweep, "trials", f"{number:04d}")
+
+
+def read_rows(folder: Folder) -> list[dict[str, float]]:
+    """The rows of a trial's folder; raises OSError, and ValueError for lines that are no JSON."""
+    return [json.loads(line) for line in folder.lines(ROWS)]

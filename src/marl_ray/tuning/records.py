@@ -12,8 +12,8 @@ from typing import Any
 
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.training.run_folder.appended_file import AppendedFile
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.lines import Lines, read_lines
 
 RECORDS, CHANGES, REPORT = "sweep.json", "sweep.jsonl", "report.html"
 FAILED = ("failed", "lost", "refused")
@@ -150,7 +150,7 @@ def read_records(folder: Folder) -> dict[str, Any] | None:
             return None
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, got {type(data).__name__}")
-        if _apply(data, read_lines(folder, CHANGES)):
+        if _apply(data, folder.lines(CHANGES)):
             return data
     raise ValueError(f"{CHANGES} lacks the changes that follow number {data.get('changes', 0)}")
 
@@ -204,7 +204,7 @@ class RecordsFile:
 
     def __init__(self, folder: Folder, records: SweepRecords):
         self.folder, self.records = folder, records
-        self.lines: Lines | None = None
+        self.lines: AppendedFile | None = None
         """None until `sweep.json` has been written."""
         self.written: dict[int | None, dict[str, str]] = {}
         """Number of a trial (None for the sweep's own fields) -> field -> its JSON, as the files have it."""
@@ -232,10 +232,12 @@ class RecordsFile:
         trials = [_object({"number": str(number)} | part) for number, part in parts.items() if number is not None]
         line = _object(parts[None] | {"trials": f"[{', '.join(trials)}]"})
         try:
-            self.log_bytes += self.lines.append([line], durable)
+            # Lines of an object store that are not uploaded die with this process.
+            self.lines.append([line], durable or not self.folder.is_local)
         except OSError:
             self.records.changes -= 1
             raise
+        self.log_bytes += len(line) + 1
         self.written |= fields
         self.marked.clear()
 
@@ -249,7 +251,7 @@ class RecordsFile:
         trials = (_object(self.written[record.number]) for record in self.records.trials)
         text = _object({"format": "1"} | own | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
         self.folder.write(RECORDS, text.encode())
-        lines = self.lines or Lines(self.folder, CHANGES)
+        lines = self.lines or self.folder.appended(CHANGES)
         lines.keep(0)
         self.lines = lines
         self.log_bytes, self.snapshot_bytes = 0, len(text)

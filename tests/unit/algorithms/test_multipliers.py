@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.algorithms.constraints.multipliers import PID, Lagrange, combine
+from marl_ray.algorithms.constraints.multipliers import PID, Lagrange, combine, with_settings_of
 from marl_ray.algorithms.constraints.penalty import (
     constraint_violation,
-    exact_penalty,
     exact_penalty_weights,
     pessimistic_cost_surrogate,
 )
@@ -201,6 +200,18 @@ def test_pessimistic_cost_surrogate_stops_only_gains_already_made():
     assert ratio.grad.tolist() == [0.0, 1.0, -1.0, 0.0]
 
 
+@pytest.mark.parametrize("kind", [Lagrange, PID])
+def test_new_settings_keep_everything_that_updates_moved(kind):
+    moved = kind(budget=1.0)
+    for cost in (3.0, 0.5, 2.0):
+        moved = moved.updated(cost)
+    start = kind(budget=1.0)
+    assert {name for name in vars(moved) if vars(moved)[name] != vars(start)[name]} == set(kind.MOVED)
+    fresh = kind(budget=2.0)
+    expected = {name: vars(moved if name in kind.MOVED else fresh)[name] for name in vars(moved)}
+    assert vars(with_settings_of(moved, fresh)) == expected
+
+
 def test_micro_batches_with_the_penalty_weights_add_up_to_the_gradient_of_the_penalty():
     generator = torch.Generator().manual_seed(0)
     costs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
@@ -211,7 +222,7 @@ def test_micro_batches_with_the_penalty_weights_add_up_to_the_gradient_of_the_pe
 
     logits = (0.1 * torch.randn(12, generator=generator, dtype=torch.float64)).requires_grad_()
     everything = surrogates(logits, slice(None))
-    exact_penalty(everything, violations, 4.0).backward()
+    (4.0 * (everything + violations).relu().sum()).backward()
     expected, logits.grad = logits.grad, None
     weights = exact_penalty_weights(everything, violations, 4.0)
     assert not weights.requires_grad

@@ -91,16 +91,22 @@ def test_a_shell_completes_names(words: str, expected: list[str]):
         (("trian",), "Did you mean 'train'"),
         (("runs", "resme"), "Did you mean 'resume'"),
         (("experiment", "lst"), "Did you mean 'list'"),
-        (("train", RUN, "hyper.lrr=1"), "unknown key 'hyper.lrr'; did you mean lr or lr_warmup?"),
-        (("train", RUN, "hyper.learning_rate=1"), "unknown key 'hyper.learning_rate'; did you mean lr?"),
+        (("train", RUN, "hyper.lrr=1"), "unknown key 'hyper.lrr'; did you mean hyper.lr or hyper.lr_warmup?"),
+        (("train", RUN, "hyper.learning_rate=1"), "unknown key 'hyper.learning_rate'; did you mean hyper.lr?"),
         (("train", RUN, "total_steps=9"), "unknown key 'total_steps'; did you mean train.total_steps?"),
         (
             ("train", RUN, "team.shared.model.lora.rnk=3"),
-            "unknown key 'team.shared.model.lora.rnk'; did you mean rank?",
+            "unknown key 'team.shared.model.lora.rnk'; did you mean team.shared.model.lora.rank?",
         ),
-        (("train", RUN, "evaluation.benchmarks=[{nmae: math}]"), "benchmarks.0.nmae'; did you mean name?"),
+        (
+            ("train", RUN, "evaluation.benchmarks=[{nmae: math}]"),
+            "benchmarks.0.nmae'; did you mean evaluation.benchmarks.0.name?",
+        ),
         (("train", RUN, "algorithm=mapo"), "'mapo' is unknown; did you mean mappo"),
-        (("sweep", SWEEP, "scheduler={kind: asha, reductoin: 3}"), "reductoin'; did you mean reduction?"),
+        (
+            ("sweep", SWEEP, "scheduler={kind: asha, reductoin: 3}"),
+            "reductoin'; did you mean scheduler.asha.reduction?",
+        ),
         (("sweep", SWEEP, "sedes=3"), "unknown key 'sedes'; did you mean seeds or"),
         (("algorithms", "mapo"), "'mapo' is unknown; did you mean mappo"),
         (("config", "schema", "swep"), "kind 'swep' is unknown; did you mean sweep?"),
@@ -153,8 +159,8 @@ def document(*arguments: str | Path, status: int = 0) -> Any:
 def test_documents_have_their_forms(tmp_path: Path):
     listed = document("algorithms")
     assert [one["name"] for one in listed] == list(SPECS) and all(set(one) == keys_of("algorithms") for one in listed)
-    knobs = {knob["key"]: knob["default"] for knob in document("algorithms", "dapo")["knobs"]}
-    assert knobs["hyper.clip_high"] == 0.28
+    defaults = {each["key"]: each["default"] for each in document("algorithms", "dapo")["hyper"]}
+    assert defaults["hyper.clip_high"] == 0.28
     keys = document("config", "reference")
     assert set(keys) == keys_of("config reference") and {"key", "type", "default", "description"} == set(keys["run"][0])
     assert document("train", RUN, "--dry-run")["team"]["shared"]["algorithm"] == "mappo"

@@ -115,10 +115,10 @@ def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
     assert config_hash(given) != config_hash(config)
 
 
-def test_every_default_and_knob_of_an_algorithm_is_a_key() -> None:
+def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key() -> None:
     keys = set(AlgorithmConfig.model_fields)
     for name, spec in SPECS.items():
-        assert set(spec.defaults) <= keys and set(spec.knobs) <= keys, name
+        assert set(spec.defaults) <= keys and set(spec.keys) <= keys, name
         assert AlgorithmConfig.model_validate(spec.defaults)
     assert {key for spec in SPECS.values() for key in spec.reads} == keys
 

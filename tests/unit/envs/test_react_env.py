@@ -151,7 +151,7 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments() -> None:
     played = set()
     for episode in episodes:
         task = by_prompt[episode[0].prompt.split("Question: ")[1].split("\n")[0]]
-        env.reset(options={"index": next(i for i in range(env.tasks) if env._task(i, "train") is task)})
+        env.reset(options={"index": next(i for i in range(env.tasks) if env.task_at(i, "train") is task)})
         played.add(task.kind)
         for one in episode:
             assert env.observe(one.agent) == one.prompt
@@ -199,7 +199,7 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
     env = React([], data=str(path), held_out=0.0, instructions="")
     assert env.tasks == 2
     for one in env.demonstrations(2, 0):
-        env.reset(options={"index": next(i for i in range(2) if env._task(i, "train").prompt in one.prompt)})
+        env.reset(options={"index": next(i for i in range(2) if env.task_at(i, "train").prompt in one.prompt)})
         assert env.observe("agent") == one.prompt == f"Question: {env.task.prompt}\n(6 turns left)\n"
         env.step(one.response)
         assert env.infos["agent"]["solved"]

@@ -181,7 +181,7 @@ def test_every_text_is_in_the_space(text: str) -> None:
 def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env(EnvConfig(id="math", kwargs={"levels": [1], "cost": ["tokens"]}))
     assert is_text(env) and env.possible_agents == ["solver"] and env.level(0) == 1
-    warm_up(EnvConfig(id="math"))
+    warm_up(EnvConfig(id="math"), branches=True)
     check_costs(env, 1)
     with pytest.raises(MarlRayError, match=r'2 given, but infos\[agent\]\["cost"\] has 1'):
         check_costs(env, 2)

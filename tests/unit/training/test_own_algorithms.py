@@ -92,7 +92,7 @@ def test_a_spec_and_its_functions_must_fit() -> None:
     with pytest.raises(MarlRayError, match="its spec asks for no `multiplier`"):
         replace(algorithm_of("ppo_lagrangian"), spec=SPECS["ppo"])
     with pytest.raises(MarlRayError, match="'bogus' is no field of AlgorithmConfig"):
-        Spec("Mine", "-", knobs=("bogus",))
+        Spec("Mine", "-", keys=("bogus",))
     assert algorithm_of(OWN).spec.hyper is not AlgorithmConfig
 
 

@@ -59,7 +59,7 @@ def ended(whole: RunConfig) -> None:
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: Path, scheme: str):
-    keys = (f"storage={scheme}{tmp_path}", "tracking.uri=sqlite:///there.db")
+    keys = (f"storage={scheme}{tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
     whole = config(*keys)
     assert finished(whole) is None
     ended(whole)

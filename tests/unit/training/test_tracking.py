@@ -17,7 +17,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import pinned
 from marl_ray.training.run_folder.record import pin_bundles
-from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
+from marl_ray.training.tracking import mlflow_run
+from marl_ray.training.tracking.mlflow_run import PARENT_TAG, Tracker, uri_of
 from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
 
 
@@ -73,6 +74,28 @@ def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkey
     assert client.get_model_version("toy", "1").tags["best_score"] == repr(
         2.0 - 0.5e6
     )  # half a budget above its budget
+
+
+def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def begun(storage: Path) -> SweepTracker:
+        """The tracker of a sweep whose folder knows no run yet."""
+        sweep = ToySweep(storage)
+        tracker = SweepTracker(sweep.config, sweep.records)
+        tracker.leave()
+        return tracker
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_run, "flatten", lambda data: 1 / 0)  # the process ends between the run and its parameters
+        with pytest.raises(MarlRayError):
+            begun(tmp_path)
+    first, again = begun(tmp_path).parent, begun(tmp_path).parent
+    (run,) = first.client.search_runs(["1"])
+    assert [run.info.run_id] == [first.run_id] == [again.run_id] and run.data.params["name"] == "toy"
+    assert run.data.tags["marl_ray.kind"] == "sweep"
+    assert begun(tmp_path / "other").parent.run_id != first.run_id  # another sweep of the same name
+    Tracker(first.config, None, {PARENT_TAG: first.run_id, "trial": "0000"})
+    assert begun(tmp_path).parent.run_id != first.run_id  # its trials are not this sweep's
 
 
 def test_aliases_are_taken_wherever_versions_are(

@@ -14,10 +14,9 @@ from toys.sweeps import whole
 
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, stored
-from marl_ray.tuning import lines as lines_module
+from marl_ray.training.run_folder import appended_file as files
 from marl_ray.tuning import records as records_module
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.lines import Lines, LinesReader, read_lines
 from marl_ray.tuning.records import (
     CHANGES,
     RECORDS,
@@ -66,7 +65,7 @@ def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(
     file = RecordsFile(folder, records)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records_module, "LEAST_LOG", data.draw(st.sampled_from([0, 600, 10**6])))
-        patch.setattr(lines_module, "PART", data.draw(st.sampled_from([1, 300, 10**6])))
+        patch.setattr(files, "PART_BYTES", data.draw(st.sampled_from([1, 300, 10**6])))
         for _ in range(saves):
             file.save(*change(records, rng))
             assert load_records(folder) == records
@@ -93,7 +92,8 @@ def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(
 
 
 def _files(folder: Folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path(folder.path).iterdir()}
+    paths = (path for path in Path(folder.path).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder.path)): path.read_bytes() for path in paths}
 
 
 def test_the_bytes_of_a_change_do_not_grow_with_the_number_of_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -117,28 +117,6 @@ def test_the_bytes_of_a_change_do_not_grow_with_the_number_of_trials(tmp_path: P
         per_change.append(sum(written) / trials / 2)
         assert load_records(folder) == records
     assert per_change[1] < 2.5 * 3500 / 2 and per_change[1] < 2 * per_change[0]
-
-
-@STORAGES
-def test_lines_are_read_once_while_they_are_written_and_some_first_ones_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
-):
-    monkeypatch.setattr(lines_module, "PART", 20)
-    folder = folder_at(tmp_path, remote)
-    reader, writer = LinesReader(folder, "rows"), Lines(folder, "rows")
-    assert reader.read() == []
-    for number in range(9):
-        writer.append([f"row {number}", "\u2028"])
-        assert reader.read() == [f"row {number}", "\u2028"]
-        assert reader.read() == []
-    parts = [path for path in Path(folder.path).iterdir() if path.name.startswith("rows")]
-    assert max(path.stat().st_size for path in parts) < 3 * 20 if remote else len(parts) == 1
-    everything = read_lines(folder, "rows")
-    for count in (18, 13, 6, 0):
-        Lines(folder, "rows").keep(count)
-        assert read_lines(folder, "rows") == everything[:count]
-    Lines(folder, "rows").append(["anew"])
-    assert read_lines(folder, "rows") == ["anew"]
 
 
 def test_a_disk_that_was_full_costs_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

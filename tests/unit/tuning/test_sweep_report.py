@@ -16,8 +16,7 @@ from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cli.training.sweep import _lines, document_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.lines import read_rows
+from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
     SweepRecords,
     TrialRecord,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning import lines as lines_module
-from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.lines import ROWS, read_rows
+from marl_ray.training.run_folder import appended_file
+from marl_ray.tuning.folder import ROWS, Folder, read_rows
 from marl_ray.tuning.running import trial_files
 from marl_ray.tuning.running.trial_files import TrialWriter, read_state
 
@@ -59,7 +58,7 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(
 ):
     path = tmp_path_factory.mktemp("trial")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines_module, "PART", 100)
+        patch.setattr(appended_file, "PART_BYTES", 100)
         for dies_after in [*deaths, None]:
             emitted: list[float] = []
             writer = TrialWriter(

@@ -8,7 +8,7 @@ multiplier each. All state is in the dataclass, so `Lagrange(**vars(multiplier))
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ class Lagrange:
     lambda + damping * e, within the same bounds: the gradient of the Lagrangian with damping / 2 * e^2 added (Platt and Barr
     1988, "Constrained differential optimization", eq. 6), so that policy and multiplier settle where they would circle.
     """
+
+    MOVED: ClassVar = ("value", "error", "first_moment", "second_moment", "updates")
+    """The fields that an update moves; the others are settings."""
 
     budget: float
     """Mean cost allowed per episode."""
@@ -87,6 +90,9 @@ class PID:
     As in the authors' code, P and J start at 0, and during the first `delay` updates D compares with that start.
     """
 
+    MOVED: ClassVar = ("integral", "error", "costs")
+    """The fields that an update moves; the others are settings."""
+
     budget: float
     """Mean cost allowed per episode."""
     kp: float = 0.1
@@ -126,6 +132,11 @@ class PID:
 
 
 Multiplier = Lagrange | PID
+
+
+def with_settings_of(moved: Multiplier, fresh: Multiplier) -> Multiplier:
+    """The settings of `fresh`, and what updates have moved of `moved`; both are of one class."""
+    return replace(fresh, **{name: getattr(moved, name) for name in moved.MOVED})
 
 
 def combine(advantages: Tensor, cost_advantages: Tensor, multipliers: Sequence[float], rescale: bool = True) -> Tensor:

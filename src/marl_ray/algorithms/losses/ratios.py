@@ -41,9 +41,3 @@ def truncated_importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
     (an inference engine, a stale copy) differs from the policy that trains (truncated importance sampling, Ionides 2008)."""
     log_ratio = (old - behaviour).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return log_ratio.exp().clamp(max=cap)
-
-
-def truncated_sequence_importance(old: Tensor, behaviour: Tensor, mask: Tensor, cap: float) -> Tensor:
-    """Truncated importance of whole sequences, (B, 1): min(product of the own tokens' ratios, cap)."""
-    log_ratio = sequence_log_ratio(old, behaviour, mask, summed=True).detach().unsqueeze(1)
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)

@@ -140,7 +140,7 @@ FORMS: dict[str, dict[str, str]] = {
         "[].needs": "Demands on a run, in words.",
         "[].updates": "simultaneous or sequential.",
         "[].language_models": "True if it also trains these.",
-        "...": "With NAME one of these, with `knobs`: `key`, `default`, `of_language_models`, `own`, `description`.",
+        "...": "With NAME one of these, with `hyper`: `key`, `default`, `of_language_models`, `own`, `description`.",
     },
     "config reference": {
         "run, sweep, experiment, gateway, cluster": "`key`, `type`, `default` and `description` of each key."

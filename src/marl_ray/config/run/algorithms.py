@@ -26,7 +26,7 @@ _OPTIMISER = (
 )
 _ADVANTAGE = ("advantage_norm", "std_ddof")
 _LENGTH = ("overlong_filter", "overlong_buffer", "overlong_penalty")
-COMMON_KNOBS = (
+COMMON_KEYS = (
     *_OPTIMISER,
     *("target_kl", "entropy_coef", "entropy_target", "entropy_step", "aggregation", "importance_cap"),
     *("kl_coef", "kl_estimator", "kl_place", "kl_target", "kl_horizon"),
@@ -34,9 +34,9 @@ COMMON_KNOBS = (
     *_LENGTH,
 )
 """Keys of `hyper` that the learner reads for every algorithm that descends a gradient."""
-TRUST_REGION_KNOBS = (*_OPTIMISER, *_ADVANTAGE, *_LENGTH)
+TRUST_REGION_KEYS = (*_OPTIMISER, *_ADVANTAGE, *_LENGTH)
 """Keys of `hyper` that the learner reads if a trust region moves the actor, and gradient descent the critics alone."""
-PAIR_KNOBS = _OPTIMISER
+PAIR_KEYS = _OPTIMISER
 """Keys of `hyper` that the learner reads if the algorithm learns from preferred pairs."""
 
 
@@ -67,7 +67,7 @@ class Spec:
     bfloat16."""
     token_policies: bool = True
     """True if it also trains language models."""
-    knobs: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     """Keys of `hyper` that this algorithm reads besides the common ones."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that differ from the defaults of `hyper`, for every family of policies."""
@@ -75,7 +75,7 @@ class Spec:
     """The keys of `hyper` and their types; an algorithm with keys of its own gives a subclass that adds them."""
 
     def __post_init__(self) -> None:
-        unknown = sorted({*self.knobs, *self.defaults} - set(self.hyper.model_fields))
+        unknown = sorted({*self.keys, *self.defaults} - set(self.hyper.model_fields))
         if unknown:
             raise MarlRayError(f"Spec {self.title!r}: {unknown[0]!r} is no field of {self.hyper.__name__}")
         for key, hint in get_type_hints(type(self)).items():
@@ -104,13 +104,13 @@ class Spec:
     def common(self) -> tuple[str, ...]:
         """Keys of `hyper` that the learner reads for this algorithm."""
         if self.pairs:
-            return PAIR_KNOBS
-        return TRUST_REGION_KNOBS if self.constraint == "trust_region" else COMMON_KNOBS
+            return PAIR_KEYS
+        return TRUST_REGION_KEYS if self.constraint == "trust_region" else COMMON_KEYS
 
     @property
     def reads(self) -> frozenset[str]:
         """Every key of `hyper` that changes the algorithm's results; any other key is refused."""
-        return frozenset((*self.common, *self.knobs))
+        return frozenset((*self.common, *self.keys))
 
     @property
     def costs(self) -> bool:
@@ -149,15 +149,15 @@ _CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
 
 
 def _groups(
-    title: str, paper: str, aggregation: str, norm: str, knobs: tuple[str, ...] = _CLIP, **defaults: Any
+    title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP, **defaults: Any
 ) -> Spec:
     """A critic-free algorithm that compares the members of a group."""
     values = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
-    by_deviation = "ratio_level" not in knobs  # a mean of the others goes with no deviation of all
-    return Spec(title, paper, groups=True, group_norm=by_deviation, knobs=(*knobs, "dynamic_sampling"), defaults=values)
+    by_deviation = "ratio_level" not in keys  # a mean of the others goes with no deviation of all
+    return Spec(title, paper, groups=True, group_norm=by_deviation, keys=(*keys, "dynamic_sampling"), defaults=values)
 
 
-def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *knobs: str, **defaults: Any) -> Spec:
+def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *keys: str, **defaults: Any) -> Spec:
     """An algorithm with cost critics and budgets."""
     return Spec(
         title,
@@ -166,17 +166,17 @@ def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *kn
         constraint=kind,
         order=order,
         token_policies=kind != "trust_region",
-        knobs=(*(() if kind == "trust_region" else _CLIP), *_CRITIC, *_COST, *knobs),
+        keys=(*(() if kind == "trust_region" else _CLIP), *_CRITIC, *_COST, *keys),
         defaults=defaults,
     )
 
 
 SPECS: dict[str, Spec] = {
-    "ppo": Spec("Proximal policy optimisation", "arXiv 1707.06347", "local", knobs=(*_CLIP, *_CRITIC)),
-    "ippo": Spec("Independent PPO", "arXiv 2011.09533", "local", knobs=(*_CLIP, *_CRITIC)),
-    "mappo": Spec("Multi-agent PPO", "arXiv 2103.01955", "central", knobs=(*_CLIP, *_CRITIC)),
+    "ppo": Spec("Proximal policy optimisation", "arXiv 1707.06347", "local", keys=(*_CLIP, *_CRITIC)),
+    "ippo": Spec("Independent PPO", "arXiv 2011.09533", "local", keys=(*_CLIP, *_CRITIC)),
+    "mappo": Spec("Multi-agent PPO", "arXiv 2103.01955", "central", keys=(*_CLIP, *_CRITIC)),
     "happo": Spec(
-        "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", knobs=(*_CLIP, *_CRITIC)
+        "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", keys=(*_CLIP, *_CRITIC)
     ),
     "grpo": _groups("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
     "dr_grpo": _groups("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
@@ -184,7 +184,7 @@ SPECS: dict[str, Spec] = {
     "reinforce_pp": Spec(
         "REINFORCE++",
         "arXiv 2501.03262",
-        knobs=(*_CLIP, "gamma"),
+        keys=(*_CLIP, "gamma"),
         defaults=_CRITIC_FREE | {"aggregation": "token-mean", "advantage_norm": "batch"},
     ),
     "reinforce_pp_baseline": _groups("REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"),
@@ -193,7 +193,7 @@ SPECS: dict[str, Spec] = {
         "arXiv 2310.10505",
         groups=True,
         greedy=True,
-        knobs=("gamma",),
+        keys=("gamma",),
         defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
     ),
     "gspo": _groups(
@@ -226,14 +226,14 @@ SPECS: dict[str, Spec] = {
         "arXiv 2412.18279",
         "local",
         critic_first=True,
-        knobs=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
+        keys=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
         defaults={"advantage_norm": "none", "entropy_coef": 0.0},
     ),
     "dpo": Spec(
         "Direct preference optimisation",
         "arXiv 2305.18290",
         pairs=True,
-        knobs=("beta", "label_smoothing"),
+        keys=("beta", "label_smoothing"),
         defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none", "beta": 0.1},
     ),
     "ppo_lagrangian": _constrained(

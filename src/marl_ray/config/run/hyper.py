@@ -1,4 +1,4 @@
-"""Hyper-parameters: every knob of every algorithm."""
+"""Hyper-parameters: every key of every algorithm."""
 
 from typing import Annotated, Any, Literal
 

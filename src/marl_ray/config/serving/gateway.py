@@ -241,12 +241,6 @@ class ExperimentConfig(Config):
             return self.bounds or self.winsorize
         return next((rail.bounds or rail.winsorize for rail in self.guardrails if rail.name == metric), None)
 
-    def bounds_of(self, metric: str) -> tuple[float, float] | None:
-        """(low, high) of the metric (or `outcome`), outside of which a value is refused; None if nothing is."""
-        if metric == "outcome":
-            return self.bounds
-        return next((rail.bounds for rail in self.guardrails if rail.name == metric), None)
-
     @property
     def unbounded(self) -> tuple[str, ...]:
         """The outcome and guardrails that a rare large value can mislead."""

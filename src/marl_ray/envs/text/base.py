@@ -140,7 +140,17 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
 
     def level(self, index: int) -> float:
         """Difficulty of the training task that `reset(options={"index": index})` begins."""
-        return float(self._task(index, "train").level)
+        return float(self.task_at(index, "train").level)
+
+    def task_at(self, index: int, split: str) -> Any:
+        """The task that `reset(options={"index": index, "split": split})` begins."""
+        if split not in ("train", "test"):
+            raise MarlRayError(f"split={split!r}, expected 'train' or 'test'")
+        tasks = self.train if split == "train" else self.test
+        if not tasks:
+            raise MarlRayError(f"env.kwargs: {self} has no tasks in split {split!r}")
+        chosen = place(len(tasks), self.seed, index) if split == "train" else place(len(tasks), 0, index % len(tasks))
+        return tasks[chosen]
 
     def observation_space(self, agent: str) -> spaces.Space[str]:
         return self._spaces[agent]
@@ -160,7 +170,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         given = options or {}
         if self.train or self.test:
             split = given.get("split", "train")
-            self.task = self._task(int(given.get("index", self._random.integers(1 << 31))), split)
+            self.task = self.task_at(int(given.get("index", self._random.integers(1 << 31))), split)
         self.agents = list(self.possible_agents)
         self.agent_selection = self.agents[0]
         self.rewards = dict.fromkeys(self.agents, 0.0)
@@ -248,15 +258,6 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         if self.cost:
             for agent in self.agents:
                 self.infos[agent]["cost"] = tuple(self._spent[agent][name] for name in self.cost)
-
-    def _task(self, index: int, split: str) -> Any:
-        if split not in ("train", "test"):
-            raise MarlRayError(f"split={split!r}, expected 'train' or 'test'")
-        tasks = self.train if split == "train" else self.test
-        if not tasks:
-            raise MarlRayError(f"env.kwargs: {self} has no tasks in split {split!r}")
-        chosen = place(len(tasks), self.seed, index) if split == "train" else place(len(tasks), 0, index % len(tasks))
-        return tasks[chosen]
 
 
 def place(count: int, seed: int, index: int) -> int:

@@ -44,7 +44,8 @@ _MORE = "\n(the page goes on)"
 class BrowserEnv(TextEnv):
     """Base of environments in which one agent uses a browser. A subclass opens the pages and scores what was done there.
 
-    Every episode has a browser context of its own, which is closed at its end; all contexts of a process share a Chromium.
+    Every episode has a browser context of its own, which is closed at its end, unless `keeps` says otherwise; all contexts
+    of a process share a Chromium.
     Whatever a page does ends in one of `ENDINGS`, and the costs until then are reported.
     An action that cannot be read or done changes nothing, and the next prompt says why.
     Metrics: `pass`, the score; `answered`, 1.0 if the agent stopped by itself; `problems`, actions that could not be done;
@@ -100,6 +101,9 @@ class BrowserEnv(TextEnv):
         self.record, self.traces, self.size = record, traces, (width, height)
         self.session: BrowserSession | None = None
         self.recording: EpisodeRecord | None = None
+        self.view = PageView("", {})
+        """The page as the agent was last shown it."""
+        self._running = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError("an episode in a browser cannot be copied")
@@ -116,6 +120,15 @@ class BrowserEnv(TextEnv):
         """The score if the page itself has ended the episode, after every action; None while it goes on."""
         return None
 
+    def keeps(self, session: BrowserSession) -> bool:
+        """True if the next episode may use the context of the one that is over."""
+        return False
+
+    @property
+    def steps_left(self) -> int:
+        """Actions until `max_steps`."""
+        return self.max_steps - self._turns
+
     def intent(self) -> str:
         """The task in words."""
         return str(self.task.prompt)
@@ -125,8 +138,12 @@ class BrowserEnv(TextEnv):
         return None
 
     def begin(self) -> None:
-        self.close()
-        self._begun, self._view = time.monotonic(), PageView("", {})
+        session = self.session
+        if session is not None and (self._running or not self.keeps(session)):
+            self.close()
+            session = None
+        self._running = True
+        self._begun, self.view = time.monotonic(), PageView("", {})
         self._history: list[str] = []
         self._done: Counter[WebAction] = Counter()
         self._repeats, self._last = 0, WebAction("")
@@ -134,17 +151,22 @@ class BrowserEnv(TextEnv):
         self.recording = None if self.record is None else EpisodeRecord(self.record, self.task.task_id, self.traces)
         note = ""
         try:
-            session = self._new_session()
+            if session is None:
+                session = self._new_session()
+            else:
+                session.begin_again()
             if self.recording is not None:
                 self.recording.begin(session)
             note = self._attempt(session, self.open_task(session), "opening the task", MOST_PAGES)
             self._look(session)
         except BrowserFault as error:
             note = str(error)
+        if session is not None and self.recording is not None:
+            self.recording.opened(session, self.intent(), note)
         self._ask(note)
 
     def act(self, agent: str, text: str) -> None:
-        begun, session = time.monotonic(), self.session
+        begun, session, recording = time.monotonic(), self.session, self.recording
         note, ending, score, answer = "", "", 0.0, ""
         try:
             action = parse_web_action(_with_bases(text, self._meant))
@@ -153,6 +175,7 @@ class BrowserEnv(TextEnv):
             action, note = WebAction(""), str(error)
             self._invalid += 1
         self._note_repeats(action)
+        target = self.view.elements.get(action.element)
         try:
             if session is None:
                 raise PageFault("no browser could be opened")
@@ -160,7 +183,7 @@ class BrowserEnv(TextEnv):
             if action.kind == "stop":
                 ending, answer = "stopped", action.text
             elif action.kind:
-                note = self._attempt(session, perform(session, action, self._view.elements), "the action")
+                note = self._attempt(session, perform(session, action, self.view.elements), "the action")
                 ended = session.call(self.page_score(session), "asking the page for its score")
                 if ended is not None:
                     ending, score = "page_ended", ended
@@ -179,19 +202,27 @@ class BrowserEnv(TextEnv):
         seconds = time.monotonic() - begun
         self.spend(agent, calls=bool(action.kind), seconds=seconds)
         self._history.append(text.strip().replace("\n", " ")[:200] + (f" ({note})" if note else ""))
-        if session is not None and self.recording is not None:
-            self.recording.step(session, action=text, note=note, ending=ending, score=score, seconds=seconds)
+        if session is not None and recording is not None:
+            line = {"action": text, "note": note, "ending": ending, "score": score, "seconds": seconds}
+            line |= {"target": f"{target.role} {target.name!r}" if target else "", "dialogs": list(session.dialogs)}
+            recording.step(session, **line)
         if not ending:
             return self._ask(note)
         self._finish(ending, score, answer)
+        if session is not None and recording is not None:
+            recording.result(ending=ending, reward=self.rewards[agent], **self.infos[agent]["metrics"])
 
     def close(self) -> None:
         """Close the context of the episode. The process's Chromium stays for the next one."""
         session, self.session = self.session, None
         if session is not None:
-            if self.recording is not None:
-                self.recording.end(session)
+            self._end_recording(session)
             session.close()
+
+    def _end_recording(self, session: BrowserSession) -> None:
+        if self.recording is not None:
+            self.recording.end(session)
+            self.recording = None
 
     def _new_session(self) -> BrowserSession:
         """A context in the process's Chromium; one that has died meanwhile is started anew, once."""
@@ -215,7 +246,7 @@ class BrowserEnv(TextEnv):
         return ""
 
     def _look(self, session: BrowserSession) -> None:
-        self._view = session.call(session.view(), "reading the page")
+        self.view = session.call(session.view(), "reading the page")
 
     def _note_repeats(self, action: WebAction) -> None:
         self._repeats = self._repeats + 1 if action == self._last else 1
@@ -243,15 +274,19 @@ class BrowserEnv(TextEnv):
             parts.append(f"The page cannot be opened: {note}\n")
         if session is not None and session.dialogs:
             parts.append("Dialogs that were dismissed: " + "; ".join(session.dialogs) + "\n")
-        text = self._view.text
+        text = self.view.text
         shown = text if len(text) <= self.observation_limit else text[: self.observation_limit] + _MORE
         address = session.url if session is not None else ""
-        parts.append(f"({self.max_steps - self._turns} actions left)\nAddress: {address}\nPage:\n{shown}\nAction: ")
+        parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{shown}\nAction: ")
         self.ask(self.possible_agents[0], _with_bases("".join(parts), self._shown))
 
     def _finish(self, ending: str, score: float, answer: str) -> None:
-        blocked = self.session.blocked if self.session is not None else 0
-        self.close()
+        session, self._running = self.session, False
+        blocked = session.blocked if session is not None else 0
+        if session is not None and self.keeps(session):
+            self._end_recording(session)
+        else:
+            self.close()
         counts = {
             "pass": score,
             "answered": ending == "stopped",

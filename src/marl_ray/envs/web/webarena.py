@@ -28,7 +28,8 @@ NAMES = {
 """The addresses that WebArena shows to agents for its sites."""
 WORLD = 0
 """Seed of the world of made tasks."""
-_SEEDS = {"train": 0, "test": 1}
+SEEDS = {"train": 0, "test": 1}
+"""Seeds of what is asked in each split of the made tasks."""
 
 
 class WebArena(BrowserEnv):
@@ -137,6 +138,6 @@ class WebArena(BrowserEnv):
 
 def _made(split: str) -> list[WebTask]:
     """Made tasks of a split. Of those that are asked in both, the test has none."""
-    tasks = [webarena_task(made.record) for made in made_tasks(WORLD, _SEEDS[split])]
+    tasks = [webarena_task(made.record) for made in made_tasks(WORLD, SEEDS[split])]
     known = {task.prompt for task in _made("train")} if split == "test" else set()
     return [task for task in tasks if task.prompt not in known]

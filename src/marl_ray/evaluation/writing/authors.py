@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import FieldError
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -37,11 +39,32 @@ class Authors:
     """Digest of the bundle; empty where there is none."""
 
 
+SamplingOverrides = Mapping[str, float | None]
+"""Sampling option -> its value instead of the bundle's; None leaves the bundle's own."""
+
+
+def generation_of(policy: Author, overrides: SamplingOverrides, stop: tuple[str, ...] = ()) -> GenerationConfig:
+    """Sampling options of a policy, whose responses also end at `stop`. Raises FieldError naming the option."""
+    settings = {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return GenerationConfig.model_validate(
+            policy.generation.model_dump() | settings | {"stop": policy.generation.stop + stop}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise FieldError(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
+
+
 def authors_of_bundle(reference: str, tracking_uri: str | None) -> Authors:
     """The language models of a bundle, each read when it is first used. Raises FieldError for any other bundle."""
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, TokenBundle):
         raise FieldError("policy", f"{reference} holds actor-critics, expected language models")
+    return authors_of(bundle)
+
+
+def authors_of(bundle: TokenBundle) -> Authors:
+    """The language models of a bundle that is open."""
     policies = bundle.policies
     return Authors(
         bundle.agents, policies, bundle.manifest.lineage.env, lambda name: make_engine(policies[name]), bundle.digest

@@ -6,25 +6,23 @@ a function of (weights, seed, task id, number of the sample). The process and th
 """
 
 import copy
-import hashlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import GivenProgram
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
-from marl_ray.evaluation.writing.authors import Author, Authors, authors_of_bundle
+from marl_ray.evaluation.writing.authors import Author, Authors, authors_of_bundle, generation_of
 from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
 from marl_ray.policies.prompting.prompts import PromptTooLong, check_fits, encode_prompt, fit_prompt
-from marl_ray.rollout.response_streams import EVALUATION, response_stream
+from marl_ray.rollout.response_streams import EVALUATION, response_stream, task_number
 from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
 
 CPU_BATCH, GPU_BATCH = 64, 512
@@ -149,13 +147,7 @@ class Writer:
     def _generation(self, policy: Author) -> GenerationConfig:
         """Sampling options of the policy; a completion also ends at the benchmark's stop strings."""
         overrides = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
-        settings = {key: value for key, value in overrides.items() if value is not None}
-        stop = policy.generation.stop + (self.benchmark.stop if self.kind == "completion" else ())
-        try:
-            return GenerationConfig.model_validate(policy.generation.model_dump() | settings | {"stop": stop})
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise FieldError(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
+        return generation_of(policy, overrides, self.benchmark.stop if self.kind == "completion" else ())
 
     def _turns(self, problem: Problem) -> Turns:
         if self.team is None:
@@ -206,7 +198,7 @@ class Writer:
             talk.shortened |= fitted[1]
             number = sum(agent == talk.agent for agent, _ in talk.responses)
             place = self.agents.index(talk.agent or "")
-            stream = response_stream(EVALUATION, _number(talk.problem.task_id), talk.sample, 0, place, number)
+            stream = response_stream(EVALUATION, task_number(talk.problem.task_id), talk.sample, 0, place, number)
             prompts.append(Prompt(fitted[0], stream, self.request.greedy))
             answered.append(talk)
         if not prompts:
@@ -268,12 +260,6 @@ def _go_on(talks: Sequence[Conversation]) -> None:
         side_by_side([talk.go_on for talk in talks], THREADS, TURN_S)
     except DeadlineMissed as late:
         raise MarlRayError(f"{talks[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
-
-
-def _number(task_id: str) -> int:
-    """A task's part of the numbers of its random streams: 63 bits of a hash, so that it depends on no other task."""
-    digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _before(text: str, stops: Sequence[str]) -> str:

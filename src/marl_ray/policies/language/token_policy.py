@@ -104,10 +104,6 @@ class TokenPolicy(nn.Module):
         """The critics."""
         return [head for head in (self.value_head, self.cost_head) if head is not None]
 
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """Trainable parameters of the critics' heads."""
-        return [parameter for head in self.heads for parameter in head.parameters() if parameter.requires_grad]
-
     def actor_parameters(self) -> list[nn.Parameter]:
         """Trainable parameters of the language model, which the critics share."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]

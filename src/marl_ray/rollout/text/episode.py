@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pettingzoo import AECEnv
 
+from marl_ray.envs.copies import copied
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.base import Completion
 
@@ -153,12 +154,7 @@ class TextCopy:
     def keep(self) -> None:
         """Add the present state of the episode to `states`. Raises MarlRayError where the environment cannot be copied."""
         with self.named():
-            try:
-                self.states.append(copy.deepcopy(self, {id(self.states): []}))
-            except Exception as error:
-                raise MarlRayError(
-                    f"train.branch_turns: expected an environment that copy.deepcopy copies ({one_line(error)})"
-                ) from error
+            self.states.append(copied(self, {id(self.states): []}))
 
     def branch(self, number: int, attempt: int) -> "TextCopy":
         """Make an episode that continues from this state as copy `number`, with the random streams of `attempt`."""

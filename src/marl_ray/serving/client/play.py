@@ -52,7 +52,7 @@ async def play_episodes(
         env = make_env()
         try:
             for number in numbers:
-                episode = await _play(client, env, f"{run}-{number}", seed + number, experiment)
+                episode = await play_episode(client, env, f"{run}-{number}", seed + number, experiment)
                 played.append(episode)
                 on_episode(episode)
         finally:
@@ -64,9 +64,10 @@ async def play_episodes(
     return played
 
 
-async def _play(
+async def play_episode(
     client: httpx.AsyncClient, env: ParallelEnv, session: str, seed: int, experiment: str | None
 ) -> PlayedEpisode:
+    """Play one episode as a session, and post its return as the outcome. Raises MarlRayError as `play_episodes` does."""
     named = {"session_id": session} | ({"experiment": experiment} if experiment else {})
     observations, infos = env.reset(seed=seed)
     total, latencies, answer = 0.0, [], {"arm": ""}

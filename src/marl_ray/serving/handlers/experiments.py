@@ -184,6 +184,7 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
 
 
 async def tried(service: Service, field: str, function: Callable[[], T]) -> T:
+    """Run a change of an experiment in a thread. Raises RequestError 409 with the field if the state forbids the change."""
     try:
         return await service.in_thread(function)
     except StaleEpochError as error:

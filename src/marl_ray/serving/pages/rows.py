@@ -23,11 +23,13 @@ _LINEAGE = ("run", "steps", "seed", "code_version", "config_hash")
 
 
 def part_of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The mapping under a key; an empty one where there is another value or none."""
     part = data.get(key)
     return part if isinstance(part, Mapping) else {}
 
 
 def finite(value: Any) -> float | None:
+    """The value as a float; None where it is no finite number."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else None
 
@@ -40,6 +42,7 @@ def _interval(value: Any) -> tuple[float, float] | None:
 
 
 def text_of(value: Any) -> str:
+    """The value as text; UNKNOWN where there is none."""
     return UNKNOWN if value is None or value == "" else str(value)
 
 
@@ -69,11 +72,13 @@ def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = Fals
 
 
 def time_of(value: Any) -> str:
+    """A time in seconds since 1970 as a date and time in UTC; UNKNOWN where it is none."""
     at = moment(finite(value))
     return UNKNOWN if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def control_of(report: Mapping[str, Any]) -> str | None:
+    """The arm that the others are compared with: the one that the report names, or else its first."""
     arms = part_of(report, "arms")
     named = report.get("control")
     return named if named in arms else next(iter(arms), None)
@@ -87,6 +92,7 @@ def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
 
 
 def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of one experiment in the list of all: its stage, and the share of traffic of each arm."""
     arms = part_of(row, "arms")
     colours = colours_of(list(arms), control_of(row))
     stages, stage = row.get("stages"), finite(row.get("stage"))
@@ -126,6 +132,7 @@ def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The step, the arm and the reason of the last decision; None where nothing was decided."""
     decision = part_of(report, "decision")
     return (
         {"step": text_of(decision.get("step")), "arm": decision.get("arm"), "reason": text_of(decision.get("reason"))}
@@ -135,6 +142,7 @@ def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The row of each arm: its units, its mean, and its difference from the control, with intervals."""
     arms = {name: arm if isinstance(arm, Mapping) else {} for name, arm in part_of(report, "arms").items()}
     of_means, of_gaps, gaps = [], [], {}
     for name, arm in arms.items():
@@ -181,6 +189,7 @@ def margin_of(report: Mapping[str, Any]) -> float | None:
 
 
 def warnings_of(report: Mapping[str, Any]) -> list[str]:
+    """The warnings of the report as texts."""
     return [text_of(line) for line in report.get("warnings") or ()]
 
 

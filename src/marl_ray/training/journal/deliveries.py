@@ -21,7 +21,8 @@ from marl_ray.training.run_folder.temporary_files import remove_temporary
 from marl_ray.training.tracking.other_sinks import Sink, open_sink
 
 MLFLOW = "mlflow"
-FINISHED = "FINISHED"
+ALL_TAKEN = "FINISHED"
+"""Status with which a sink is closed that has every row of a finished run."""
 END_S = 30.0
 """Seconds that a run waits at its end for all sinks together."""
 REGISTERED_S = 10.0
@@ -120,7 +121,7 @@ def incomplete(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> lis
     """The sinks that have not got all of a finished run. Raises OSError."""
     rows = Tail(filesystem, f"{folder}/{METRICS}").count()
     marks = {name: read_mark(filesystem, folder, name) for name in names_of(config)}
-    return [name for name, mark in marks.items() if mark.ended != FINISHED or mark.rows < rows]
+    return [name for name, mark in marks.items() if mark.ended != ALL_TAKEN or mark.rows < rows]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from marl_ray.errors import one_line
 from marl_ray.training.journal.tail import Tail
+from marl_ray.training.run_folder.appended_file import take_over_copy
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, row_of
 from marl_ray.training.run_folder.record import read_json, write_json
 from marl_ray.training.tracking.other_sinks import Sink
@@ -78,9 +79,10 @@ class Delivery:
     ):
         """`make` opens the sink, which is `opened` already where a run begins. `say` prints a line. `file` has the rows in
         `folder`. The sink is called while `owns` says that the folder has no other owner, who would call it too. Raises
-        OSError if the mark cannot be read."""
+        OSError if the mark or the rows cannot be read."""
         self.name, self.make, self.say, self.sink, self.owns = name, make, say, opened, owns
         self.filesystem, self.folder = filesystem, folder
+        take_over_copy(filesystem, f"{folder}/{file}")
         self.tail = Tail(filesystem, f"{folder}/{file}")
         mark = read_mark(filesystem, folder, name)
         self.mark = replace(mark, ended="")

@@ -9,7 +9,7 @@ from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.writer import TRANSCRIPTS, transcripts_path
 from marl_ray.training.run_folder.metrics_file import iteration_of
-from marl_ray.training.run_folder.standing import this_machine
+from marl_ray.training.run_folder.standing import whose_folder
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 PICTURES = ("return.png", "benchmarks.png")
@@ -30,9 +30,7 @@ class MlflowSink:
         """Open the MLflow run `run_id`, or begin one where it is None, and mark it as running. Raises MarlRayError if the
         server does not answer."""
         self.config, self.filesystem, self.folder = config, filesystem, folder
-        # Another machine may have a local folder of this path.
-        place = f"{this_machine()} {folder}" if isinstance(filesystem, fs.LocalFileSystem) else folder
-        self.tracker = Tracker(config, run_id, owner=place)
+        self.tracker = Tracker(config, run_id, owner=whose_folder(filesystem, folder))
         self.run_id = self.tracker.run_id
         self.tracker.reopen()
         self.tracker.tag(tags or {})

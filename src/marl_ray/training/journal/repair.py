@@ -6,7 +6,8 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.journal.delivery import MARKS, Mark
-from marl_ray.training.run_folder.appended_file import lines_of, replace_lines
+from marl_ray.training.journal.writer import EVENTS, FAILURES
+from marl_ray.training.run_folder.appended_file import lines_of, replace_lines, take_over_copy
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, row_of
 from marl_ray.training.run_folder.record import read_json
 
@@ -22,6 +23,8 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
     """
     path = f"{folder}/{METRICS}"
     try:
+        for name in (METRICS, EVENTS, FAILURES):
+            take_over_copy(filesystem, f"{folder}/{name}")
         kept, iterations, removed = _sorted_out(lines_of(filesystem, path))
         if removed:
             replace_lines(filesystem, path, kept)

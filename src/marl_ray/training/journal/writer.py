@@ -13,12 +13,13 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from pyarrow import fs
 
 from marl_ray.errors import named
-from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
+from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of, row_of
 
 EVENTS, FAILURES, TRANSCRIPTS = "events.jsonl", "failures.jsonl", "transcripts"
@@ -49,7 +50,9 @@ class Journal:
         if not self.writes:
             return
         # A line that is no row goes when the driver starts again (repair.py); the rows behind it stay.
-        count = self.rows.keep_while(lambda line: after is not None and iteration_of(row_of(line) or {}) <= after)
+        rows = map(row_of, lines_of(self.filesystem, f"{self.folder}/{METRICS}"))
+        count = sum(1 for _ in takewhile(lambda row: after is not None and iteration_of(row or {}) <= after, rows))
+        self.rows.keep(count)
         self._event({STARTS_AFTER: after, KEPT_ROWS: count})
 
     def row(self, metrics: Mapping[str, float]) -> None:

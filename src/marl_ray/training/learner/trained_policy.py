@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.base import Algorithm
-from marl_ray.algorithms.constraints.multipliers import Multiplier
+from marl_ray.algorithms.constraints.multipliers import Multiplier, with_settings_of
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import AlgorithmConfig, ConstraintConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
@@ -22,8 +22,6 @@ from marl_ray.training.learner.optimizers import optimizer_of
 ENGINE_CAP = 2.0
 """The `importance_cap` of a run whose engine samples with fewer digits than the learner computes with (the bound of
 verl and TRL)."""
-LEARNED = ("value", "first_moment", "second_moment", "updates", "integral", "error", "costs")
-"""The fields of a multiplier that an update changes; the other fields are settings."""
 
 
 def family_of(model: Any) -> PolicyFamily:
@@ -219,12 +217,10 @@ class UpdateState:
         """Replace the hyper-parameters in this state by the policy's own, and keep the values that updates have moved:
         the value of a multiplier, and a coefficient that has a target."""
         fresh, hyper = UpdateState.fresh(policy), policy.hyper
-        pairs = zip(fresh.multipliers, self.multipliers, strict=True)
+        pairs = zip(self.multipliers, fresh.multipliers, strict=True)
         return replace(
             self,
-            multipliers=tuple(
-                replace(new, **{key: value for key, value in vars(old).items() if key in LEARNED}) for new, old in pairs
-            ),
+            multipliers=tuple(with_settings_of(moved, setting) for moved, setting in pairs),
             entropy_coef=hyper.entropy_coef if hyper.entropy_target is None else self.entropy_coef,
             kl_coef=hyper.kl_coef if hyper.kl_target is None else self.kl_coef,
         )

@@ -8,29 +8,33 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from pyarrow import fs
 
-from marl_ray.training.run_folder.temporary_files import temporary_path
+from marl_ray.errors import one_line
+from marl_ray.training.run_folder.temporary_files import replace_file
 
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
 PART_BYTES = 2**20
+ASIDE = ".copied"
+"""End of the name that a file has while its lines are brought into another form."""
 
 
 class AppendedFile(Protocol):
     """Takes lines, which have no line ends. One process writes a file at a time: one that was cut off, and comes back after
     another has begun to write, gets an OSError."""
 
-    def append(self, lines: Iterable[str]) -> None:
-        """Add lines: all of them or, with an OSError, none."""
+    def append(self, lines: Iterable[str], durable: bool = False) -> None:
+        """Add lines: all of them or, with an OSError, none. `durable` ones are on the disk, or in the object store, when it
+        returns; others are in a file of the disk, or wait for the next upload."""
 
-    def keep_while(self, wanted: Callable[[str], bool]) -> int:
-        """Remove the first line that is not wanted and all that follow it; returns the number of lines that are left.
-        Raises OSError."""
+    def keep(self, count: int) -> None:
+        """Keep the first `count` lines and remove the others; raises OSError. A reader meanwhile, and whoever follows a
+        process that is killed meanwhile, has some first lines, at least `count`."""
 
     def flush(self) -> None:
         """Make all lines durable; raises OSError."""
@@ -41,9 +45,33 @@ class AppendedFile(Protocol):
 
 def appended_file(filesystem: fs.FileSystem, path: str) -> AppendedFile:
     """Continue the file at `path`, or begin it, without a last line that was cut. Raises OSError."""
+    take_over_copy(filesystem, path)
     if isinstance(filesystem, fs.LocalFileSystem):
         return _OneFile(Path(path))
     return _Parts(filesystem, path)
+
+
+def take_over_copy(filesystem: fs.FileSystem, path: str) -> None:
+    """Bring a file that was copied from storage of the other kind into the form of this one. The owner of the folder does so
+    before anybody writes. Raises OSError."""
+    aside = f"{path}{ASIDE}"
+    here, left = filesystem.get_file_info([path, aside])
+    foreign = fs.FileType.Directory if isinstance(filesystem, fs.LocalFileSystem) else fs.FileType.File
+    if left.type != fs.FileType.NotFound:  # a process was killed while it did this
+        _delete(filesystem, here)
+    elif here.type == foreign:
+        filesystem.move(path, aside)
+    else:
+        return
+    replace_lines(filesystem, path, lines_of(filesystem, aside))
+    _delete(filesystem, filesystem.get_file_info(aside))
+
+
+def _delete(filesystem: fs.FileSystem, info: fs.FileInfo) -> None:
+    if info.type == fs.FileType.Directory:
+        filesystem.delete_dir(info.path)
+    elif info.type == fs.FileType.File:
+        filesystem.delete_file(info.path)
 
 
 def content_of(filesystem: fs.FileSystem, path: str) -> bytes | None:
@@ -51,8 +79,12 @@ def content_of(filesystem: fs.FileSystem, path: str) -> bytes | None:
     kind = filesystem.get_file_info(path).type
     if kind == fs.FileType.NotFound:
         return None
-    paths = [path] if kind == fs.FileType.File else [info.path for info in parts_of(filesystem, path)]
-    content = b"".join(_read(filesystem, part) for part in paths)
+    content = b""
+    for part in [path] if kind == fs.FileType.File else [info.path for info in parts_of(filesystem, path)]:
+        try:
+            content += _read(filesystem, part)
+        except FileNotFoundError:  # its lines have just been removed
+            break
     return content[: content.rfind(b"\n") + 1]
 
 
@@ -64,9 +96,10 @@ def lines_of(filesystem: fs.FileSystem, path: str) -> list[str]:
 def replace_lines(filesystem: fs.FileSystem, path: str, lines: Sequence[str]) -> None:
     """Let a file have these lines instead of its own; nobody writes to it meanwhile. Raises OSError."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        _replace(Path(path), _ended(lines))
+        replace_file(Path(path), _ended(lines))
         return
     old = parts_of(filesystem, path)
+    filesystem.create_dir(path)
     with filesystem.open_output_stream(f"{path}/{0:012d}") as stream:
         stream.write(_ended(lines))
     for part in reversed(old):
@@ -89,6 +122,10 @@ def _ended(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
+def _first_lines(content: bytes, count: int) -> bytes:
+    return b"".join(line + b"\n" for line in content.split(b"\n")[:-1][:count])
+
+
 def _changed(path: object) -> OSError:
     return OSError(f"{path} was changed by another process; only one may write it")
 
@@ -104,7 +141,7 @@ class _OneFile:
                 with path.open("r+b") as stream:
                     stream.truncate(content.rfind(b"\n") + 1)
 
-    def append(self, lines: Iterable[str]) -> None:
+    def append(self, lines: Iterable[str], durable: bool = False) -> None:
         data = _ended(lines)
         if not data:
             return
@@ -113,23 +150,20 @@ class _OneFile:
             if self.left_at not in (None, (number, size)):
                 raise _changed(self.path)
             try:
-                written, cause = stream.write(data), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if stream.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if durable:
+                    os.fsync(stream.fileno())
             except OSError as error:
-                written, cause = 0, error
-            if written != len(data):
                 stream.truncate(size)
-                raise OSError(f"{self.path} could not be written; is the disk full?") from cause
-            self.left_at = number, size + written
+                raise OSError(f"{self.path} could not be written; is the disk full? ({one_line(error)})") from error
+            self.left_at = number, size + len(data)
 
-    def keep_while(self, wanted: Callable[[str], bool]) -> int:
-        lines = lines_of(fs.LocalFileSystem(), str(self.path))
-        count = next((number for number, line in enumerate(lines) if not wanted(line)), len(lines))
-        if not self.path.exists():
-            return count
-        # Also where all lines stay: whoever wrote the old file can write no more.
-        _replace(self.path, _ended(lines[:count]))
-        self.left_at = None
-        return count
+    def keep(self, count: int) -> None:
+        if self.path.exists():
+            # Also where all lines stay: it is another file then, and whoever wrote the old one can write no more.
+            replace_file(self.path, _first_lines(self.path.read_bytes(), count))
+            self.left_at = None
 
     def flush(self) -> None:
         if self.path.exists():
@@ -137,16 +171,6 @@ class _OneFile:
 
     def close(self) -> None:
         self.flush()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = Path(temporary_path(str(path)))
-    try:
-        temporary.write_bytes(content)
-        _sync(temporary)
-        temporary.replace(path)  # a reader sees the old lines or the new ones, and that the file is another
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
@@ -172,7 +196,7 @@ class _Parts:
         self.left_at = self._last()
         """Name, size and time of the last part as this process left it."""
 
-    def append(self, lines: Iterable[str]) -> None:
+    def append(self, lines: Iterable[str], durable: bool = False) -> None:
         data = _ended(lines)
         if not data:
             return
@@ -182,26 +206,36 @@ class _Parts:
                 last += self.parts[last].count(b"\n")
             self.parts[last] = self.parts.get(last, b"") + data
             self.changed = True
-        if not self.thread.is_alive() and not self.done.is_set():
+        if durable:
+            try:
+                self.flush()
+            except OSError:
+                self._take_back(last, data)
+                raise
+        elif not self.thread.is_alive() and not self.done.is_set():
             self.thread.start()
 
-    def keep_while(self, wanted: Callable[[str], bool]) -> int:
+    def _take_back(self, part: int, data: bytes) -> None:
+        """Forget lines that were just added."""
+        with self.lock:
+            self.parts[part] = self.parts[part].removesuffix(data)
+            if not self.parts[part] and len(self.parts) > 1:
+                del self.parts[part]
+
+    def keep(self, count: int) -> None:
         self.flush()
         stored = parts_of(self.filesystem, self.path)
-        for number, info in enumerate(stored):
-            first, content = int(info.base_name), _read(self.filesystem, info.path)
-            lines = content.decode(errors="replace").split("\n")[:-1]
-            count = next((at for at, line in enumerate(lines) if not wanted(line)), len(lines))
-            if count < len(lines):
-                for later in reversed(stored[number + 1 :]):
-                    self.filesystem.delete_file(later.path)
-                self.left_at = self._last()
-                with self.lock:
-                    self.parts, self.changed = {first: _ended(lines[:count])}, True
-                self.flush()
-                return first + count
-        with self.lock:
-            return max(self.parts) + self.parts[max(self.parts)].count(b"\n")
+        kept = [info for info in stored if int(info.base_name) <= count][-1:] or stored[:1]
+        for last in kept:
+            first, content = int(last.base_name), _read(self.filesystem, last.path)
+            if last is stored[-1] and first + content.count(b"\n") <= count:
+                return
+            self.tried |= {(info.base_name, info.size) for info in stored}  # it may fail between two parts
+            for later in reversed(stored[stored.index(last) + 1 :]):
+                self.filesystem.delete_file(later.path)
+            with self.lock:
+                self.parts, self.changed = {first: _first_lines(content, count - first)}, True
+            self.flush()
 
     def flush(self) -> None:
         with self.sending:
@@ -213,7 +247,8 @@ class _Parts:
                 last = self._last()
                 if last != self.left_at and last[:2] not in self.tried:
                     raise _changed(self.path)
-                self.filesystem.create_dir(self.path)
+                if not self.left_at[0]:
+                    self.filesystem.create_dir(self.path)
                 for first, content in sorted(parts.items()):
                     self.tried.add((f"{first:012d}", len(content)))
                     with self.filesystem.open_output_stream(f"{self.path}/{first:012d}") as stream:

@@ -16,11 +16,13 @@ def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: st
 
     `uri` is the folder as users name it, which remote storage keeps.
     """
+    link = Path(folder, LINK)
     if not isinstance(filesystem, fs.LocalFileSystem):
-        with filesystem.open_output_stream(f"{folder}/{LINK}") as stream:
+        if filesystem.get_file_info(str(link)).type == fs.FileType.Directory:
+            filesystem.delete_dir(str(link))  # see below
+        with filesystem.open_output_stream(str(link)) as stream:
             stream.write(f"{uri}/{checkpoint}/{LINK}\n".encode())
         return
-    link = Path(folder, LINK)
     if link.is_dir() and not link.is_symlink():  # the run's folder was copied by something that followed the link
         shutil.rmtree(link)
     temporary = Path(temporary_path(str(link)))
@@ -33,8 +35,9 @@ def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
     """Path of the link on local storage, the URI of the bundle on remote storage; None where there is no bundle."""
     path = f"{folder}/{LINK}"
     kind = filesystem.get_file_info(path).type  # of what a link leads to
+    local = isinstance(filesystem, fs.LocalFileSystem)
     if kind == fs.FileType.Directory:
-        return path
+        return path if local else f"{filesystem.type_name}://{path}"
     if kind != fs.FileType.File:
         return None
     with filesystem.open_input_stream(path) as stream:
@@ -43,4 +46,4 @@ def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
     moved = f"{folder}/{checkpoint}/{LINK}"
     if folder in uri or filesystem.get_file_info(moved).type != fs.FileType.Directory:
         return uri
-    return f"{uri.partition('://')[0]}://{moved}"  # the run's folder has been copied since
+    return moved if local else f"{filesystem.type_name}://{moved}"  # the run's folder has been copied since

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from marl_ray.training.run_folder.temporary_files import temporary_path
+from marl_ray.training.run_folder.temporary_files import write_complete
 
 SETTLE_S = 2.0
 """Seconds after which the last writer of a file has won, on storage that can only overwrite."""
@@ -34,11 +34,8 @@ def create(filesystem: fs.FileSystem, path: str, data: bytes) -> bool:
             return put or _content(filesystem, path) == data
     if filesystem.get_file_info(path).type != fs.FileType.NotFound:
         return False
-    temporary = temporary_path(path, secrets.randbits(60))
-    with filesystem.open_output_stream(temporary) as stream:
-        stream.write(data)
     try:
-        filesystem.move(temporary, path)  # complete, so that two writers at once leave no mixture
+        write_complete(filesystem, path, data, secrets.randbits(60))  # two writers at once leave no mixture
     except FileNotFoundError:  # the owner, which was first, has tidied up
         return False
     time.sleep(SETTLE_S)

@@ -23,13 +23,19 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.run_folder.temporary_files import temporary_path
+from marl_ray.training.run_folder.temporary_files import temporary_path, write_complete
 from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
 MOST_NAMED = 4
 """Most keys that an error lists of those that differ."""
+RECORD = "run.json"
+"""The file by which a folder is a run's."""
+FINISHED = "finished"
+"""Key of the run's record for its result, which is stored when the run has played all its steps."""
+ORIGIN = "origin"
+"""Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 PINNED = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
@@ -85,18 +91,12 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
 
 def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
     """Write plain data to a file, complete or not at all; raises OSError."""
-    local = isinstance(filesystem, fs.LocalFileSystem)
-    target = temporary_path(path) if local else path  # an object store shows no half of a file
-    try:
-        with filesystem.open_output_stream(target) as stream:
-            stream.write(json.dumps(data, indent=1).encode())
-        if local:
-            filesystem.move(target, path)
-    except OSError:
-        if local:
-            with contextlib.suppress(OSError):
-                filesystem.delete_file(target)
-        raise
+    content = json.dumps(data, indent=1).encode()
+    if isinstance(filesystem, fs.LocalFileSystem):
+        write_complete(filesystem, path, content)
+        return
+    with filesystem.open_output_stream(path) as stream:  # an object store shows no half of a file
+        stream.write(content)
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> Any:
@@ -117,12 +117,12 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     identity = _identity(config)
     filesystem, folder = filesystem_of(config)
     try:
-        record: dict[str, Any] | None = read_json(filesystem, f"{folder}/run.json")
+        record: dict[str, Any] | None = read_json(filesystem, f"{folder}/{RECORD}")
         recorded_identity = None if record is None else flatten(record["identity"])
         if recorded_identity is not None:
             recorded_identity.pop("storage", None)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"storage: {folder}/run.json is not the record of a run: {one_line(error)}") from error
+        raise MarlRayError(f"storage: {folder}/{RECORD} is not the record of a run: {one_line(error)}") from error
     if record is None or recorded_identity is None:
         return {"identity": identity, **config_record(config)}
     own_identity = flatten(json.loads(json.dumps(identity)))
@@ -190,7 +190,7 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
-    write_json(filesystem, f"{folder}/run.json", record)
+    write_json(filesystem, f"{folder}/{RECORD}", record)
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:

@@ -101,6 +101,11 @@ def this_machine() -> str:
         return socket.gethostname()
 
 
+def whose_folder(filesystem: fs.FileSystem, folder: str) -> str:
+    """Tells a folder from all others, also from one that has its path on another machine."""
+    return f"{this_machine()} {folder}" if isinstance(filesystem, fs.LocalFileSystem) else folder
+
+
 @functools.cache
 def own_address() -> str:
     """The address by which other machines reach this one; empty without a network. Nothing is sent."""

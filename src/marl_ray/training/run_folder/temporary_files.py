@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from pathlib import Path
 
 from pyarrow import fs
 
@@ -14,6 +15,34 @@ def temporary_path(path: str, writer: int | None = None) -> str:
     """The path at which a writer, by default this process, writes the file that belongs at `path`, in the same folder."""
     folder, _, name = path.rpartition("/")
     return f"{folder}/.{name}.{os.getpid() if writer is None else writer}"
+
+
+def write_complete(filesystem: fs.FileSystem, path: str, data: bytes, writer: int | None = None) -> None:
+    """Write a file that readers see as it was before or complete. `writer` tells apart those that write it at once. Raises
+    OSError."""
+    temporary = temporary_path(path, writer)
+    try:
+        with filesystem.open_output_stream(temporary) as stream:
+            stream.write(data)
+        filesystem.move(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            filesystem.delete_file(temporary)
+        raise
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a local file as `write_complete` does, such that it outlasts the death of the machine too. It becomes another
+    file than the one that was there. Raises OSError."""
+    temporary = Path(temporary_path(str(path)))
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def remove_temporary(filesystem: fs.FileSystem, folder: str) -> None:

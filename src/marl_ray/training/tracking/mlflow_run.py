@@ -21,6 +21,8 @@ BEST = "best"
 """Alias of the best version in the registry. MLflow itself keeps the alias `latest`."""
 OWNER = "owner"
 """Name of a tag of the run: a digest of whose it is."""
+PARENT_TAG = "mlflow.parentRunId"
+"""Name of MLflow's own tag for the run that a run belongs to."""
 BATCH = 1000
 """Most metrics of one request: MLflow's limit."""
 PARAM_BATCH = 100
@@ -91,14 +93,19 @@ class Tracker:
         return str(run.info.run_id)
 
     def _begun(self, experiment: str, values: Mapping[str, str]) -> Any:
-        """A run of the same owner that goes on, without rows and with no other parameters than these; None if there is
-        none."""
+        """A run of the same owner that goes on, without rows or runs of its own, and with no other parameters than these;
+        None if there is none."""
         if OWNER not in self.tags:
             return None
         words = f"tags.`{OWNER}` = '{self.tags[OWNER]}' and attributes.status = 'RUNNING'"
         runs = self.client.search_runs([experiment], words)
-        fresh = (run for run in runs if "iteration" not in run.data.metrics)
-        return next((run for run in fresh if run.data.params.items() <= values.items()), None)
+        same = (run for run in runs if run.data.params.items() <= values.items())
+        return next((run for run in same if not self._is_used(experiment, run)), None)
+
+    def _is_used(self, experiment: str, run: Any) -> bool:
+        """True if a run has rows, or is the parent of others."""
+        children = f"tags.`{PARENT_TAG}` = '{run.info.run_id}'"
+        return "iteration" in run.data.metrics or bool(self.client.search_runs([experiment], children, max_results=1))
 
     def _new_experiment(self, name: str, root: str | None) -> str:
         """Make the experiment, unless another process was first; returns its id."""

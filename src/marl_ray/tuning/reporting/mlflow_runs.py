@@ -19,8 +19,9 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import row_of
+from marl_ray.training.run_folder.standing import whose_folder
 from marl_ray.training.surroundings.interruption import within
-from marl_ray.training.tracking.mlflow_run import Tracker, uri_of
+from marl_ray.training.tracking.mlflow_run import PARENT_TAG, Tracker, uri_of
 from marl_ray.training.tracking.summary import best_score_of
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord
@@ -28,7 +29,6 @@ from marl_ray.tuning.records import SweepRecords, TrialRecord
 OUTBOX = "mlflow.jsonl"
 END_S = 30.0
 """Seconds that a sweep waits for its winner to be registered, and at its end for the rest."""
-PARENT_TAG = "mlflow.parentRunId"
 ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
 PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
@@ -165,7 +165,10 @@ class _SweepRuns:
     def open(self) -> "_SweepRuns":
         """Open the parent run if it is not open; raises MarlRayError if the server does not answer."""
         if self._parent is None:
-            parent = Tracker(self.config.example(), self.records.mlflow_run_id or None, {"marl_ray.kind": "sweep"})
+            folder = Folder(self.config.storage, self.config.name)
+            owner = whose_folder(folder.filesystem, folder.path)
+            run_id = self.records.mlflow_run_id or None
+            parent = Tracker(self.config.example(), run_id, {"marl_ray.kind": "sweep"}, owner)
             parent.reopen()
             self.records.mlflow_run_id = parent.run_id
             self._parent = parent

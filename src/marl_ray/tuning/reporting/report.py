@@ -20,8 +20,7 @@ from marl_ray import __version__
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.serving.pages.render import stylesheet
-from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.lines import read_rows
+from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
     FAILED,
     RECORDS,

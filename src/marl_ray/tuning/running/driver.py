@@ -21,8 +21,7 @@ from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.surroundings.interruption import answering
-from marl_ray.tuning.folder import Folder, absolute, trial_folder
-from marl_ray.tuning.lines import read_rows
+from marl_ray.tuning.folder import Folder, absolute, read_rows, trial_folder
 from marl_ray.tuning.records import (
     FAILED,
     REPORT,

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.lines import ROWS, Lines, read_rows
+from marl_ray.tuning.folder import ROWS, Folder, read_rows
 
 STATE = "trial.json"
 
@@ -63,11 +62,13 @@ class TrialState:
 
 
 def read_state(folder: Folder) -> TrialState:
+    """The state of a trial as its folder holds it; a new one where it holds none."""
     data = folder.read_json(STATE)
     return TrialState(**data) if data else TrialState()
 
 
 def write_state(folder: Folder, state: TrialState) -> None:
+    """Replace the state of a trial in its folder."""
     folder.write_json(STATE, asdict(state))
 
 
@@ -82,7 +83,7 @@ class TrialWriter:
         self.place = f"attempt-{self.state.attempts}"
         """Folder that this process alone writes to: a predecessor may still be writing to its own."""
         self.rows = read_rows(folder)
-        self.file, self.written = Lines(folder, ROWS), len(self.rows)
+        self.file, self.written = folder.appended(ROWS), len(self.rows)
         self.origin: int | None = None
         self.before, self.since = self.state.seconds, time.monotonic()
 
@@ -120,7 +121,7 @@ class TrialWriter:
         self.state.checkpoints, self.state.foreign = checkpoints[-self.keep :], False
         self.state.steps, self.state.played = steps, played - (self.origin or 0)
         self.state.seconds = self.before + time.monotonic() - self.since
-        self.file.append(json.dumps(row) for row in self.rows[self.written :])
+        self.file.append((json.dumps(row) for row in self.rows[self.written :]), durable=True)
         self.written = len(self.rows)
         write_state(self.folder, self.state)
         for old in checkpoints[: -self.keep]:

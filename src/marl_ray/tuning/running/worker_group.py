@@ -9,26 +9,20 @@ import json
 import os
 import threading
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.ray_seams import (
-    give_up_silent_workers,
-    named_workers,
-    poll_often,
-    without_datasets,
-    without_own_interrupts,
-)
+from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.record import work_in
+from marl_ray.training.surroundings.torch_trainer import torch_trainer
+from marl_ray.training.surroundings.worker_watch import exchange_s
 from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.lines import Lines, LinesReader, read_lines
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
 from marl_ray.tuning.running.trial_files import Leg, TrialWriter
 
@@ -36,9 +30,6 @@ GROUP_START_S = 300
 """Seconds that a worker group may take to start."""
 MESSAGES = "messages.jsonl"
 """File in the folder of an attempt with the rows and checkpoints of its workers."""
-LOOK_S, REMOTE_S = 0.25, 5.0
-"""Seconds between two looks at that file, on local storage and on an object store, where each look and each addition is a
-request."""
 UNREADABLE_S = 300.0
 """Seconds after which a storage that cannot be read ends the leg."""
 
@@ -46,37 +37,24 @@ UNREADABLE_S = 300.0
 def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
     """Run the leg on a worker group of its own. Raises MarlRayError with the cause of a failure."""
     import ray
-    from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
-    from ray.train import RunConfig as RayRunConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train import TrainingFailedError
 
     from marl_ray.training.driver import cause
 
     # Other trials may occupy the workers' resources for longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
-    poll_often(configs[0].resources.workers)
-    give_up_silent_workers()
-    need = configs[0].resources
-    name = f"{leg.sweep}-{leg.number:04d}"
-    trainer = TorchTrainer(
-        worker,
-        train_loop_config=asdict(leg) | {"place": writer.place, "start": writer.start, "foreign": writer.state.foreign},
-        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if leg.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=need.workers,
-            use_gpu=leg.use_gpu,
-            resources_per_worker={"CPU": need.cpus_per_worker} | ({"GPU": 1} if leg.use_gpu else {}),
-        ),
-        run_config=RayRunConfig(
-            name=writer.place,
-            storage_path=writer.folder.uri,
-            failure_config=FailureConfig(max_failures=need.max_failures),
-            callbacks=[named_workers(name)],
-        ),
-    )
     controllers: list[Any] = []
-    without_own_interrupts(trainer, controllers.append)
-    without_datasets(trainer)
+    trainer = torch_trainer(
+        worker,
+        asdict(leg) | {"place": writer.place, "start": writer.start, "foreign": writer.state.foreign},
+        configs[0],
+        label=f"{leg.sweep}-{leg.number:04d}",
+        name=writer.place,
+        storage=writer.folder.uri,
+        use_gpu=leg.use_gpu,
+        exchange_s=len(configs) * exchange_s(configs[0]),
+        begun=controllers.append,
+    )
     ended: list[Any] = []
 
     def fit() -> None:
@@ -107,22 +85,24 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
 
 def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
     """Take in the messages of rank 0 until the thread has ended; raises OSError if the storage cannot be read or written."""
-    messages = LinesReader(writer.folder, f"{writer.place}/{MESSAGES}")
-    read_at = time.monotonic()
-    while True:
-        over = not thread.is_alive()
-        try:
-            lines = messages.read()
-            read_at = time.monotonic()
-        except OSError:
-            if over or time.monotonic() - read_at > UNREADABLE_S:
-                raise
-            lines = []
-        for line in lines:
-            _take_message(writer, json.loads(line))
-        if over:
-            return
-        thread.join(LOOK_S if _is_local(writer.folder) else REMOTE_S)
+    with closing(Tail(writer.folder.filesystem, f"{writer.folder.path}/{writer.place}/{MESSAGES}")) as messages:
+        taken, read_at = 0, time.monotonic()
+        while True:
+            over = not thread.is_alive()
+            try:
+                lines = messages.read(taken)
+                read_at = time.monotonic()
+            except OSError:
+                if over or time.monotonic() - read_at > UNREADABLE_S:
+                    raise
+                lines = []
+            for line in lines:
+                _take_message(writer, json.loads(line))
+            taken += len(lines)
+            if not lines:
+                if over:
+                    return
+                thread.join(messages.poll_s)
 
 
 def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
@@ -132,26 +112,6 @@ def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
         writer.kept(message["kept"], message["steps"], message["played"])
     else:
         writer.row(message)
-
-
-class _Messages:
-    """Writes rank 0's messages: at once on local storage; on an object store rows wait for the next checkpoint, or for
-    REMOTE_S seconds."""
-
-    def __init__(self, folder: Folder, place: str):
-        self.lines = Lines(folder, f"{place}/{MESSAGES}")
-        self.every = 0.0 if _is_local(folder) else REMOTE_S
-        self.waiting: list[str] = []
-        self.sent = float("-inf")
-
-    def send(self, message: dict[str, Any]) -> None:
-        self.waiting.append(json.dumps(message))
-        if time.monotonic() - self.sent >= self.every:
-            self.flush()
-
-    def flush(self) -> None:
-        self.lines.append(self.waiting, durable=False)
-        self.waiting, self.sent = [], time.monotonic()
 
 
 def worker(payload: dict[Any, Any]) -> Any:
@@ -167,19 +127,17 @@ def worker(payload: dict[Any, Any]) -> Any:
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
-    messages = _Messages(folder, place) if rank == 0 else None
+    messages = folder.appended(f"{place}/{MESSAGES}") if rank == 0 else None
 
-    def send(message: dict[str, Any], now: bool = False) -> None:
+    def send(message: dict[str, Any], durable: bool = False) -> None:
         if messages is not None:
-            messages.send(message)
-            if now:
-                messages.flush()
+            messages.append([json.dumps(message)], durable)
 
     def keep(local: Path) -> None:
         name = from_first(lambda: f"{place}/checkpoint-{seeds.iteration:06d}-{time.time_ns()}")
         folder.upload(local, name)
         gather(None)  # wait until every worker has written its part
-        send({"kept": name, "steps": seeds.steps, "played": seeds.played}, now=True)
+        send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
 
     latest = from_first(lambda: _latest(folder, place))  # the checkpoint of this attempt, if a worker has died
     foreign = payload["foreign"] and latest is None
@@ -193,15 +151,11 @@ def worker(payload: dict[Any, Any]) -> Any:
         return {"failed": str(error)}
     finally:
         if messages is not None:
-            messages.flush()
+            messages.close()
     return {"objectives": seeds.objectives(), "done": seeds.done}
 
 
 def _latest(folder: Folder, place: str) -> str | None:
     """The last checkpoint that an earlier worker group of this attempt has kept; None if there is none."""
-    kept = [json.loads(line).get("kept") for line in read_lines(folder, f"{place}/{MESSAGES}")]
+    kept = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES}")]
     return next((name for name in reversed(kept) if name), None)
-
-
-def _is_local(folder: Folder) -> bool:
-    return isinstance(folder.filesystem, fs.LocalFileSystem)

@@ -23,6 +23,8 @@ ENDED: Any = object()
 
 
 class SweepPlan:
+    """Decides which trial a sweep runs next, and for how long, from its records, its search and its scheduler."""
+
     def __init__(
         self,
         config: SweepConfig,

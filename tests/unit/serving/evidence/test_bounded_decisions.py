@@ -214,7 +214,7 @@ def test_what_configs_say_of_measures_is_checked():
     whole = parse_config(
         ExperimentConfig, KEYS | {"bounds": [0, 1], "guardrails": [{"name": "error"}, rail | {"winsorize": [0, 9]}]}
     )
-    assert whole.unbounded == () and whole.range_of("cost") == (0, 9) and whole.bounds_of("cost") is None
+    assert whole.unbounded == () and whole.range_of("cost") == (0, 9)
 
 
 def test_an_outcome_without_bounds_is_warned_of(store):

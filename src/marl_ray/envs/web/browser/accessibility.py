@@ -7,7 +7,7 @@ processes did before. A name is quoted with escapes: no text of a page makes a l
 
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Bounds = tuple[float, float, float, float]
@@ -35,6 +35,9 @@ class ShownElement:
     node: int
     """Chromium's number of the node (`backendDOMNodeId`)."""
     role: str
+    name: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Those that the page's text shows, such as `checked`, and `value`, which is what was typed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def page_view(
             if line and not _repeats(line, lines[-_LOOK_BACK:]):
                 element = ids.setdefault((document, number), len(ids) + 1)
                 lines.append(f"{chr(9) * depth}[{element}] {line}")
-                elements[element] = ShownElement(number, role)
+                elements[element] = ShownElement(number, role, _name(node), _properties(node))
                 depth += 1
         for child in node.get("childIds", ()):
             if child in by_id:
@@ -108,18 +111,27 @@ def _visible(bounds: Bounds | None, width: int, height: int) -> bool:
 
 
 def _line(node: Mapping[str, Any], role: str) -> str:
-    name = _value(node, "name")[:_LONGEST_NAME]
-    properties = [
-        f"{item['name']}: {item['value'].get('value')}"
-        for item in node.get("properties", ())
-        if item["name"] not in _IGNORED and item["value"].get("value") is not None
-    ]
-    value = _value(node, "value")
-    if value and value != name:
-        properties.append(f"value: {value[:_LONGEST_NAME]!r}")
+    name, properties = _name(node), _properties(node)
+    if properties.get("value") == name:
+        properties.pop("value")
     if not name.strip() and (role == "listitem" or (role in _UNNAMED and not properties)):
         return ""
-    return " ".join([f"{role} {name!r}", *properties])
+    shown = [f"{key}: {text!r}" if key == "value" else f"{key}: {text}" for key, text in properties.items()]
+    return " ".join([f"{role} {name!r}", *shown])
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return _value(node, "name")[:_LONGEST_NAME]
+
+
+def _properties(node: Mapping[str, Any]) -> dict[str, str]:
+    properties = {
+        str(item["name"]): str(item["value"]["value"])
+        for item in node.get("properties", ())
+        if item["name"] not in _IGNORED and item["value"].get("value") is not None
+    }
+    value = _value(node, "value")[:_LONGEST_NAME]
+    return properties | ({"value": value} if value else {})
 
 
 def _repeats(line: str, before: Sequence[str]) -> bool:

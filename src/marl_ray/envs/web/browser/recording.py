@@ -1,4 +1,4 @@
-"""An episode as files: a line for every step, a screenshot, and Playwright's trace."""
+"""An episode as files: a line and a screenshot for every step, a page that shows them, and Playwright's trace."""
 
 import json
 import re
@@ -6,15 +6,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from marl_ray.envs.web.browser.episode_page import episode_page
 from marl_ray.envs.web.browser.errors import BrowserFault
 from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.errors import MarlRayError, one_line
 
-STEPS, TRACE = "steps.jsonl", "trace.zip"
+STEPS, PAGE, TRACE = "steps.jsonl", "episode.html", "trace.zip"
+START = "start.png"
 
 
 class EpisodeRecord:
-    """A folder of one episode: `steps.jsonl`, `000.png` and on, and `trace.zip` where traces are kept.
+    """A folder of one episode: `steps.jsonl`, `start.png`, `000.png` and on, and `trace.zip` where traces are kept.
+    `episode.html` shows all of them, and is there from the first step on.
 
     What the browser cannot deliver any more is left out. Raises MarlRayError if the folder cannot be written.
     """
@@ -26,24 +29,35 @@ class EpisodeRecord:
             self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))  # episodes of all workers share the root
         except OSError as error:
             raise MarlRayError(f"record: {root} cannot be written ({one_line(error)})") from error
-        self.traces, self._steps = traces, 0
+        self.traces = traces
+        self._about: dict[str, Any] = {"task_id": task_id}
+        self._lines: list[dict[str, Any]] = []
+        """The opening, and every step."""
 
     def begin(self, session: BrowserSession) -> None:
         """Start the trace. Raises BrowserFault."""
         if self.traces:
             session.call(session.context.tracing.start(screenshots=True, snapshots=True), "starting a trace")
 
+    def opened(self, session: BrowserSession, task: str, note: str) -> None:
+        """Keep how the episode begins."""
+        self._about["task"] = task
+        self._lines.append({"url": session.url, "note": note} | self._picture(session, START))
+
     def step(self, session: BrowserSession, **values: Any) -> None:
         """Add a step: what the agent did and saw, and how the tab in front looks."""
-        line = {"step": self._steps, "url": session.url, **values}
-        try:
-            picture = session.call(_screenshot(session), "taking a screenshot")
-            (self.folder / f"{self._steps:03d}.png").write_bytes(picture)
-        except BrowserFault as error:
-            line["screenshot"] = str(error)
+        number = len(self._lines) - 1
+        line = {"step": number, "url": session.url, **values}
+        picture = self._picture(session, f"{number:03d}.png")
+        self._lines.append(line | picture)
         with (self.folder / STEPS).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self._steps += 1
+            file.write(json.dumps(line | picture) + "\n")
+        self._write()
+
+    def result(self, **values: Any) -> None:
+        """Add what the episode came to, for the page."""
+        self._about |= values
+        self._write()
 
     def end(self, session: BrowserSession) -> None:
         """Write the trace."""
@@ -52,6 +66,17 @@ class EpisodeRecord:
                 session.call(session.context.tracing.stop(path=self.folder / TRACE), "writing a trace")
             except BrowserFault as error:
                 (self.folder / f"{TRACE}.missing").write_text(f"{error}\n")
+
+    def _picture(self, session: BrowserSession, name: str) -> dict[str, str]:
+        """The name of a screenshot that is written, or why there is none."""
+        try:
+            (self.folder / name).write_bytes(session.call(_screenshot(session), "taking a screenshot"))
+        except BrowserFault as error:
+            return {"screenshot": str(error)}
+        return {"picture": name}
+
+    def _write(self) -> None:
+        (self.folder / PAGE).write_text(episode_page(self._about, self._lines), encoding="utf-8")
 
 
 async def _screenshot(session: BrowserSession) -> bytes:

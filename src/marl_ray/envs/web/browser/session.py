@@ -88,6 +88,12 @@ class BrowserSession:
         except BrowserFault:
             pass  # it has closed by itself
 
+    def begin_again(self) -> None:
+        """Count from zero for an episode that goes on with the tab of the one before."""
+        self.blocked = 0
+        self.dialogs.clear()
+        self._ids.clear()
+
     @property
     def page(self) -> Any:
         """Playwright's page of the tab in front. Raises PageFault if it is closed or has crashed."""

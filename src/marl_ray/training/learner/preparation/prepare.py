@@ -105,8 +105,8 @@ def _moved_state(
         state = replace(state, value_norm=value_norm)
     if policy.budgets:
         state = replace(state, cost_norms=updated_norms(state.cost_norms, sums["cost_targets"]))
-        if costs.means is not None and costs.episodes and not policy.algorithm.every_step:
-            pairs = zip(state.multipliers, costs.means, strict=False)
+        if state.multipliers and costs.means is not None and costs.episodes and not policy.algorithm.every_step:
+            pairs = zip(state.multipliers, costs.means, strict=True)
             state = replace(state, multipliers=tuple(multiplier.updated(cost) for multiplier, cost in pairs))
     return state
 

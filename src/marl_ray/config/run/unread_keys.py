@@ -31,26 +31,26 @@ def is_read(key: str, data: Mapping[str, Any]) -> bool:
     parts = _parted(key)
     if parts is None:
         return True
-    policy, knob = parts
+    policy, own = parts
     team = data.get("team")
     team = team if isinstance(team, Mapping) and team else {"shared": {}}
     members = [member for name, member in team.items() if policy in (None, name) and isinstance(member, Mapping)]
     trained = [member for member in members if not member.get("frozen")]
     algorithms = [member.get("algorithm") or data.get("algorithm", DEFAULT_ALGORITHM) for member in trained]
-    return not algorithms or any(_reads(algorithm, knob) for algorithm in algorithms)
+    return not algorithms or any(_reads(algorithm, own) for algorithm in algorithms)
 
 
 def hyper_keys(data: Mapping[str, Any]) -> list[str]:
     """The dotted keys of all hyper-parameters that the run config `data` gives."""
-    return [f"{where}.{knob}" for where, hyper in _groups(data) for knob in hyper]
+    return [f"{where}.{key}" for where, hyper in _groups(data) for key in hyper]
 
 
 def drop_unread(data: dict[str, Any]) -> None:
     """Remove the hyper-parameters that no algorithm reads from the run config `data`."""
     unread = {key for key in hyper_keys(data) if not is_read(key, data)}
     for where, hyper in _groups(data):
-        for knob in [knob for knob in hyper if f"{where}.{knob}" in unread]:
-            del hyper[knob]
+        for key in [key for key in hyper if f"{where}.{key}" in unread]:
+            del hyper[key]
 
 
 def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -64,7 +64,7 @@ def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _parted(key: str) -> tuple[str | None, str] | None:
-    """The policy (None: the whole run) and the knob of a dotted key; None if it is no hyper-parameter."""
+    """The policy (None: the whole run) and the name of a hyper-parameter by its dotted key; None if it is none."""
     parts = key.split(".")
     if parts[0] == "hyper" and len(parts) > 1:
         return None, parts[1]
@@ -73,8 +73,8 @@ def _parted(key: str) -> tuple[str | None, str] | None:
     return None
 
 
-def _reads(algorithm: Any, knob: str) -> bool:
+def _reads(algorithm: Any, key: str) -> bool:
     try:
-        return knob in spec_of(algorithm).reads
+        return key in spec_of(algorithm).reads
     except (MarlRayError, TypeError, AttributeError):  # no algorithm, or no text at all
         return True

@@ -1,0 +1,116 @@
+"""A page as numbers of a fixed size: its elements, best match of the task first, and what can be done with each.
+
+Small policies read no text. For each element they are given how well its name matches the task, its role and its state; they
+choose an element to click, or to type a quoted phrase of the task into.
+"""
+
+import re
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marl_ray.envs.web.browser.accessibility import PageView, ShownElement
+
+PHRASES = 2
+"""Quoted phrases of a task that can be typed."""
+NOTHING = "scroll [down]"
+"""The last action, which is always allowed: elements may be below."""
+_KINDS = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "text")
+"""Kinds of elements, which are parts of a row's one-hot code; all other roles are `text`."""
+_KIND_OF = {"searchbox": "textbox", "combobox": "textbox", "spinbutton": "textbox", "menuitem": "option"}
+_STATES = ("checked", "focused", "selected", "expanded")
+_FEATURES = 1 + len(_KINDS) + 4 + len(_STATES) + 1 + PHRASES + 2
+_WORDS = 16
+"""Buckets of the hashed words of the task."""
+_QUOTED = re.compile(r'"([^"]+)"')
+_WORD = re.compile(r"\w+|#")
+
+
+@dataclass(frozen=True)
+class PageRow:
+    """A page as a policy sees it."""
+
+    values: np.ndarray
+    """(row_size(slots),) float32, each from 0 to 1."""
+    allowed: np.ndarray
+    """(action_count(slots),) bool."""
+    actions: tuple[str, ...]
+    """The text of every action; empty for one that is not allowed."""
+
+
+def row_size(slots: int) -> int:
+    """Numbers of a row with so many elements."""
+    return slots * _FEATURES + _WORDS + 2
+
+
+def action_count(slots: int) -> int:
+    """Clicks on elements, then phrases typed into elements, then `NOTHING`."""
+    return slots * (1 + PHRASES) + 1
+
+
+def page_row(intent: str, view: PageView, slots: int, left: float, clicked: Collection[int] = ()) -> PageRow:
+    """The first `slots` elements: those that are no plain text first, then by how well their names match the task.
+
+    left: share of the episode's steps that is left. clicked: ids of elements that the agent has clicked.
+    """
+    phrases = _QUOTED.findall(intent)[:PHRASES]
+    ids = [number for number, element in view.elements.items() if element.role != "RootWebArea"]
+    matches = {number: _match(view.elements[number].name, intent) for number in ids}
+    ids.sort(key=lambda number: (_kind(view.elements[number]) == "text", -sum(matches[number][:3])))
+    chosen = ids[:slots]
+    values, actions = np.zeros((slots, _FEATURES), np.float32), [""] * action_count(slots)
+    for slot, number in enumerate(chosen):
+        element = view.elements[number]
+        values[slot] = _features(element, matches[number], intent, phrases, number in clicked)
+        actions[slot] = f"click [{number}]"
+        for k, phrase in enumerate(phrases if _kind(element) == "textbox" else ()):
+            actions[slots + slot * PHRASES + k] = f"type [{number}] [{phrase}] [0]"
+    actions[-1] = NOTHING
+    rest = np.array([left, len(phrases) / PHRASES], np.float32)
+    return PageRow(
+        np.concatenate([values.reshape(-1), _hashed(intent), rest]),
+        np.array([bool(action) for action in actions]),
+        tuple(actions),
+    )
+
+
+def _features(
+    element: ShownElement, match: Sequence[float], intent: str, phrases: Sequence[str], clicked: bool
+) -> list[float]:
+    kind, value = _kind(element), element.properties.get("value", "")
+    states = [element.properties.get(state, "").lower() == "true" for state in _STATES]
+    typed = [k < len(phrases) and value == phrases[k] for k in range(PHRASES)]
+    numbers = [1.0, *(kind == other for other in _KINDS), *match, *states, bool(value), *typed, clicked]
+    return [float(number) for number in [*numbers, kind in intent.lower()]]
+
+
+def _kind(element: ShownElement) -> str:
+    kind = _KIND_OF.get(element.role, element.role)
+    return kind if kind in _KINDS else "text"
+
+
+def _match(name: str, intent: str) -> tuple[float, float, float, float]:
+    """Places of a name in the task: in quotes (a half if only upper and lower case differ), in full, the share of its words
+    that are there, and how late."""
+    words, known = _WORD.findall(name.lower()), _WORD.findall(intent.lower())
+    if not words:
+        return 0.0, 0.0, 0.0, 0.0
+    places = [place for place in range(len(known)) if known[place : place + len(words)] == words]
+    phrases = [_WORD.findall(phrase) for phrase in _QUOTED.findall(intent)]
+    quoted = 1.0 if _WORD.findall(name) in phrases else 0.5 * any(_lower(phrase) == words for phrase in phrases)
+    share = sum(word in known for word in words) / len(words)
+    return quoted, float(bool(places)), share, places[0] / len(known) if places else 0.0
+
+
+def _lower(words: Sequence[str]) -> list[str]:
+    return [word.lower() for word in words]
+
+
+def _hashed(intent: str) -> np.ndarray:
+    """The buckets that the words of the task fall into, without its quoted phrases."""
+    buckets = np.zeros(_WORDS, np.float32)
+    for word in _WORD.findall(_QUOTED.sub(" ", intent).lower()):
+        buckets[zlib.crc32(word.encode()) % _WORDS] = 1.0
+    return buckets

@@ -1,0 +1,179 @@
+"""Measure an agent on a benchmark in a browser."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marl_ray.config import EnvConfig
+from marl_ray.envs.registry import make_env
+from marl_ray.envs.text.base import COSTS
+from marl_ray.envs.text.record_files import read_bytes
+from marl_ray.envs.web.browser.chromium import close_shared_chromium
+from marl_ray.envs.web.environment import BrowserEnv
+from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.evaluation.scoring.evaluate import possible_ks
+from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT
+from marl_ray.evaluation.scoring.results import open_results, write_whole
+from marl_ray.evaluation.web_agents.base import WebAgent, WebBenchmark
+from marl_ray.evaluation.web_agents.playing import WebJob, play_jobs
+from marl_ray.evaluation.web_agents.reporting import web_markdown, web_report
+from marl_ray.evaluation.web_agents.scripted import ExpertAgent, RandomAgent
+from marl_ray.evaluation.web_agents.trained import ElementAgent, LanguageAgent
+from marl_ray.evaluation.writing.authors import SamplingOverrides, authors_of
+from marl_ray.extensions import imported, make_from_options
+from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+
+EXPERT, RANDOM = "expert", "random"
+SPLITS = {"test": ("test",), "train": ("train",), "all": ("train", "test")}
+UNSEEN = ("record", "traces")
+"""Options of the environment that change no result."""
+MEASURED = ("cost", "reward", "keep_pages")
+"""Options of the environment that the evaluation sets itself."""
+
+
+@dataclass(frozen=True)
+class WebRequest:
+    """An evaluation, as a user asks for it."""
+
+    policy: str
+    """A bundle; `expert` or `random`; or `package.module:NAME` of a callable that returns a `WebAgent`."""
+    agent: str | None = None
+    """The agent of the bundle whose policy plays; None for the only one."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the environment."""
+    split: str = "test"
+    num_samples: int = 1
+    """Episodes of each task."""
+    seed: int = 0
+    greedy: bool = False
+    overrides: SamplingOverrides = field(default_factory=dict)
+    """Sampling options instead of those of the bundle."""
+    ks: tuple[int, ...] | None = None
+    out: Path | None = None
+    workers: int = 1
+    """Episodes at a time."""
+    tracking_uri: str | None = None
+
+
+def evaluate_web(
+    benchmark: WebBenchmark, request: WebRequest, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> tuple[dict[str, Any], Path]:
+    """Play what is not played yet, then write the report; returns it and its folder.
+
+    However this ends, all finished episodes stay in the folder, and the same call continues from there.
+    Raises FieldError naming the option, or MarlRayError.
+    """
+    if request.split not in SPLITS:
+        raise FieldError("split", f"expected one of {', '.join(SPLITS)}, got {request.split!r}")
+    own = [name for name in request.env if name in MEASURED]
+    if own:
+        raise FieldError("env", f"{own[0]} is set by the evaluation")
+    chosen = make_agent(request)
+    with ExitStack() as cleanup:
+        cleanup.callback(close_shared_chromium)
+        kwargs = {**benchmark.kwargs, **request.env}
+        envs = [cleanup.enter_context(_browser(benchmark, kwargs)) for _ in range(request.workers)]
+        jobs = _jobs(envs[0], request)
+        ks = possible_ks({job.task_id: request.num_samples for job in jobs}, request.ks, benchmark.ks)
+        manifest = _manifest(benchmark, request, kwargs, chosen, len(jobs))
+        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:12]}")
+        with open_results(folder, manifest) as results:
+            pending = [job for job in jobs if ("sample", job.task_id, job.sample) not in results.rows]
+            done = len(jobs) - len(pending)
+            progress("episode", done, len(jobs))
+            for rows in play_jobs(envs, chosen, pending):
+                results.add(rows)
+                done += len(rows)
+                progress("episode", done, len(jobs))
+            report = web_report(manifest, [job.task_id for job in jobs], list(results.rows.values()), ks)
+    write_whole(folder / REPORT, json.dumps(report, indent=2) + "\n")
+    write_whole(folder / MARKDOWN, web_markdown(report))
+    return report, folder
+
+
+def make_agent(request: WebRequest) -> WebAgent:
+    """The agent that the request names. Raises FieldError naming the option that does not fit."""
+    scripted = request.policy in (EXPERT, RANDOM) or (":" in request.policy and "/" not in request.policy)
+    given = [name for name, value in request.overrides.items() if value is not None]
+    given += [name for name, value in (("agent", request.agent), ("greedy", request.greedy)) if value]
+    if scripted and given:
+        raise FieldError(given[0], "expected with a bundle")
+    if request.greedy and request.num_samples > 1:
+        raise FieldError(
+            "num_samples", f"expected 1, since greedy episodes are all the same, got {request.num_samples}"
+        )
+    if request.policy == EXPERT:
+        return ExpertAgent()
+    if request.policy == RANDOM:
+        return RandomAgent(request.seed)
+    if scripted:
+        return _own_agent(request.policy)
+    bundle = load_bundle(request.policy, request.tracking_uri)
+    names = list(bundle.agents)
+    agent = request.agent or names[0]
+    if agent not in names or (request.agent is None and len(set(bundle.agents.values())) > 1):
+        raise FieldError("agent", f"expected one of {', '.join(names)}, got {request.agent}")
+    if not isinstance(bundle, Bundle):
+        return LanguageAgent(authors_of(bundle), agent, request.overrides, request.seed, request.greedy)
+    if given := [name for name, value in request.overrides.items() if value is not None]:
+        raise FieldError(given[0], "expected with language models, not with actor-critics")
+    return ElementAgent(bundle, agent, request.seed, request.greedy)
+
+
+def _own_agent(reference: str) -> WebAgent:
+    try:
+        agent: WebAgent = make_from_options(reference, imported(reference), {})
+    except MarlRayError as error:
+        raise FieldError("policy", str(error)) from error
+    missing = [name for name in ("manifest", "act") if not callable(getattr(agent, name, None))]
+    if missing:
+        raise FieldError("policy", f"{reference} returned {type(agent).__name__}, which has no {missing[0]}()")
+    return agent
+
+
+def _browser(benchmark: WebBenchmark, kwargs: Mapping[str, Any]) -> BrowserEnv:
+    try:
+        env = make_env(EnvConfig(id=benchmark.env_id, kwargs={**kwargs, "cost": list(COSTS)}))
+    except MarlRayError as error:
+        raise FieldError("env", str(error).removeprefix("env.kwargs: ")) from error
+    if not isinstance(env, BrowserEnv):
+        raise MarlRayError(f"benchmark: {benchmark.env_id} is of type {type(env).__name__}, expected a BrowserEnv")
+    return env
+
+
+def _jobs(env: BrowserEnv, request: WebRequest) -> list[WebJob]:
+    counts = {"train": env.tasks, "test": env.held_out}
+    jobs = []
+    for split in SPLITS[request.split]:
+        for index in range(counts[split]):
+            task = env.task_at(index, split)
+            name = task.task_id if request.split != "all" else f"{split}/{task.task_id}"
+            group = getattr(task, "page", "") or " and ".join(getattr(task, "sites", ())) or "all tasks"
+            jobs += [WebJob(split, index, name, group, sample) for sample in range(request.num_samples)]
+    if not jobs:
+        raise FieldError("split", f"{request.split} has no tasks")
+    return jobs
+
+
+def _manifest(
+    benchmark: WebBenchmark, request: WebRequest, kwargs: Mapping[str, Any], agent: WebAgent, episodes: int
+) -> dict[str, Any]:
+    about = dict(agent.manifest())
+    options = {name: value for name, value in kwargs.items() if name not in UNSEEN}
+    files = [kwargs[name] for name in ("data", "test_data") if kwargs.get(name)]
+    digests = [hashlib.sha256(read_bytes(path)).hexdigest() for path in files]
+    tasks = f"file of sha256 {digests[0][:12]}" if digests else "its own tasks"
+    return {
+        "benchmark": benchmark.name,
+        "variant": f"{benchmark.title}, {tasks}, split {request.split}, {episodes} episodes; {about['agent']}",
+        "env": {"id": benchmark.env_id, "kwargs": options},
+        "data_sha256": digests,
+        "split": request.split,
+        "num_samples": request.num_samples,
+        **about,
+    }

@@ -1,0 +1,120 @@
+"""Episodes of a benchmark in a browser: several at a time, in waves of one turn each."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from marl_ray.envs.text.base import COSTS
+from marl_ray.envs.web.environment import MOST_PAGES, BrowserEnv
+from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.benchmarks import Mode, SampleVerdict
+from marl_ray.evaluation.web_agents.base import WebAgent, WebTurn
+from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
+
+SLACK_S = 60.0
+"""Seconds beyond the deadlines of the browser after which a turn is an error: they end every call themselves."""
+MODE: Mode = "official"
+"""The mode of the verdicts: the semantics of the benchmark's authors."""
+WebRow = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WebJob:
+    """An episode to play."""
+
+    split: str
+    index: int
+    task_id: str
+    group: str
+    """The page or the sites of the task."""
+    sample: int
+
+
+@dataclass
+class _Played:
+    """An episode as it is played."""
+
+    env: BrowserEnv
+    job: WebJob
+    turns: int = 0
+    costs: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0.0))
+
+    @property
+    def agent(self) -> str:
+        return str(self.env.possible_agents[0])
+
+    @property
+    def over(self) -> bool:
+        return bool(self.env.terminations[self.agent])
+
+    def begin(self) -> None:
+        self.env.reset(seed=0, options={"index": self.job.index, "split": self.job.split})
+        self._count(None)
+
+    def step(self, text: str, tokens: int | None) -> None:
+        self.env.step(text)
+        self.turns += 1
+        self._count(tokens)
+
+    def _count(self, tokens: int | None) -> None:
+        spent = dict(zip(COSTS, self.env.infos[self.agent]["cost"], strict=True))
+        if tokens is not None:
+            spent["tokens"] = float(tokens)
+        self.costs = {name: self.costs[name] + spent[name] for name in COSTS}
+
+    def row(self) -> WebRow:
+        """The result, as a line of results.jsonl."""
+        infos = self.env.infos[self.agent]
+        metrics, solved, ending = infos["metrics"], bool(infos["solved"]), str(infos["ending"])
+        verdict = SampleVerdict(solved, "passed" if solved else f"fail:{ending}", self.costs["seconds"])
+        return {
+            "what": "sample",
+            "task_id": self.job.task_id,
+            "sample": self.job.sample,
+            "group": self.job.group,
+            "task": self.env.intent(),
+            MODE: asdict(verdict),
+            "suspected_hack": False,
+            "ending": ending,
+            "score": metrics["pass"],
+            "actions": self.turns,
+            "problems": metrics["problems"],
+            "cost": self.costs,
+        }
+
+
+def play_jobs(envs: Sequence[BrowserEnv], agent: WebAgent, jobs: Sequence[WebJob]) -> Iterator[list[WebRow]]:
+    """Yield the results of episodes as they end. Each environment plays one at a time, and reports all `COSTS`.
+
+    Raises MarlRayError naming the task where a turn does not end.
+    """
+    waiting, idle, running = deque(jobs), list(envs), list[_Played]()
+    while waiting or running:
+        begun = [_Played(idle.pop(), waiting.popleft()) for _ in range(min(len(idle), len(waiting)))]
+        _all(begun, [played.begin for played in begun])
+        running += begun
+        turns = [
+            WebTurn(played.env, played.agent, played.job.task_id, played.job.sample, played.turns) for played in running
+        ]
+        answers = agent.act(turns)
+        _all(
+            running,
+            [partial(played.step, reply.text, reply.tokens) for played, reply in zip(running, answers, strict=True)],
+        )
+        ended = [played for played in running if played.over]
+        running = [played for played in running if not played.over]
+        idle += [played.env for played in ended]
+        if ended:
+            yield [played.row() for played in ended]
+
+
+def _all(played: Sequence[_Played], calls: Sequence[Any]) -> None:
+    if not calls:
+        return
+    deadline = (2 * MOST_PAGES) * max(each.env.step_s for each in played) + SLACK_S
+    try:
+        side_by_side(calls, len(calls), deadline)
+    except DeadlineMissed as late:
+        raise MarlRayError(f"{played[late.index].job.task_id}: a turn took over {deadline:g} s") from late

@@ -1,0 +1,75 @@
+"""The report of a benchmark in a browser: success with its interval, how episodes ended, and what they cost."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from marl_ray.envs.text.base import COSTS
+from marl_ray.evaluation.scoring.report import make_report, width_notes
+from marl_ray.evaluation.web_agents.playing import MODE, WebRow
+
+
+def web_report(
+    manifest: Mapping[str, Any], task_ids: Sequence[str], rows: Sequence[WebRow], ks: Sequence[int]
+) -> dict[str, Any]:
+    """Compute the report: that of `make_report`, with counts and means of `endings` and of `groups` (pages, or sites).
+
+    An episode that a fault ended counts as failed, with what it had cost until then.
+    """
+    report = make_report(manifest, list(dict.fromkeys(task_ids)), rows, (MODE,), ks)
+    return report | {
+        "mean_score": fmean(row["score"] for row in rows),
+        "all": _means(rows),
+        "endings": {name: _means(several) for name, several in _parted(rows, "ending").items()},
+        "groups": {name: _means(several) for name, several in _parted(rows, "group").items()},
+    }
+
+
+def _parted(rows: Sequence[WebRow], key: str) -> dict[str, list[WebRow]]:
+    parts = defaultdict(list)
+    for row in rows:
+        parts[row[key]].append(row)
+    return dict(sorted(parts.items()))
+
+
+def _means(rows: Sequence[WebRow]) -> dict[str, float]:
+    """Numbers of episodes and of those solved; means over these episodes of actions and costs."""
+    costs = {name: fmean(row["cost"][name] for row in rows) for name in COSTS}
+    solved = sum(row[MODE]["passed"] for row in rows)
+    return {"episodes": len(rows), "solved": solved, "actions": fmean(row["actions"] for row in rows), **costs}
+
+
+def web_lines(report: Mapping[str, Any]) -> list[str]:
+    """The report in a few lines, without its folder."""
+    lines = [str(report["evaluation"]["variant"])]
+    for number, score in report["scores"][MODE].items():
+        lines.append(f"  {number:<9} {score['value']:.4f} ({score['low']:.4f} to {score['high']:.4f})")
+    lines += [f"  {note}" for note in width_notes(report)]
+    everything = report["all"]
+    lines.append(
+        f"  {everything['solved']} of {everything['episodes']} episodes solved; each took {_costs(everything)}"
+    )
+    for name, part in report["endings"].items():
+        lines.append(f"  {name:<17} {part['episodes']}, {part['solved']} solved; {_costs(part)}")
+    return lines
+
+
+def _costs(means: Mapping[str, float]) -> str:
+    return f"{means['actions']:.1f} actions, {means['tokens']:.0f} tokens, {means['seconds']:.1f} s"
+
+
+def web_markdown(report: Mapping[str, Any]) -> str:
+    """Write the report as Markdown, for people."""
+    lines = [f"# {report['evaluation']['variant']}", "", "| number | value | 95 % interval |", "|---|---|---|"]
+    for number, score in report["scores"][MODE].items():
+        lines.append(f"| {number} | {score['value']:.4f} | {score['low']:.4f} to {score['high']:.4f} |")
+    lines += ["", *(f"{note[0].upper()}{note[1:]}.\n" for note in width_notes(report))]
+    lines += ["Intervals are over tasks (bootstrap). Actions, tokens and seconds are means of an episode.", ""]
+    for title, parts in (("ending", report["endings"]), ("page or sites", report["groups"])):
+        lines += [f"| {title} | episodes | solved | actions | tokens | seconds |", "|---|---|---|---|---|---|"]
+        for name, part in {**parts, "all": report["all"]}.items():
+            numbers = f"{part['actions']:.1f} | {part['tokens']:.0f} | {part['seconds']:.2f}"
+            lines.append(f"| {name} | {part['episodes']} | {part['solved']} | {numbers} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,67 @@
+"""Agents that learn nothing: who acts by chance, and who knows the made tasks."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_ray.envs.web.site_pack.expert import expert_action
+from marl_ray.envs.web.site_pack.made_tasks import Plan, made_tasks
+from marl_ray.envs.web.webarena import SEEDS, WORLD
+from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
+from marl_ray.rollout.response_streams import task_number
+
+_ACTED_ON = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "combobox", "searchbox")
+
+
+class RandomAgent:
+    """Clicks elements and types words of the task into them, each as likely; one action in ten goes back or stops."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def manifest(self) -> Mapping[str, Any]:
+        return {"agent": f"actions by chance, seed {self.seed}"}
+
+    def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
+        return [WebAnswer(self._action(turn)) for turn in turns]
+
+    def _action(self, turn: WebTurn) -> str:
+        rng = turn_random(self.seed, turn)
+        elements = turn.env.view.elements
+        ids = [number for number, element in elements.items() if element.role in _ACTED_ON] or list(elements)
+        words = re.findall(r"\w+", turn.env.intent()) or ["a"]
+        if not ids or rng.random() < 0.1:
+            return str(rng.choice(["go_back", f"stop [{rng.choice(words)}]"]))
+        element = rng.choice(ids)
+        return str(rng.choice([f"click [{element}]", f"type [{element}] [{rng.choice(words)}] [0]"]))
+
+
+class ExpertAgent:
+    """Does the made tasks of `marl_ray.envs.web.site_pack` by their plans."""
+
+    def __init__(self) -> None:
+        made = [task for seed in SEEDS.values() for task in made_tasks(WORLD, seed)]
+        self._plans: dict[str, Plan] = {task.record.intent: task.plan for task in made}
+
+    def manifest(self) -> Mapping[str, Any]:
+        return {"agent": "the scripted expert"}
+
+    def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
+        return [WebAnswer(self._action(turn)) for turn in turns]
+
+    def _action(self, turn: WebTurn) -> str:
+        plan = self._plans.get(turn.env.intent())
+        if plan is None:
+            raise FieldError("policy", f"the expert does made tasks of webarena alone, not {turn.env.intent()[:80]!r}")
+        try:
+            return expert_action(plan[turn.number], turn.prompt) if turn.number < len(plan) else "stop"
+        except MarlRayError:  # the page is another one than the plan's, because the browser or a site has failed
+            return "stop"
+
+
+def turn_random(seed: int, turn: WebTurn) -> np.random.Generator:
+    """The random numbers of a turn, which do not depend on what else is played."""
+    return np.random.default_rng([seed, task_number(turn.task_id), turn.sample, turn.number])

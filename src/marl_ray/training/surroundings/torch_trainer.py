@@ -1,0 +1,61 @@
+"""The worker group of Ray Train in which a run, or a leg of a trial, trains."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marl_ray.config import RunConfig
+from marl_ray.ray_seams import (
+    give_up_silent_workers,
+    named_workers,
+    poll_often,
+    without_datasets,
+    without_own_interrupts,
+)
+
+
+def torch_trainer(
+    worker: Callable[[dict[Any, Any]], Any],
+    payload: Mapping[str, Any],
+    config: RunConfig,
+    *,
+    label: str,
+    name: str,
+    storage: str,
+    use_gpu: bool,
+    exchange_s: float,
+    begun: Callable[[Any], None],
+    callbacks: Sequence[Any] = (),
+) -> Any:
+    """A TorchTrainer that calls `worker(payload)` in each of the workers that `config.resources` asks for.
+
+    Ray Train keeps its own files in the folder `name` of `storage`; `label` is what the dashboard calls the workers. In a
+    collective a worker waits `exchange_s` seconds for the others. `begun` gets the actor that controls the workers; they
+    end with it.
+    """
+    from ray.train import FailureConfig, ScalingConfig
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    need = config.resources
+    poll_often(need.workers)
+    give_up_silent_workers()
+    trainer: Any = TorchTrainer(
+        worker,
+        train_loop_config=dict(payload),
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(exchange_s)),
+        scaling_config=ScalingConfig(
+            num_workers=need.workers,
+            use_gpu=use_gpu,
+            resources_per_worker={"CPU": need.cpus_per_worker} | ({"GPU": 1} if use_gpu else {}),
+        ),
+        run_config=RayRunConfig(
+            name=name,
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=need.max_failures),
+            callbacks=[named_workers(label), *callbacks],
+        ),
+    )
+    without_own_interrupts(trainer, begun)
+    without_datasets(trainer)
+    return trainer

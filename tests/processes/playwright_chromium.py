@@ -1,0 +1,39 @@
+"""Tests of environments in a real browser: what they need here, and that no process of it stays.
+
+A module that imports this one is left out where Playwright is missing. It has `pytestmark = IN_CHROMIUM`, and names
+`no_chromium_stays` in `__all__`.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+pytest.importorskip("playwright", reason="no Playwright here: make install")
+pytest.importorskip("miniwob", reason="no pages of MiniWoB here: make install")
+
+from marl_ray.envs.web.browser.chromium import close_shared_chromium
+from marl_ray.envs.web.environment import BrowserEnv
+
+AGENT = "agent"
+IN_CHROMIUM = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_chromium_stays() -> Iterator[None]:
+    yield
+    close_shared_chromium()
+    left = [child.name() for child in psutil.Process().children(recursive=True)]
+    assert not [name for name in left if "chrom" in name or "node" in name]
+
+
+def element(env: BrowserEnv, pattern: str) -> str:
+    """The id of the first element whose line matches `ROLE 'NAME'`."""
+    match = re.search(rf"^\s*\[(\d+)\] {pattern}", env.observe(AGENT), re.MULTILINE)
+    assert match, f"no {pattern!r} in {env.observe(AGENT)}"
+    return match[1]
