@@ -4,11 +4,15 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from toys.runs import PLAYING, timeless
+from toys.runs import PLAYING, batch_of, team_of, timeless
 from toys.texts import config
 
 from marl_ray.config import SPECS, GenerationConfig, ModelConfig
 from marl_ray.policies.language.token_policy import build_token_policy
+from marl_ray.training.costs import CostStats
+from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.pass_loss import EvaluatedPass
+from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.team.gpu_pass_limit import rehearse, rows_that_fit
 
@@ -58,5 +62,18 @@ def test_passes_take_as_many_rows_as_fit(one, two, free, rows):
 
 def test_a_rehearsed_pass_leaves_nothing_behind():
     policy = build_token_policy(ModelConfig(preset="tiny-0.2m", context=16), GenerationConfig(max_tokens=4), 0, True, 1)
-    rehearse(policy, 2)
+    rehearse(policy, 2, learn_entropy=True)
     assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_the_entropy_has_gradients_only_where_it_counts(coefficient):
+    run = config(f"hyper.entropy_coef={coefficient}")
+    team = team_of(run)
+    learner, rows = team.learners["speaker"], batch_of(run, team).trajectories["speaker"]
+    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.bounds(rows, 1))
+    plan = [minibatches(0, 0, 0, 1, shape, True)]
+    ready, state, _ = prepare(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
+    entropy = EvaluatedPass(policy, state, ready, plan[0][0], True).entropy
+    assert entropy.requires_grad == bool(coefficient)
+    assert entropy.any()

@@ -1,4 +1,4 @@
-"""Two processes that work together, forked from one which has loaded the libraries: a start is milliseconds."""
+"""Two or more processes that work together, forked from one which has loaded the libraries: a start is milliseconds."""
 
 import multiprocessing
 import os
@@ -25,39 +25,47 @@ def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> 
 
     Raises AssertionError if a worker fails or none answers in time. Body and arguments travel by pickle.
     """
+    return workers(2, body, *arguments, cpu=cpu)
+
+
+def workers(count: int, body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
+    """What worker 0 of `count` returns, as of `two_workers`."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-two-") as folder:
         answers = _forks.SimpleQueue()
         store = str(Path(folder, "store"))
-        workers = [
-            _forks.Process(target=_work, args=(k, store, answers, cpu, body, arguments), daemon=True) for k in (0, 1)
+        processes = [
+            _forks.Process(target=_work, args=(k, count, store, answers, cpu, body, arguments), daemon=True)
+            for k in range(count)
         ]
         try:
-            for worker in workers:
+            for worker in processes:
                 worker.start()
             deadline = time.monotonic() + WAIT_S
-            while answers.empty() and not any(worker.exitcode for worker in workers):
+            while answers.empty() and not any(worker.exitcode for worker in processes):
                 assert time.monotonic() < deadline, f"no answer within {WAIT_S:g} s"
                 time.sleep(0.01)
-            assert not answers.empty(), f"exit statuses {[worker.exitcode for worker in workers]}"
+            assert not answers.empty(), f"exit statuses {[worker.exitcode for worker in processes]}"
             answer = answers.get()
-            for worker in workers:
+            for worker in processes:
                 worker.join(WAIT_S)
-            assert [worker.exitcode for worker in workers] == [0, 0]
+            assert [worker.exitcode for worker in processes] == [0] * count
             return answer
         finally:
-            for worker in workers:
+            for worker in processes:
                 if worker.is_alive():
                     worker.kill()
 
 
-def _work(rank: int, store: str, answers: Any, cpu: bool, body: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _work(
+    rank: int, count: int, store: str, answers: Any, cpu: bool, body: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     import torch
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     if cpu:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
     else:
         from processes.far_device import meet
 

@@ -123,6 +123,38 @@ def test_scores_depend_neither_on_padding_nor_on_the_cut_nor_on_chunks(policy, m
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-4)
 
 
+def nodes(tensor):
+    """Names of all operations behind a tensor."""
+    seen, rest = set(), [tensor.grad_fn]
+    while rest:
+        node = rest.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            rest += [following for following, _ in node.next_functions]
+    return {node.name() for node in seen}
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_an_entropy_that_is_not_learned_has_no_gradient_and_changes_none(policy, monkeypatch, chunk):
+    if chunk:
+        monkeypatch.setattr(token_policy, "LOGITS", 259 * chunk)
+    gradients, entropies, saved = [], [], []
+    for learn_entropy in (True, False):
+        policy.zero_grad()
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, lambda x: x):
+            outputs = policy.evaluate(*responses(6), learn_entropy=learn_entropy)
+        assert ("ExpBackward0" in nodes(outputs.log_probs.sum() + outputs.entropy.sum())) == learn_entropy
+        assert outputs.entropy.requires_grad == learn_entropy
+        (outputs.log_probs.sum() - 0.0 * outputs.entropy.sum()).backward()
+        gradients.append([parameter.grad.clone() for parameter in policy.actor_parameters()])
+        entropies.append(outputs.entropy.detach())
+        saved.append(sum(sizes))
+    assert torch.equal(*entropies) and entropies[0].any()
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert chunk or saved[1] < saved[0]
+
+
 def test_no_rows_are_no_trouble(policy):
     policy.zero_grad()
     outputs = policy.evaluate(*(tensor[:0] for tensor in responses()))

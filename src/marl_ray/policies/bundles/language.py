@@ -23,7 +23,8 @@ from marl_ray.policies.bundles.manifest import (
 )
 from marl_ray.policies.language.base_model import BASE_SHA256, base_sha256, known_base, take_apart
 from marl_ray.policies.language.lora import save_adapters
-from marl_ray.policies.language.token_policy import TokenPolicy, load_model, sampling_dtype, save_merged
+from marl_ray.policies.language.model_files import load_model
+from marl_ray.policies.language.token_policy import TokenPolicy, sampling_dtype, save_merged
 from marl_ray.policies.prompting.tokenizers import load_tokenizer
 
 ADAPTER_FOLDER = "adapter"

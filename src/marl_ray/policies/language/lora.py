@@ -41,7 +41,14 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
     if not chosen:
         raise MarlRayError("model.lora.targets: this model has no linear layers that take an adapter")
     transposed = any(isinstance(module, Conv1D) for module in linear.values())
+    # peft makes an adapter on the device of its layer's weight. For a weight that is still in its file, a CPU tensor of
+    # one number stands in.
+    unread = {name: linear[name].weight for name in chosen if linear[name].weight.is_meta}
+    for name, weight in unread.items():
+        linear[name].weight = nn.Parameter(torch.zeros((), dtype=weight.dtype).expand(weight.shape), False)
     inject_adapter_in_model(_peft_config(config, chosen, transposed), lm, ADAPTER)
+    for name, weight in unread.items():
+        linear[name].weight = weight
     for layer in lm.modules():
         if isinstance(layer, Linear):
             layer.__class__ = Adapted

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
 from marl_ray.policies.language.gather_shards import unsharded
 from marl_ray.policies.language.lora import add_adapters, lay_beside, merged_weights, without_adapters
+from marl_ray.policies.language.model_files import StoredWeights, empty_model, load_model
 from marl_ray.policies.language.packing import Packed
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
@@ -76,6 +76,8 @@ class TokenPolicy(nn.Module):
         """Digest of the weights without adapters, where a bundle tells it: see `base_model.base_sha256`."""
         self.version = 0
         """Number of `refresh`es that this sampling copy has had: one for each update."""
+        self.unread: StoredWeights | None = None
+        """The files of the weights that are still on the meta device."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
@@ -107,7 +109,7 @@ class TokenPolicy(nn.Module):
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def forward(
-        self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool
+        self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool, learn_entropy: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
 
@@ -122,19 +124,22 @@ class TokenPolicy(nn.Module):
         states = states.index_select(0, places)
         size = max(1, LOGITS // self.lm.get_output_embeddings().weight.shape[0])
         chunks = list(zip(states.split(size), targets.split(size), strict=True))
+        score: Any = self._score
         if len(chunks) > 1 and torch.is_grad_enabled():  # the backward pass computes each chunk's logits again
-            parts = [checkpoint(self._score, *chunk, need_entropy, use_reentrant=False) for chunk in chunks]
-        else:
-            parts = [self._score(*chunk, need_entropy) for chunk in chunks]
+            score = functools.partial(checkpoint, self._score, use_reentrant=False)
+        parts = [score(*chunk, need_entropy, learn_entropy) for chunk in chunks]
         log_probs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
         values = None if self.value_head is None else self.value_head(states).float()
         cost_values = None if self.cost_head is None else self.cost_head(states).float()
         return log_probs, entropy, values, cost_values
 
-    def _score(self, states: Tensor, targets: Tensor, need_entropy: bool) -> tuple[Tensor, Tensor]:
+    def _score(self, states: Tensor, targets: Tensor, need_entropy: bool, learn_entropy: bool) -> tuple[Tensor, Tensor]:
         log_p = (self.logits(states) / self.generation.temperature).log_softmax(-1)
         chosen = log_p.gather(-1, targets[:, None]).squeeze(-1)
-        return chosen, -(log_p.exp() * log_p).sum(-1) if need_entropy else torch.zeros_like(chosen)
+        if not need_entropy:
+            return chosen, torch.zeros_like(chosen)
+        own = log_p if learn_entropy else log_p.detach()
+        return chosen, -(own.exp() * own).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:
         """Float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
@@ -144,14 +149,17 @@ class TokenPolicy(nn.Module):
             logits = (logits / shape.cap).tanh() * shape.cap
         return logits[..., : shape.width]
 
-    def evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True) -> TokenOutputs:
+    def evaluate(
+        self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True, learn_entropy: bool = True
+    ) -> TokenOutputs:
         """Score responses, with gradients. `prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T).
 
+        Without `learn_entropy` the entropy has no gradients, whose pass would hold every token's distribution once more.
         A call without rows still takes part in the workers' collectives.
         """
         lay = packing.pack if self.packs and mask.any() else lay_out
         sequences, places, rows, steps = lay(prompts, responses, mask)
-        log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy)
+        log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy, learn_entropy)
 
         def spread(flat: Tensor) -> Tensor:
             return flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put((rows, steps), flat)
@@ -215,25 +223,31 @@ def build_token_policy(
     critic: bool = False,
     signals: int = 0,
     tracking_uri: str | None = None,
+    unread: bool = False,
 ) -> TokenPolicy:
     """Make a policy in float32 on CPU, equal on every worker, because all random weights come from the seed.
 
+    With `unread` the weights of `config.path` stay in their files, if they can, until `shard` and `plain_copy` read them.
     Raises MarlRayError if `config.path` is no causal language model, has fewer positions than `config.context`, or has a
     tokenizer without an end or of another vocabulary.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        stored: StoredWeights | None = None
         if config.preset is not None:
             tokenizer = byte_tokenizer(config.context)
             lm = tiny_model(config.preset, tokenizer, config.context)
         else:
             with model_folder(str(config.path), tracking_uri) as folder:
-                lm = load_model(folder, torch.float32, config.context)
+                empty = empty_model(folder, config.context) if unread else None
+                lm, stored = empty or (load_model(folder, torch.float32, config.context), None)
                 tokenizer = load_tokenizer(folder)
             check_vocabulary(tokenizer, lm, str(config.path))
         if config.lora is not None:
             add_adapters(lm, config.lora)
-        return TokenPolicy(lm, tokenizer, config, generation, critic, signals)
+        policy = TokenPolicy(lm, tokenizer, config, generation, critic, signals)
+        policy.unread = stored
+        return policy
 
 
 @contextmanager
@@ -253,33 +267,6 @@ def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
         yield str(folder / next(iter(manifest.policies)))
 
 
-def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
-    """A causal language model's weights in `dtype`, on CPU.
-
-    transformers builds the model on the meta device and fills it tensor by tensor from mapped files, so there is never
-    more than one copy. Only safetensors are read: other weights are pickles.
-    """
-    if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
-        raise MarlRayError(f"model.path {path!r} is no folder")
-    try:
-        settings = AutoConfig.from_pretrained(path)
-        positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or context
-        if positions < context:
-            raise MarlRayError(f"model.context={context}: {path!r} has positions for {positions} tokens")
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=settings, dtype=dtype, use_safetensors=True, output_loading_info=True
-        )
-    except MarlRayError:
-        raise
-    except Exception as error:  # transformers raises different errors for different models
-        raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
-    lm, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise MarlRayError(f"model.path {path!r} lacks {len(missing)} weights of its model, such as {missing[0]}")
-    return lm
-
-
 def decoder_layers(lm: nn.Module) -> nn.ModuleList:
     """The model's blocks: the list of modules that holds the most parameters."""
     lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList)]
@@ -287,7 +274,8 @@ def decoder_layers(lm: nn.Module) -> nn.ModuleList:
 
 
 def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
-    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part.
+    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part. Of weights that are
+    still in files each worker reads its shards alone.
 
     A block's weights are gathered for its forward pass, and again for its backward pass. Gradients are summed in
     float32. `config.cpu_offload` has no effect on a mesh of CPUs.
@@ -312,6 +300,20 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         fully_shard(layer, **rest)
     fully_shard(policy, **rest)
+    _read(policy, torch.device("cpu" if offload else mesh.device_type))
+
+
+def _read(policy: TokenPolicy, device: torch.device) -> None:
+    if policy.unread is not None:
+        policy.unread.read_into(policy.lm, device)
+        policy.unread = None
+
+
+def move(policy: TokenPolicy, device: torch.device) -> None:
+    """Move a policy to a device, except for weights that are still in files."""
+    for tensor in (*policy.parameters(), *policy.buffers()):
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(device)
 
 
 def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
@@ -319,13 +321,15 @@ def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
     return _copied(policy, None)
 
 
-def plain_copy(policy: TokenPolicy) -> TokenPolicy:
-    """Make the copy that samples: without gradients, in `config.dtype`, on the policy's device. The policy is not
-    sharded yet.
+def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> TokenPolicy:
+    """Make the copy that samples: without gradients, in `config.dtype`, on the policy's device, which has to be given for a
+    policy whose weights are still in files. The policy is not sharded yet.
 
     Adapters are not merged into the weights: in bfloat16 rounding would remove small adapters.
     """
-    plain = _copied(policy, sampling_dtype(policy.config, policy.device))
+    device = device or policy.device
+    plain = _copied(policy, sampling_dtype(policy.config, device))
+    _read(plain, device)
     lay_beside(plain)
     return plain
 
@@ -343,7 +347,7 @@ def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
         id(parameter): nn.Parameter(parameter.detach().to(dtype or parameter.dtype, copy=True), requires_grad=False)
         for parameter in policy.parameters()
     }
-    memo[id(policy.tokenizer)] = policy.tokenizer
+    memo |= {id(shared): shared for shared in (policy.tokenizer, policy.unread)}
     return copy.deepcopy(policy, memo)
 
 

@@ -70,10 +70,10 @@ def _step(
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
     sharded = cast(FSDPModule, policy.model)
     parts = list(micro_batches(cut, prepared.shape, policy.pass_copies, prepared.order))
-    only = EvaluatedPass(policy, prepared, parts[0][0], first) if len(parts) == 1 else None
+    only = EvaluatedPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":
-        gates = _penalty_gates(policy, prepared, parts, only, size, first)
+        gates = _penalty_gates(policy, state, prepared, parts, only, size, first)
     policy.optimizer.zero_grad(set_to_none=True)
     metrics = torch.zeros(len(METRICS), device=policy.device)
     moved = torch.zeros(len(policy.budgets), device=policy.device)
@@ -81,7 +81,7 @@ def _step(
         if len(parts) > 1 and policy.family.accumulates:  # gather the weights once, reduce the gradients once
             sharded.set_requires_gradient_sync(last)
             sharded.set_reshard_after_backward(last)
-        current = only if only is not None else EvaluatedPass(policy, prepared, part, first)
+        current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
         # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, current, size, gates)
         # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
@@ -107,6 +107,7 @@ def _step(
 
 def _penalty_gates(
     policy: TrainedPolicy,
+    state: UpdateState,
     prepared: PreparedBatch,
     parts: Sequence[tuple[Cut, bool]],
     only: EvaluatedPass | None,
@@ -118,6 +119,6 @@ def _penalty_gates(
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:
-            current = only if only is not None else EvaluatedPass(policy, prepared, part, first)
+            current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
             sums += cost_surrogates(policy, current, size[0]).detach()
     return exact_penalty_weights(total(sums), prepared.violations, policy.hyper.penalty)

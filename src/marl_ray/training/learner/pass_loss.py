@@ -24,13 +24,13 @@ METRICS = ("policy_loss", "value_loss", "cost_value_loss", "entropy", "kl", "cli
 class EvaluatedPass:
     """One micro-batch of R rows and T' steps, evaluated by the current weights with gradients."""
 
-    def __init__(self, policy: TrainedPolicy, prepared: PreparedBatch, cut: Cut, first: bool):
+    def __init__(self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, cut: Cut, first: bool):
         """`first`: no gradient step was taken on this batch yet."""
         shape = prepared.shape
         cut, empty = with_a_row(cut)
         self.cut, mask = cut, cut.take(prepared.mask, shape.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
-            policy.model, prepared.inputs, prepared.batch, mask, shape, cut
+            policy.model, prepared.inputs, prepared.batch, mask, shape, cut, state.entropy_coef > 0
         )
         self.mask = mask & (not empty)
         # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second

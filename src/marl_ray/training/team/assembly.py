@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from pettingzoo import ParallelEnv
@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need the
     PolicyModel = ActorCritic | TokenPolicy
     EngineOf = Callable[[str, TokenPolicy], Engine]
 
+Agreed = TypeVar("Agreed")
+
 
 @dataclass(frozen=True)
 class Team:
@@ -48,14 +50,12 @@ class Team:
 
     def start(self) -> None:
         """Start the engines, all workers together. If one cannot start on any worker, all workers raise its error."""
-        own: MarlRayError | None = None
-        try:
+
+        def start_own() -> None:
             for engine in self.engines.values():
                 engine.start()
-        except MarlRayError as error:
-            own = error
-        for refusal in filter(None, gather(own)):
-            raise refusal
+
+        _together(start_own)
         self.rest()
 
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
@@ -97,6 +97,19 @@ class Team:
         """End the engines."""
         for engine in self.engines.values():
             engine.close()
+
+
+def _together(make: Callable[[], Agreed]) -> Agreed:
+    """Call `make` on every worker. If it raises a MarlRayError on any worker, all workers raise it."""
+    made: Agreed | None = None
+    own: MarlRayError | None = None
+    try:
+        made = make()
+    except MarlRayError as error:
+        own = error
+    for refusal in filter(None, gather(own)):
+        raise refusal
+    return cast(Agreed, made)
 
 
 def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
@@ -178,7 +191,7 @@ def build_team(
     engine is in this process or in one beside it.
     """
     agents = team_agents(config, env)
-    models = build_models(config, env, agents)
+    models = _together(lambda: build_models(config, env, agents))
     learners = {
         name: Learner(model, mesh, _learner_settings(config, name, mixed_precision))
         for name, model in models.items()
@@ -187,15 +200,17 @@ def build_team(
     if not config.language:
         return Team(agents, models, learners)
     from marl_ray.policies.engines.sampler import make_engine
-    from marl_ray.policies.language.token_policy import TokenPolicy, plain_copy
+    from marl_ray.policies.language.token_policy import TokenPolicy, move, plain_copy
     from marl_ray.training.team.gpu_pass_limit import limit_passes
 
-    sampling = {
-        name: learners[name].policy.rollout_model
-        if name in learners
-        else plain_copy(cast(TokenPolicy, model).to(mesh.device_type))
-        for name, model in models.items()
-    }
+    device, sampling = torch.device(mesh.device_type), {}
+    for name, model in models.items():
+        if name in learners:
+            sampling[name] = learners[name].policy.rollout_model
+        else:
+            frozen = cast(TokenPolicy, model)
+            move(frozen, device)
+            sampling[name] = plain_copy(frozen, device)
     limit_passes(learners.values())
     make = engine_of or (lambda name, model: make_engine(model))
     return Team(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})

@@ -33,7 +33,8 @@ def limit_passes(learners: Iterable[Learner]) -> None:
     )
     for learner in together:
         policy = learner.policy
-        peaks = [_peak(policy, rows) for rows in (1, 2)]
+        learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
+        peaks = [_peak(policy, rows, learn_entropy) for rows in (1, 2)]
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
         rows = min(gather(rows_that_fit(peaks[0], peaks[1], USABLE_MEMORY_SHARE * free - coming)))
@@ -47,23 +48,25 @@ def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
     return 1 + max(0, int((free - one_row) // max(two_rows - one_row, 1.0)))
 
 
-def rehearse(model: Any, rows: int) -> None:
+def rehearse(model: Any, rows: int, learn_entropy: bool) -> None:
     """Make a forward and a backward pass with `rows` responses that fill the context; leaves no gradients."""
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
     prompts[:, 0] = torch.arange(rows)  # different first tokens, because the model would read equal prompts only once
-    outputs = model.evaluate(prompts, responses, torch.ones_like(responses, dtype=torch.bool))
+    outputs = model.evaluate(
+        prompts, responses, torch.ones_like(responses, dtype=torch.bool), learn_entropy=learn_entropy
+    )
     parts = (outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()
     model.zero_grad(set_to_none=True)
 
 
-def _peak(policy: TrainedPolicy, rows: int) -> float:
+def _peak(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
     """Bytes that a forward and a backward pass of `rows` sequences takes besides what is allocated before it."""
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
-    rehearse(policy.model, rows)
+    rehearse(policy.model, rows, learn_entropy)
     return float(torch.cuda.max_memory_allocated(policy.device) - before)
 
 

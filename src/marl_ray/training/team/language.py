@@ -23,7 +23,7 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 
 def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> dict[str, TokenPolicy]:
     """Make the team's policies on CPU, equal on every worker. A policy that learns has the critics that its algorithm
-    needs."""
+    needs. The weights of `model.path` stay in their files until the policy is sharded or copied."""
     policies = {}
     for number, (name, members) in enumerate(agents.items()):
         spec, own = config.spec_of(name), config.team[name]
@@ -35,6 +35,7 @@ def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> di
             not own.frozen and spec.critic != "none",
             config.signals if spec.costs and not own.frozen else 0,
             uri_of(config),
+            unread=own.bundle is None,
         )
         weights = bundle_weights(config, name, members[0])
         if weights is not None:

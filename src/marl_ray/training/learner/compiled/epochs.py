@@ -79,7 +79,7 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
     flat = FlatState(policy)
     compiled = CompiledBatch(policy, state, prepared).gradient(flat.weights, cut, size[0], np.zeros(5))
     policy.optimizer.zero_grad(set_to_none=True)
-    evaluated = EvaluatedPass(policy, prepared, cut, True)
+    evaluated = EvaluatedPass(policy, state, prepared, cut, True)
     loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
     (loss * world()[1]).backward()
     worst = 0.0

@@ -71,8 +71,20 @@ class PolicyFamily(Protocol):
     def inputs(self, model: Any, batch: Trajectories) -> Any:
         """Encode the inputs once per batch, for `evaluate`."""
 
-    def evaluate(self, model: Any, inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
-        """Evaluate a part of the batch in one pass; the outputs are valid where `mask` (R, T') is True."""
+    def evaluate(
+        self,
+        model: Any,
+        inputs: Any,
+        batch: Trajectories,
+        mask: Tensor,
+        shape: Shape,
+        cut: Cut,
+        learn_entropy: bool = False,
+    ) -> Outputs:
+        """Evaluate a part of the batch in one pass; the outputs are valid where `mask` (R, T') is True.
+
+        Without `learn_entropy` the entropy may have no gradients.
+        """
 
     def reference(self, copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
         """Log-probabilities (R, T') under the reference policy, without gradients."""

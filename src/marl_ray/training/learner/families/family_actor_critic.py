@@ -98,7 +98,13 @@ def inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
 
 
 def evaluate(
-    model: ActorCritic, inputs: EncodedInputs, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut
+    model: ActorCritic,
+    inputs: EncodedInputs,
+    batch: Trajectories,
+    mask: Tensor,
+    shape: Shape,
+    cut: Cut,
+    learn_entropy: bool = False,
 ) -> Outputs:
     """Evaluate the cut (R rows, T' steps) of a batch by the model. All decisions are evaluated, also outside of `mask`."""
     rows = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import token_policy
-from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, plain_copy, shard
+from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, move, plain_copy, shard
 from marl_ray.training.collectives import total, world
 from marl_ray.training.learner.families.family import Copies, Outputs
 from marl_ray.training.learner.minibatches import Cut, Shape
@@ -27,8 +27,9 @@ def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, referenc
         if model.config.lora is None:
             fixed = frozen_copy(model)
             shard(fixed, mesh, mixed_precision)
-    model.to(mesh.device_type)
-    rollout = plain_copy(model)
+    device = torch.device(mesh.device_type)
+    move(model, device)
+    rollout = plain_copy(model, device)
     shard(model, mesh, mixed_precision)
     return Copies(model, rollout, fixed)
 
@@ -85,10 +86,19 @@ def inputs(model: TokenPolicy, batch: Trajectories) -> None:
     return None
 
 
-def evaluate(model: TokenPolicy, inputs: None, batch: Trajectories, mask: Tensor, shape: Shape, cut: Cut) -> Outputs:
+def evaluate(
+    model: TokenPolicy,
+    inputs: None,
+    batch: Trajectories,
+    mask: Tensor,
+    shape: Shape,
+    cut: Cut,
+    learn_entropy: bool = False,
+) -> Outputs:
     """Evaluate the cut (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
-    outputs = model.evaluate(cut.take(batch.prompts, shape.agents), cut.take(batch.actions, shape.agents), mask)
+    prompts, responses = (cut.take(x, shape.agents) for x in (batch.prompts, batch.actions))
+    outputs = model.evaluate(prompts, responses, mask, learn_entropy=learn_entropy)
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 

@@ -1,0 +1,153 @@
+"""The files of a language model: read at once, or into a model that was built empty, of which each worker reads its part."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from marl_ray.errors import MarlRayError, one_line
+
+FLOATS = {"F32", "F16", "BF16"}
+"""Number types that float32 contains, so that weights are equal however they are converted on the way."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Files of weights. They are open, so that they can still be read after their folder is deleted."""
+
+    files: Mapping[str, Any]
+    """Name of a weight -> the open safetensors file that contains it. Its tensors are views of the mapped file."""
+
+    @torch.no_grad()
+    def read_into(self, lm: nn.Module, device: torch.device) -> None:
+        """Give a model's weights on the meta device their values, on `device` and in their own type. Of a weight that is
+        sharded along its first dimension (FSDP2) only this worker's shard is read."""
+        names: dict[int, list[str]] = {}
+        for name, parameter in lm.named_parameters(remove_duplicate=False):
+            if parameter.is_meta:
+                names.setdefault(id(parameter), []).append(name)
+        state: dict[str, nn.Parameter] = {}
+        for tied in names.values():
+            parameter = lm.get_parameter(tied[0])
+            value = nn.Parameter(self._read(tied, parameter, device), parameter.requires_grad)
+            state |= dict.fromkeys(tied, value)
+        lm.load_state_dict(state, strict=False, assign=True)
+
+    def _read(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
+        key = next(filter(self.files.__contains__, map(_stored_name, tied)))
+        stored = self.files[key].get_slice(key)
+        if not isinstance(parameter, DTensor):
+            return torch.empty_like(parameter, device=device).copy_(stored[:])
+        mesh, local = parameter.device_mesh, parameter.to_local()
+        # FSDP2 splits as torch.chunk does.
+        begin = min(mesh.get_local_rank() * math.ceil(len(parameter) / mesh.size()), len(parameter))
+        own = torch.empty(local.shape, dtype=local.dtype, device=device).copy_(stored[begin : begin + len(local)])
+        shape, stride = parameter.shape, parameter.stride()
+        return DTensor.from_local(own, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+
+
+def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
+    """A causal language model's weights in `dtype`, on CPU.
+
+    transformers builds the model on the meta device and fills it tensor by tensor from mapped files, so there is never
+    more than one copy. Only safetensors are read: other weights are pickles.
+    """
+    settings = _settings(path, context)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=settings,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+        )
+    except Exception as error:  # transformers raises different errors for different models
+        raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
+    lm, info = loaded
+    for name, shape, expected in sorted(info["mismatched_keys"]):
+        raise MarlRayError(f"model.path {path!r}: its weight {name} is {list(shape)}, expected {list(expected)}")
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise MarlRayError(f"model.path {path!r} lacks {len(missing)} weights of its model, such as {missing[0]}")
+    return lm
+
+
+def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
+    """A causal language model with float32 weights on the meta device, and the files that contain them.
+
+    None if only `load_model` can read it, or say what is wrong with it: transformers converts the weights of some
+    architectures, a weight is missing or has another shape, or a file is broken. Draws no random numbers.
+    """
+    settings = _settings(path, context)
+    try:
+        stored = StoredWeights(_opened(path))
+        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+            lm = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+        lm.tie_weights()
+        if cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
+            lm.generation_config = GenerationConfig.from_pretrained(path)
+    except Exception:  # `load_model` names the cause
+        return None
+    converted = getattr(settings, "quantization_config", None) or (Path(path) / "adapter_config.json").is_file()
+    return (lm.eval(), stored) if not converted and _fits(lm, stored) else None
+
+
+def _settings(path: str, context: int) -> Any:
+    """The model's config. Raises MarlRayError if there is none, or it has fewer positions than `context`."""
+    if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+        raise MarlRayError(f"model.path {path!r} is no folder")
+    try:
+        settings = AutoConfig.from_pretrained(path)
+    except Exception as error:  # transformers raises different errors for different models
+        raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
+    positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or context
+    if positions < context:
+        raise MarlRayError(f"model.context={context}: {path!r} has positions for {positions} tokens")
+    return settings
+
+
+def _opened(path: str) -> dict[str, Any]:
+    """Name of a weight -> its open file. Opening compares a file's length with its header."""
+    single = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    if single is None:
+        index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME)
+        names, _ = get_checkpoint_shard_files(path, index)
+    else:
+        names = [single]
+    files: dict[str, Any] = {}
+    for name in names:
+        file: Any = safe_open(name, "pt")
+        files |= dict.fromkeys(file.keys(), file)
+    return files
+
+
+def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
+    """True if the files contain each of the model's tensors once, by its own name, and in its shape."""
+    tied: dict[int, list[str]] = {}
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        tied.setdefault(id(parameter), []).append(name)
+    for names in tied.values():
+        keys = [name for name in names if name in stored.files]
+        if len(keys) != 1:
+            return False
+        part = stored.files[keys[0]].get_slice(keys[0])
+        if part.get_shape() != list(parameters[keys[0]].shape) or part.get_dtype() not in FLOATS:
+            return False
+    return lm.state_dict().keys() <= parameters.keys()
+
+
+def _stored_name(name: str) -> str:
+    """The name that a weight has in files, which know no adapters."""
+    return name.replace(".base_layer.", ".")
