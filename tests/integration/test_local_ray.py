@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from marl_ray.cli.serving.local_gateway import serve_locally
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import LocalRay, _processes_of, local_ray, ray_here
 from marl_ray.errors import MarlRayError
@@ -121,6 +122,20 @@ def test_only_loopback_listens(ray_cluster: LocalRay) -> None:
 
 def test_other_users_cannot_look_inside(ray_cluster: LocalRay) -> None:
     assert ray_cluster.temp_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    """Serve's proxies share a port: a second gateway would answer some of the first one's requests."""
+    config = tmp_path / "serve.yaml"
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
+        port = other.getsockname()[1]
+        http = f"http_options: {{host: 127.0.0.1, port: {port}}}"
+        args = "{experiments: [{name: x, arms: {a: {bundle: none}}}]}"
+        config.write_text(
+            f"{http}\napplications: [{{name: x, import_path: 'marl_ray.serving.app:build', args: {args}}}]\n"
+        )
+        with pytest.raises(MarlRayError, match=f"http_options: 127.0.0.1:{port} cannot be used: "):
+            serve_locally(config, 60)
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -24,6 +24,15 @@ Overrides = Annotated[
         autocompletion=complete_override,
     ),
 ]
+ResumeOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides of `train.total_steps`, `resources`, `checkpoint` and `tracking`; another value of any other key is "
+        "another run.",
+        autocompletion=complete_override,
+    ),
+]
 SweepFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the sweep.")]
 SweepOverrides = Annotated[
     list[str] | None,

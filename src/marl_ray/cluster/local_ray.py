@@ -246,6 +246,17 @@ def _short_temp_root() -> str:
     return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise MarlRayError if a server of this machine listens on the port already. Serve's proxies would share it with that
+    server, so that each answers some of the requests."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that nobody listens on any more is free
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise MarlRayError(f"http_options: {host}:{port} cannot be used: {one_line(error)}") from error
+
+
 def free_port() -> int:
     """A TCP port of the loopback address that is free now, and that no connection takes before its server does.
 

@@ -190,7 +190,9 @@ def transition(
     """
     if state.status not in ALLOWED[action]:
         expected = " or ".join(sorted(ALLOWED[action]))
-        raise MarlRayError(f"{action}: expected an experiment that is {expected}, this one is {state.status}")
+        over = state.status in (ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
+        more = "; create another" if over else ""
+        raise MarlRayError(f"{action}: expected an experiment that is {expected}, this one is {state.status}{more}")
     if arm is not None:
         _check_treatment(action, plan, arm)
     epoch = state.epoch + 1

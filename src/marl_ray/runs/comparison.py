@@ -33,7 +33,7 @@ class RunCurve:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed alone, each seed once."""
 
     label: str
     """Name of the run, or of the first one and the algorithm."""
@@ -46,7 +46,8 @@ class SeedGroup:
 
 def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGroup]:
     """The curves of runs by a metric, in groups of those that differ in their seed alone: by a return the best score
-    first, by another metric, of which nobody knows if more is better, as they are given.
+    first, by another metric, of which nobody knows if more is better, as they are given. A second run of one seed is a
+    group of its own, because it would count the seed twice.
 
     Raises MarlRayError for runs of different environments, and for runs that do not have the metric.
     """
@@ -63,9 +64,14 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     metric = _shared(rows, metric)
     groups: dict[str, list[RunCurve]] = {}
     given: dict[str, Mapping[str, Any]] = {}
+    seeds: dict[str, set[int]] = {}
     for run in runs:
         config = {key: value for key, value in run.record["identity"].items() if key not in ("name", "seed", "storage")}
-        key = json.dumps(config, sort_keys=True)
+        seed, repeats = run.config["seed"], 0
+        parts = [config, run.config["train"]["total_steps"]]  # which a run's identity leaves out: a run may go on
+        while (key := json.dumps([*parts, repeats], sort_keys=True)) in seeds and seed in seeds[key]:
+            repeats += 1
+        seeds.setdefault(key, set()).add(seed)
         groups.setdefault(key, []).append(_curve(run, rows[run.name], metric))
         given.setdefault(key, _given(run))
     differing = _differing(list(given.values()))

@@ -248,6 +248,18 @@ def test_runs_are_compared_by_seeds(storage: Path):
     assert len(lines) == 8 and lines[-1] == f"eval/return over environment steps: {picture}"
 
 
+def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage: Path):
+    stored(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
+    stored(storage, "again", "seed=1", score=2.0)
+    groups = compare([find_run(name, str(storage)) for name in ("first", "second", "longer", "again")])
+    assert sorted(sorted(curve.name for curve in group.runs) for group in groups) == [
+        ["again"],
+        ["first", "second"],
+        ["longer"],
+    ]
+    assert next(g for g in groups if g.runs[0].name == "longer").differences["train.total_steps"] == 640
+
+
 def test_what_differs_is_in_the_table_and_in_the_legend(storage: Path):
     stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
     runs = [find_run(name, str(storage)) for name in ("first", "fast")]

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from marl_ray.cluster.local_ray import local_ray
+from marl_ray.cluster.local_ray import check_port, local_ray
 from marl_ray.serving.client.admin import GATEWAY, KEY
 from marl_ray.serving.client.deploy import deploy
 from marl_ray.serving.client.lint import read_serve_config
@@ -18,8 +18,11 @@ CPUS = 4
 
 def serve_locally(config: Path, timeout_s: float) -> None:
     """Deploy a Serve config on a Ray of its own, print where it answers, and serve until SIGINT or SIGTERM. Gateways without
-    `api_keys` get a new key, which is printed. Raises MarlRayError as `deploy` does."""
+    `api_keys` get a new key, which is printed. Raises MarlRayError as `deploy` does, and before Ray starts if the port is
+    taken."""
     data = read_serve_config(config)
+    http = data.get("http_options") or {}
+    check_port(http.get("host", "0.0.0.0"), http.get("port", 8000))
     with local_ray(num_cpus=max(CPUS, os.cpu_count() or 1)) as ray:
         path = ray.temp_dir / "keys.yaml"
         keyless = [part for part in data["applications"] if not (part.setdefault("args", {}) or {}).get("api_keys")]

@@ -9,7 +9,7 @@ import typer
 
 from marl_ray.cli.completion import complete_run
 from marl_ray.cli.documents.output import Json, only_result, show, table
-from marl_ray.cli.options import Overrides, Storage
+from marl_ray.cli.options import ResumeOverrides, Storage
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def show_log(
 
 
 @runs_app.command("resume")
-def resume(name: RunName, overrides: Overrides = None, storage: Storage = "runs", as_json: Json = False) -> None:
+def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = "runs", as_json: Json = False) -> None:
     """Go on with a run where it was.
 
     Its config is that of the run's folder. Of a finished run raise `train.total_steps`.

@@ -43,7 +43,8 @@ def ask_with(
             text = f"{problem['field'] or 'request'}: {problem['message']}"
         except (ValueError, KeyError, TypeError):
             text = " ".join(answer.text.split())[:200]
-        more = f" (the key comes from {KEY})" if answer.status_code in (401, 403) else ""
+        known = f"the key comes from {KEY}" if "authorization" in client.headers else f"{KEY} is not set"
+        more = f" ({known})" if answer.status_code in (401, 403) else ""
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
     data: dict[str, Any] = answer.json()
     return data

@@ -192,7 +192,7 @@ async def tried(service: Service, field: str, function: Callable[[], T]) -> T:
     except (StoreError, RequestError):
         raise
     except MarlRayError as error:
-        raise RequestError(409, field, str(error)) from None
+        raise RequestError(409, field, str(error).removeprefix(f"{field}: ")) from None
 
 
 def _reason(reason: Any) -> str:
