@@ -81,7 +81,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     journal = Journal(folder.filesystem, folder.path, rank)
     try:
         # Rank 0 decides for all: a storage may show others an older list.
-        own, refused, attempt = from_first(lambda: (*own_places(), attempt_number()))
+        own, refused, attempt = from_first(lambda: (*own_places(), attempt_number(folder)))
         if refused:
             return {REFUSED: refused}
         best_left, damaged = from_first(lambda: _best_left(folder))

@@ -51,9 +51,12 @@ class Published(NamedTuple):
         return any(file.startswith(f"{BUNDLE}/") for file in self.manifest.files)
 
 
-def attempt_number() -> int:
-    """A number for a new group of workers, greater than those of the groups before it."""
-    return int(time.time())
+def attempt_number(folder: StoredFolder) -> int:
+    """A number for a new group of workers, greater than those of the groups before it, whose checkpoints are in the folder:
+    milliseconds, or one more than theirs where groups begin at once or the clock was set back. Raises OSError."""
+    names = (_named(place) for place in _folders(folder))
+    before = [int(name[2]) for name in names if name is not None and name[2] is not None]
+    return max(time.time_ns() // 1_000_000, 1 + max(before, default=0))
 
 
 def checkpoint_name(iteration: int, attempt: int) -> str:

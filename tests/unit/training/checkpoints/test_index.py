@@ -11,6 +11,7 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import (
     Published,
+    attempt_number,
     best,
     checkpoint_name,
     checkpoints_in,
@@ -52,6 +53,16 @@ def listed(*scores: float | None) -> list[Published]:
 
 def iterations(checkpoints: list[Published]) -> list[int]:
     return [checkpoint.manifest.iteration for checkpoint in checkpoints]
+
+
+def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_numbers(tmp_path: Path):
+    """Under one number the folder that a killed worker left half-written would be the next group's own."""
+    folder = folder_here(tmp_path)
+    first = attempt_number(folder)
+    Path(tmp_path, checkpoint_name(3, first)).mkdir()
+    assert attempt_number(folder) > first
+    Path(tmp_path, checkpoint_name(4, first * 10)).mkdir()
+    assert attempt_number(folder) == first * 10 + 1
 
 
 def test_the_newest_and_the_best_are_kept():
