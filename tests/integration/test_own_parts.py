@@ -106,7 +106,7 @@ def test_a_check_prints_a_line_for_every_property(inside: Path) -> None:
     good = CliRunner().invoke(app, ["check", "plugin", "environment", "my_environment:MyEnvironment", "fields=4"])
     assert good.exit_code == 0
     assert [line.split()[:2] for line in good.output.splitlines()] == [
-        ["ok", f"{name}:"] for name in ("agents", "spaces", "episodes", "observations", "rewards", "seeds")
+        ["ok", f"{name}:"] for name in ("agents", "spaces", "episodes", "observations", "rewards", "seeds", "close")
     ]
 
 
