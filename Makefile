@@ -37,7 +37,7 @@ check: install  ## Lint, format, types, dependency directions
 	$(BIN)/lint-imports
 
 unit: install  ## Unit tests
-	$(PYTEST) -n 2 tests/unit
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not long" tests/unit
 
 # In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests

@@ -122,7 +122,7 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
         deadline = time.monotonic() + 240
         while not (
             names := [own["name"] for own in ray.util.list_named_actors(True) if " engine " in own["name"]]
-        ) or not [*(tmp_path / whole.name).glob("checkpoint_*")]:
+        ) or not [*(tmp_path / whole.name).glob("checkpoint_*/manifest.json")]:
             assert time.monotonic() < deadline and not running.done()
             time.sleep(0.2)
         [namespace] = [own["namespace"] for own in ray.util.list_named_actors(True) if own["name"] == names[0]]

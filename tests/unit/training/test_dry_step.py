@@ -39,5 +39,4 @@ def test_models_of_3_and_7_billion_weights_fit_on_eight_gpus_of_80_gb(sizes, wei
     # What the layers receive is kept for the backward pass, in bfloat16.
     assert kinds["ACT"] == pytest.approx(2 * 16 * 2048 * sizes["hidden_size"] * sizes["num_hidden_layers"], rel=0.2)
     copy_that_samples = 2 * weights
-    print({kind: round(number / 2**30, 2) for kind, number in kinds.items()})
     assert kinds["Total"] + copy_that_samples < 80e9
