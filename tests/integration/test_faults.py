@@ -36,7 +36,7 @@ ITERATIONS = 6
 EVERY = list(range(ITERATIONS + 1))
 NAMES = re.compile(
     r"run\.json|metrics\.jsonl|events\.jsonl|failures\.jsonl|run\.log|return\.png|bundle|owner|sinks|tensorboard|errors"
-    r"|checkpoint_\d{8}_\d{10}"
+    r"|checkpoint_\d{8}_\d{13}"
 )
 """All that may lie in the folder of a finished run."""
 OWNED = re.compile(r"error: name: run '.*' is owned by process \d+ of .*, whose last beat is \d+ s old; ")
@@ -319,7 +319,7 @@ def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
 @pytest.mark.slow
 def test_a_folder_that_was_being_removed_after_the_last_checkpoint_is_removed_by_the_next_workers(local: Bench):
     run, place = reopened(local, "removed")
-    Path(place.path, "checkpoint_00000002_0000000001", "weights").mkdir(parents=True)
+    Path(place.path, "checkpoint_00000002_0000000001000", "weights").mkdir(parents=True)
     assert local.begin(run, Start()).status == 0
     Result(run).check_folder()
 
