@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,14 +65,13 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     metric = _shared(rows, metric)
     groups: dict[str, list[RunCurve]] = {}
     given: dict[str, Mapping[str, Any]] = {}
-    seeds: dict[str, set[int]] = {}
+    repeats: Counter[str] = Counter()
     for run in runs:
         config = {key: value for key, value in run.record["identity"].items() if key not in ("name", "seed", "storage")}
-        seed, repeats = run.config["seed"], 0
-        parts = [config, run.config["train"]["total_steps"]]  # which a run's identity leaves out: a run may go on
-        while (key := json.dumps([*parts, repeats], sort_keys=True)) in seeds and seed in seeds[key]:
-            repeats += 1
-        seeds.setdefault(key, set()).add(seed)
+        # A run's identity leaves out its length, because a run may go on.
+        key = json.dumps([config, run.config["train"]["total_steps"]], sort_keys=True)
+        repeats[own := f"{key} {run.config['seed']}"] += 1
+        key = f"{key} {repeats[own]}"
         groups.setdefault(key, []).append(_curve(run, rows[run.name], metric))
         given.setdefault(key, _given(run))
     differing = _differing(list(given.values()))

@@ -32,15 +32,12 @@ class StoredWeights:
     def read_into(self, lm: nn.Module, device: torch.device) -> None:
         """Give a model's weights on the meta device their values, on `device` and in their own type. Of a weight that is
         sharded along its first dimension (FSDP2) only this worker's shard is read."""
-        names: dict[int, list[str]] = {}
-        for name, parameter in lm.named_parameters(remove_duplicate=False):
-            if parameter.is_meta:
-                names.setdefault(id(parameter), []).append(name)
         state: dict[str, nn.Parameter] = {}
-        for tied in names.values():
+        for tied in tied_names(lm):
             parameter = lm.get_parameter(tied[0])
-            value = nn.Parameter(self._read(tied, parameter, device), parameter.requires_grad)
-            state |= dict.fromkeys(tied, value)
+            if parameter.is_meta:
+                value = nn.Parameter(self._read(tied, parameter, device), parameter.requires_grad)
+                state |= dict.fromkeys(tied, value)
         lm.load_state_dict(state, strict=False, assign=True)
 
     def _read(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
@@ -92,15 +89,30 @@ def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
     settings = _settings(path, context)
     try:
         stored = StoredWeights(_opened(path))
-        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
-            lm = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
-        lm.tie_weights()
+        with torch.random.fork_rng(devices=[]):
+            lm = empty_lm(settings)
         if cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
             lm.generation_config = GenerationConfig.from_pretrained(path)
     except Exception:  # `load_model` names the cause
         return None
     converted = getattr(settings, "quantization_config", None) or (Path(path) / "adapter_config.json").is_file()
     return (lm.eval(), stored) if not converted and _fits(lm, stored) else None
+
+
+def empty_lm(settings: Any) -> Any:
+    """A causal language model of a config. Its float32 weights are on the meta device; its buffers have their numbers."""
+    with init_empty_weights(include_buffers=False):
+        lm = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    lm.tie_weights()
+    return lm
+
+
+def tied_names(lm: nn.Module) -> list[list[str]]:
+    """The names of each parameter, of which a tied one has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in lm.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return list(names.values())
 
 
 def _settings(path: str, context: int) -> Any:
@@ -134,11 +146,8 @@ def _opened(path: str) -> dict[str, Any]:
 
 def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
     """True if the files contain each of the model's tensors once, by its own name, and in its shape."""
-    tied: dict[int, list[str]] = {}
     parameters = dict(lm.named_parameters(remove_duplicate=False))
-    for name, parameter in parameters.items():
-        tied.setdefault(id(parameter), []).append(name)
-    for names in tied.values():
+    for names in tied_names(lm):
         keys = [name for name in names if name in stored.files]
         if len(keys) != 1:
             return False

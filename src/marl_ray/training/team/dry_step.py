@@ -4,15 +4,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import init_empty_weights
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.policies.language.model_files import empty_lm, tied_names
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy, shard
 
@@ -29,9 +29,7 @@ def dry_step(
     """
     dist.init_process_group("fake", rank=0, world_size=workers, store=FakeStore())
     try:
-        with init_empty_weights(include_buffers=False):
-            lm = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
-        lm.tie_weights()
+        lm = empty_lm(architecture)
         policy = TokenPolicy(lm, byte_tokenizer(model.context), model, GenerationConfig(max_tokens=tokens))
         shard(policy, init_device_mesh("cpu", (workers,)), mixed_precision=True)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -43,12 +41,9 @@ def dry_step(
 
 def _fill(lm: Any) -> None:
     """Give weights on the meta device fake ones of the CPU, and each tied weight one for all its names."""
-    made: dict[int, nn.Parameter] = {}
-    state = {}
-    for name, parameter in lm.named_parameters(remove_duplicate=False):
-        if id(parameter) not in made:
-            made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
-        state[name] = made[id(parameter)]
+    state: dict[str, nn.Parameter] = {}
+    for tied in tied_names(lm):
+        state |= dict.fromkeys(tied, nn.Parameter(torch.empty_like(lm.get_parameter(tied[0]), device="cpu")))
     lm.load_state_dict(state, strict=False, assign=True)
     for module in lm.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
