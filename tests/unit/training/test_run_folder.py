@@ -21,8 +21,9 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import checkpoint_name, kept
 from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import StoredFolder, Unwritable, folder_here
+from marl_ray.training.checkpoints.storage import Unwritable, folder_here
 from marl_ray.training.driver import RunResult, finished, train
+from marl_ray.training.loop.start import RunStart
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
     filesystem_of,
@@ -207,7 +208,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
     monkeypatch.setenv(TRACKING_URI, "")
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
-    monkeypatch.setattr("marl_ray.training.loop.run_worker", body)
+    monkeypatch.setattr("marl_ray.training.loop.worker_loop.run_worker", body)
     payload = {
         "config": config().given(),
         "queue": None,
@@ -257,8 +258,8 @@ def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path: Path, 
         publish(folder_here(place), CheckpointManifest(FORMAT, "toy", identity, iteration, 32, 1, 0.0, {}, {}))
         return str(place)
 
-    def places(run: RunConfig, device: Any, resume_from: list[StoredFolder], **more: Any) -> list[str]:
-        return [place.path for place in resume_from]
+    def places(run: RunConfig, device: Any, start: RunStart, *more: Any) -> list[str]:
+        return [place.path for place in start.checkpoints]
 
     other = put(20, identity_hash(config("seed=7")))
     answer = work(monkeypatch, tmp_path, places)
