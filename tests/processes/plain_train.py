@@ -41,7 +41,7 @@ PARTS = (
     "training/tracking",
     "policies/bundles",
 )
-FILES = ("training/driver.py", "training/worker.py", "temporary_folders.py")
+FILES = ("training/driver.py", "training/run_result.py", "training/worker.py", "temporary_folders.py")
 """Where processes die: folders and files of the product."""
 PRELOADED = (
     "boto3.session",
