@@ -1,7 +1,6 @@
 """Writing checkpoints beside the training: what is written, what an error does, and what a death leaves."""
 
 import json
-import multiprocessing
 import os
 import threading
 import time
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes.two_workers import two_workers
+from processes.two_workers import FORKS, two_workers
 from toys.runs import config, timeless, weights
 
 from marl_ray.training.checkpoints import saving
@@ -153,8 +152,7 @@ def dies(folder: str, iteration: int, published: bool) -> None:
 def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_else(tmp_path: Path, published: bool):
     whole = train_alone(config(), tmp_path / "whole")
     folder = folder_here(tmp_path / "run")
-    forks = multiprocessing.get_context("forkserver")
-    process = forks.Process(target=dies, args=(folder.path, 4, published))
+    process = FORKS.Process(target=dies, args=(folder.path, 4, published))
     process.start()
     process.join(120)
     assert process.exitcode == 9
