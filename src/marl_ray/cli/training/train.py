@@ -76,6 +76,6 @@ def demo(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes played through HTTP.")] = 400,
 ) -> None:
     """Train two teams, serve both, A/B them over HTTP."""
-    from marl_ray.demo import run_demo
+    from marl_ray.first_steps.demo import run_demo
 
     run_demo(folder, episodes, keep)
