@@ -9,13 +9,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
-from marl_ray.policies.actor_critic.mlp_kernels import (
-    DecisionArrays,
-    PPOTerms,
-    adam_step,
-    ppo_gradient,
-    standardise,
-)
+from marl_ray.policies.actor_critic.mlp_arguments import DecisionArrays, PPOTerms
+from marl_ray.policies.actor_critic.mlp_kernels import adam_step, ppo_gradient, standardise
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import Diverged
