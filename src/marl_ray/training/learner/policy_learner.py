@@ -92,7 +92,7 @@ class Learner:
         prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
-            policy.family.adopt_actor(policy.copies, weights)
+            policy.family.adopt_actor(policy.models, weights)
             metrics |= step_metrics
         # Advantages become losses, and losses become gradients and steps.
         self.state, epoch_metrics = self._descend(prepared, where)
