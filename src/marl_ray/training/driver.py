@@ -309,8 +309,11 @@ def _finish(config: RunConfig, run_id: str, result: Any, console: RunLog) -> tup
         curve = plot_run(panels_of(config, history), temporary / "return.png", title_of(config))
         benchmarks = plot_benchmarks(config, history, temporary / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):
-            with picture.open("rb") as source, filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
-                target.write(source.read())
+            try:
+                with filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
+                    target.write(picture.read_bytes())
+            except OSError as error:  # a finished run does not fail by its pictures
+                console.say(f"{picture.name} cannot be written: {one_line(error)}")
     is_local = "://" not in config.storage
     last = result.return_value or {}
     outcome = RunResult(
