@@ -187,14 +187,14 @@ class Lease:
 
     def _write(self, own: Standing) -> bool:
         """Write this owner's file; False, and there is no such file, if the folder has a later owner. Raises OSError."""
-        mine = newest(self.filesystem, self.folder) <= self.number
-        if mine:
+        is_owner = newest(self.filesystem, self.folder) <= self.number
+        if is_owner:
             write_json(self.filesystem, owner_file(self.folder, self.number), asdict(own))
             # A process that slept meanwhile has made the file anew, which the later owner had removed.
-            mine = newest(self.filesystem, self.folder) <= self.number
-        if not mine:
+            is_owner = newest(self.filesystem, self.folder) <= self.number
+        if not is_owner:
             self._delete(self.number)
-        return mine
+        return is_owner
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:
