@@ -327,6 +327,19 @@ def test_a_folder_that_was_being_removed_after_the_last_checkpoint_is_removed_by
 
 
 @pytest.mark.slow
+def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run(local: Bench):
+    run, place = reopened(local, "strange")
+    for mark in Path(place.path, "sinks").iterdir():
+        mark.write_text(json.dumps({"rows": "x", "run_id": 3, "ended": [], "iteration": {}}))
+    Path(place.path, "return.png").unlink()
+    Path(place.path, "return.png").mkdir()
+    ended = local.begin(run, Start())
+    assert ended.status == 0 and "Traceback" not in ended.said, ended.said
+    assert "return.png cannot be written: " in ended.said
+    Result(run).check_sinks(local.root / "tracked")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["all are gone", "the best is gone", "the best is flipped"])
 def test_a_run_whose_bundles_are_lost_makes_another(local: Bench, how: str):
     run, place = reopened(local, "lost")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, Published, best_whole, published
 from marl_ray.training.checkpoints.manifest import withdraw
@@ -104,8 +104,11 @@ def make_result(
         curve = plot_run(panels_of(config, history), temporary / CURVE, title_of(config))
         benchmarks = plot_benchmarks(config, history, temporary / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):
-            with picture.open("rb") as source, filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
-                target.write(source.read())
+            try:
+                with filesystem.open_output_stream(f"{folder}/{picture.name}") as target:
+                    target.write(picture.read_bytes())
+            except OSError as error:  # a finished run does not fail by its pictures
+                console.say(f"{picture.name} cannot be written: {one_line(error)}")
     result = RunResult(
         name=config.name,
         model="",

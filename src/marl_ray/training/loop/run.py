@@ -76,8 +76,13 @@ class Run:
             from marl_ray.training.team.language import build_data
 
             data = build_data(config, self.team.agents, self.team.models)
-        self.facts = {HOLDS: holds_of(config, self.env, self.team.agents), PLAY: play_of(config)}
-        """The facts by which a checkpoint shows which other runs may begin from it."""
+        self.facts = {
+            "run": config.name,
+            "identity": identity_hash(config),
+            HOLDS: holds_of(config, self.env, self.team.agents),
+            PLAY: play_of(config),
+        }
+        """The facts by which a checkpoint shows whose it is, and which other runs may begin from it."""
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
         self.recent = RecentEpisodes(config, self.state["recent"])
@@ -255,8 +260,6 @@ class Run:
             "recent": self.recent.state(),
             "metrics": self.metrics,
             "best_score": max(score, self.state["best_score"]),
-            "run": self.config.name,
-            "identity": identity_hash(self.config),
             **self.facts,
         }
         if place is not None:

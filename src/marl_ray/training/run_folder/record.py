@@ -122,7 +122,10 @@ def record_of(config: RunConfig) -> dict[str, Any]:
         if recorded_identity is not None:
             recorded_identity.pop("storage", None)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"storage: {folder}/{RECORD} is not the record of a run: {one_line(error)}") from error
+        raise MarlRayError(
+            f"storage: {folder}/{RECORD} is not the record of a run: {one_line(error)}; without this file "
+            "the same command goes on from the last checkpoint"
+        ) from error
     if record is None or recorded_identity is None:
         return {"identity": identity, **config_record(config)}
     own_identity = flatten(json.loads(json.dumps(identity)))
