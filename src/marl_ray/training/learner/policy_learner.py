@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from marl_ray.algorithms.advantages.of_batch import cost_advantages
+from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.training.collectives import total, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step

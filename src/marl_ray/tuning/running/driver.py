@@ -17,9 +17,9 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.storages import absolute
+from marl_ray.training.machines.interruption import answering
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.surroundings.interruption import answering
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
     REPORT,
