@@ -15,11 +15,11 @@ STORY = [
     r"│ candidate +│.*│ +worse +│",
     r"rollback candidate +by gateway: harm proven by outcome",
 ]
-"""What must be told, in this order."""
+"""Events of the story that must come, in this order."""
 
 
 def main(path: str) -> str:
-    """What is wrong; empty if nothing is."""
+    """The mistakes of the story; empty if there are none."""
     text, at = Path(path).read_text(), 0
     for line in STORY:
         found = re.compile(line).search(text, at)

@@ -1,4 +1,4 @@
-"""How long the shared maths of the algorithms takes on one batch: 4,096 sequences of 512 steps, groups of 8.
+"""Seconds that the shared maths of the algorithms takes on one batch: 4,096 sequences of 512 steps, groups of 8.
 
     .venv/bin/python benchmarks/algorithms.py
 
@@ -163,7 +163,7 @@ def milliseconds(function: Callable[[], object], runs: int) -> list[float]:
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on."""
+    """The machine and the versions that were measured."""
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
         names = [row for row in Path("/proc/cpuinfo").read_text().splitlines() if row.startswith("model name")]

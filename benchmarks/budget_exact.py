@@ -1,4 +1,4 @@
-"""What a policy of `budget_dag` is worth, exactly: by enumeration of every state that an episode can reach, not by play.
+"""The exact value of a policy of `budget_dag`: by enumeration of every state that an episode can reach, not by play.
 
 A sub-task's chance is known, so a policy's mean return, mean cost and chance to keep a limit are sums over states. The
 episodes of a play would blur the differences between good policies (0.02 of return with 4,096 episodes).
@@ -17,7 +17,7 @@ WORKER = "worker_0"
 
 
 class Worth(NamedTuple):
-    """Of one policy, exact."""
+    """The exact values of one policy."""
 
     ret: float
     cost: float
@@ -53,7 +53,7 @@ class States:
         self.seen, self.allowed = torch.from_numpy(np.array(seen)), torch.from_numpy(np.array(allowed))
 
     def worth(self, model: Any) -> Worth:
-        """Of an ActorCritic that draws its actions."""
+        """The values of an ActorCritic that draws its actions."""
         with torch.no_grad():
             outputs = model.distribution.normalize(model.actor.infer(self.seen), self.allowed)
         chances = torch.softmax(outputs.where(self.allowed, -torch.inf).double(), -1).tolist()

@@ -26,7 +26,7 @@ from tables import spread
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 SHAPE = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
-"""Of the language model: 64 million parameters."""
+"""The shape of the language model: 64 million parameters."""
 GOAL = 0.10
 SMALL, LARGE = "actor-critic", "language model"
 

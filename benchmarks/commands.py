@@ -1,4 +1,4 @@
-"""How long the command line takes to answer: `marl-ray --help` against a bare Python, in turn.
+"""Seconds until the command line answers: `marl-ray --help` against a bare Python, in turn.
 
 .venv/bin/python benchmarks/commands.py
 

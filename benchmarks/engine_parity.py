@@ -29,8 +29,8 @@ KIND, ALGORITHM = "program", "grpo"
 ENGINES = {"torch": "built-in (`torch`)", "vllm": "vLLM (`vllm`)"}
 ITERATIONS = 40
 SHARE = 0.5
-"""Of the built-in engine's gain: the width that the difference's interval must stay under. An interval that contains 0
-and is narrower excludes that training with vLLM loses as much as half of what training gives."""
+"""The share of the built-in engine's gain that the width of the difference's interval must stay under. An interval that
+contains 0 and is narrower excludes that training with vLLM loses as much as half of what training gives."""
 GAP = 1e-4
 """Mean difference of the learner's log-probabilities from vLLM's that every iteration must stay under."""
 SETTINGS = {"kind": KINDS[KIND], "hyper": HYPER | OWN[ALGORITHM], "samples": SAMPLES, "iterations": ITERATIONS}

@@ -25,7 +25,7 @@ from marl_ray.sandbox import Level, Pool
 FILES = {"humaneval_plus": "HumanEvalPlus.jsonl.gz", "mbpp_plus": "MbppPlus.jsonl.gz"}
 MODES: tuple[Mode, Mode] = ("official", "hardened")
 MUTANTS = 2
-"""Of each reference."""
+"""Mutants of each reference."""
 
 
 def scored(pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float, threads: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTes
 Evidence = Callable[[Looks, float, int, bool], np.ndarray]
 """`experiments.log_evidence`."""
 UNITS = 6_000
-"""Of both arms together, in each experiment."""
+"""Units of both arms together, in each experiment."""
 
 
 class Stream(NamedTuple):
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     high: float
     share: float | np.ndarray = 0.5
     scale: float = 1.0
-    """Of a relative margin."""
+    """The factor on control's values that a relative margin gives."""
     better: int = 1
     """-1 where smaller is better."""
     reports: tuple[tuple[float, float], tuple[float, float]] | None = None
@@ -95,7 +95,7 @@ def check(found: Stream, case: Case, margin: float) -> None:
 
 
 def looks(found: Stream, case: Case) -> Looks:
-    """What the normal mixture sees after every 2 STEP units."""
+    """The sums that the normal mixture gets after every 2 STEP units."""
     parts = []
     for arm, factor in ((found.treated, case.better), (~found.treated, case.better * case.scale)):
         values = factor * found.values
@@ -196,7 +196,7 @@ def found_by(case: Case, side: int, margin: float, runs: int, seed: int, alpha: 
 
 
 def normal_too(case: Case) -> bool:
-    """Whether the normal mixture is shown: it compares within epochs, and other rows have it with missing outcomes."""
+    """True if the normal mixture is shown: it compares within epochs, and other rows have it with missing outcomes."""
     return isinstance(case.share, float) and case.reports is None
 
 

@@ -27,7 +27,7 @@ Evidence = Callable[..., np.ndarray]
 
 
 class Arm(NamedTuple):
-    """How an arm's units report: the chances of one whose outcome is 1 and of one whose outcome is 0."""
+    """The reporting of an arm's units: the chances of one whose outcome is 1 and of one whose outcome is 0."""
 
     of_ones: float
     of_zeros: float
@@ -43,9 +43,9 @@ class Missing(NamedTuple):
     block: int = 10
     """Units of an arm (of the treatment, where `ratio` is not 1) between looks."""
     value: float | None = None
-    """What stands for a missing outcome; None if it does not count."""
+    """The value that stands for a missing outcome; None if it does not count."""
     margin: float = 0.1
-    """Of promotion, in units of what counts."""
+    """The margin of promotion, in units of the value that counts."""
     as_they_come: tuple[float, float] | None = None
     """Mean delays of ones in treatment and control, in looks, to be judged without any window; zeros come at once."""
     ratio: int = 1
@@ -80,7 +80,7 @@ def late(mean: float, window: float = 1.0) -> float:
 
 
 class Seen(NamedTuple):
-    """What is seen of an arm at every look (runs, looks): units judged, and of these those that have reported 1, and 0."""
+    """Counts of an arm at every look (runs, looks): units judged, and of these those that have reported 1, and 0."""
 
     judged: np.ndarray
     ones: np.ndarray
@@ -108,7 +108,7 @@ def _arm(rng: np.random.Generator, arm: Arm, block: int, runs: int) -> Seen:
 
 
 def looks_of(arms: Sequence[Seen], shift: float = 0.0, fill: np.ndarray | float | None = None) -> Looks:
-    """What a test sees of treatment, moved by `shift`, and control."""
+    """The sums of treatment, moved by `shift`, and control, as a test gets them."""
     (n_t, mean_t, var_t), (n_c, mean_c, var_c) = arms[0].moments(shift, fill), arms[1].moments(0.0, fill)
     return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c)
 
@@ -185,7 +185,7 @@ def watched(case: Missing, reports: Looks, evidence: Evidence) -> np.ndarray:
 
 
 def _as_they_come(case: Missing, rng: np.random.Generator, runs: int, evidence: Evidence, limit: float) -> np.ndarray:
-    """Whether harm is ever proven by the outcomes that have come so far."""
+    """True where harm is ever proven by the outcomes that have come so far."""
     arms = []
     for delay in case.as_they_come or ():
         seen = np.zeros((2, runs, LOOKS))
@@ -302,7 +302,7 @@ MISSING = _cases()
 
 
 def missing_table(rows: list[dict[str, Any]], delays: list[dict[str, Any]], rate: Callable[[float], str]) -> list[str]:
-    """As Markdown."""
+    """The results as Markdown."""
     lines = [
         "",
         "## Late and missing outcomes",

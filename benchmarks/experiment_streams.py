@@ -233,7 +233,7 @@ def student(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 
 
 def pareto(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """Of index 2.5: no third moment."""
+    """A Pareto distribution of index 2.5 has no third moment."""
     return rng.pareto(2.5, size)
 
 
@@ -301,5 +301,5 @@ WRONG = {
     "wrong: matches of 20 sessions, assigned as matches, counted as sessions": Scenario(two_arms(sessions)),
     "wrong: switchback by pairs, AR(1) -0.8, counted block by block": Scenario(switchback(ar1(-0.8), 0.5, False)),
 }
-"""What happens against the advice of `sequential` and `clusters`: with units that depend on each other, and without the
+"""Streams against the advice of `sequential` and `clusters`: with units that depend on each other, and without the
 cluster or the group. Shown, not promised."""

@@ -1,4 +1,4 @@
-"""How often the experiment engine's tests err when they are watched all the time, and how soon they find harm.
+"""Errors of the experiment engine's tests when they are watched all the time, and the units until they find harm.
 
     .venv/bin/python benchmarks/experiments.py                 about a quarter of an hour on one core
     .venv/bin/python benchmarks/experiments.py --runs 1000     a quick look; stores nothing
@@ -65,7 +65,7 @@ class Errors(NamedTuple):
 
 
 def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Of treatment and control, as `sequential` takes them."""
+    """The sums of treatment and control, as `sequential` takes them."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = looks
     if binary:
         pooled = (n_c * mean_c + n_t * (mean_t + margin)) / (n_t + n_c)

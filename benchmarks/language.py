@@ -41,7 +41,7 @@ WARM_UP = 2
 PHASES = ("sampling", "evaluation", "update", "refresh", "other")
 """Responses; forward passes that are trained on; backward, Adam and advantages; weights into the sampling copy."""
 SETTINGS = {"fp32": ("plain", "static", "continuous"), "bf16": ("bf16", "bf16-weights")}
-"""How TRL may compute in each precision; the fastest is the peer."""
+"""Set-ups of TRL in each precision; the fastest is the peer."""
 ENGINES = ("torch", "vllm")
 LIMIT = 900
 """Seconds that one measurement may take."""
@@ -344,7 +344,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on."""
+    """The machine and the versions that were measured."""
     rows = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
     return {

@@ -1,4 +1,4 @@
-"""How much of an accelerator's memory bandwidth and matrix rate sampling and updates of a language model use.
+"""Shares of an accelerator's memory bandwidth and matrix rate that sampling and updates of a language model use.
 
     .venv/bin/python benchmarks/language_accelerator.py                       a GPU, 0.5 B parameters of random weights
     .venv/bin/python benchmarks/language_accelerator.py --device cpu --size tiny    the same code where there is none

@@ -1,4 +1,4 @@
-"""What language models learn: pass@1 of held-out tasks before and after, and a team against its generator alone.
+"""Skills that language models learn: pass@1 of held-out tasks before and after, and a team against its generator alone.
 
     .venv/bin/python benchmarks/language_learning.py              four algorithms and the team, three seeds each
     .venv/bin/python benchmarks/language_learning.py --quick      GRPO with one seed; nothing is stored
@@ -70,7 +70,7 @@ def algorithm_row(algorithm: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def repaired(run: dict[str, Any]) -> float:
-    """Of 100 first programs that failed, how many the rest of the episode made pass."""
+    """The share in percent of first programs that failed and that the rest of the episode made pass."""
     first, last = statistics.mean(run["after"]["first"]), statistics.mean(run["after"]["passes"])
     return 100 * (last - first) / max(1 - first, 1e-9)
 

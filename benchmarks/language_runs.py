@@ -19,7 +19,7 @@ CONTEXT = 1024
 
 
 class Kind(NamedTuple):
-    """Who plays which episodes, and what they have seen before reinforcement learning."""
+    """The team of a run, its episodes, and the demonstrations before reinforcement learning."""
 
     env: dict[str, Any]
     agents: tuple[str, ...]
@@ -42,7 +42,7 @@ STAGES = ((10, 1.5e-3), *[(1, 1e-3)] * 8)
 """Epochs and learning rate of the warm start's parts; it ends with the first part that reaches `likely`."""
 COPIES, GROUP = 256, 8
 HYPER: dict[str, Any] = {"lr": 2e-4, "epochs": 1, "minibatches": 4, "max_grad_norm": 1.0, "entropy_coef": 0.0}
-"""Of every algorithm: four gradient steps per batch."""
+"""Settings of every algorithm: four gradient steps per batch."""
 OWN: dict[str, dict[str, Any]] = {
     "grpo": {},
     "rloo": {},
@@ -116,7 +116,7 @@ def warm_start(kind: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _likelihood(row: dict[str, float]) -> float:
-    """Of the generator, whose name stands before the metric where it is not alone."""
+    """A metric of the generator, whose name stands before it where the generator is not alone."""
     name = "warm_start/log_likelihood"
     return row[name] if name in row else row[f"generator/{name}"]
 

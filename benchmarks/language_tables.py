@@ -100,6 +100,6 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str) -> tuple[str, str]:
-    """Of wall time and of CPU time: median (least-most) over the rounds."""
+    """Cells of wall time and of CPU time: median (least-most) over the rounds."""
     wall, cpu = (spread([row[over][rate] / row[under][rate] for row in rounds], 2) for rate in RATES)
     return wall, cpu

@@ -1,4 +1,4 @@
-"""What the algorithms learn, over several seeds: interquartile means with stratified bootstrap intervals, exact values.
+"""Returns that the algorithms reach over several seeds: interquartile means, stratified bootstrap intervals, exact values.
 
     .venv/bin/python benchmarks/learning.py                     every task, five seeds
     .venv/bin/python benchmarks/learning.py --tasks cartpole    some of them
@@ -29,7 +29,7 @@ from marl_ray.training.checkpoints.storage import folder_here
 
 EVALUATION_SEED = 1_000_000
 BUDGET, TOLERATED = 30.0, 1.02
-"""Of budget_dag's mean cost, and the share of it that a final policy may cost."""
+"""The budget of budget_dag's mean cost, and the multiple of it that a final policy may cost."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Task:
     exact: float | None = None
     """Asked of every final policy's exact return."""
     limit: float | None = None
-    """What an episode may cost; every policy must keep it with a chance of at least `kept`."""
+    """The cost that an episode may have; every policy must keep it with a chance of at least `kept`."""
     kept: float = 1.0
 
     @property
@@ -70,7 +70,7 @@ def dag(algorithm: str, *more: str, share: float | None = 0.8, **rest: Any) -> T
 
 
 SHORT = "train.total_steps=160000"
-"""As many as the mean-cost algorithms need to settle."""
+"""The steps that the mean-cost algorithms need to settle."""
 HARD = "constraints=[{{budget: {budget}, hard_limit: {limit}}}]"
 TASKS = {
     "dag_ppo_lagrangian": dag("ppo_lagrangian", SHORT),

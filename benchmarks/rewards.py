@@ -1,4 +1,4 @@
-"""What a reward for code costs: all tests of a program in one run of the sandbox, against a run for each test.
+"""The cost of a reward for code: all tests of a program in one run of the sandbox, against a run for each test.
 
     .venv/bin/python benchmarks/rewards.py
 
@@ -26,7 +26,7 @@ LIMITS = Limits(cpu_s=3.0)
 
 
 def seconds(body: Callable[[], object]) -> float:
-    """Of one call."""
+    """Seconds of one call."""
     begin = time.perf_counter()
     body()
     return time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""How many programs a second the sandbox runs and judges on one core, beside the official HumanEval harness.
+"""Programs that the sandbox runs and judges a second on one core, beside the official HumanEval harness.
 
     .venv/bin/python benchmarks/sandbox.py                     # three rounds, about two minutes
 

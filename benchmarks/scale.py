@@ -1,4 +1,4 @@
-"""What size costs: trials of a sweep, policies of a team, workers of a run.
+"""The cost of size: trials of a sweep, policies of a team, workers of a run.
 
     .venv/bin/python benchmarks/scale.py                        # about ten minutes on two cores
     .venv/bin/python benchmarks/scale.py --parts team workers   # some parts; the others keep their stored numbers

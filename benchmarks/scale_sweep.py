@@ -1,4 +1,4 @@
-"""What the driver of a sweep does for each trial: all of its own code, on legs that report rows without training."""
+"""Cost of the driver of a sweep for each trial: all of its own code, on legs that report rows without training."""
 
 import json
 import time

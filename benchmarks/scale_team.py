@@ -59,7 +59,7 @@ class Crowd(ParallelEnv):
 
 
 def crowd(count: int) -> Crowd:
-    """What `env.id: scale_team:crowd` calls."""
+    """Make the environment of `env.id: scale_team:crowd`."""
     return Crowd(count)
 
 

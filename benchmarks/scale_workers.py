@@ -1,4 +1,4 @@
-"""What the driver of a run does for each worker while it waits: Ray Train's look after its workers, with simulated workers.
+"""Cost of the driver of a run for each worker while it waits: Ray Train's look after its workers, with simulated workers.
 
 Ray Train's own code asks every worker by a call of its actor and gathers the answers, with the callbacks that a run adds.
 The calls are real and cross process borders. Behind them are ANSWERING processes instead of one for each worker, so that the
@@ -46,7 +46,7 @@ class SimulatedGroup(WorkerGroup):
 
 
 class SimulatedWorker:
-    """What Ray Train needs of a worker for a look."""
+    """The part of a worker that Ray Train needs for a look."""
 
     def __init__(self, actor: Any):
         self.actor = actor

@@ -1,4 +1,4 @@
-"""What the gateway costs beside bare Ray Serve, whether its memory stays flat, how fast a rollback is, and sample ratios.
+"""The gateway's cost beside bare Ray Serve, its memory over time, the speed of a rollback, and sample ratios.
 
     .venv/bin/python benchmarks/serving.py                          everything, about 35 minutes on two cores
     .venv/bin/python benchmarks/serving.py --parts speed rollback
@@ -41,8 +41,8 @@ APPLICATIONS = (*OPTIMIZED, "default")
 CONNECTIONS = 32
 """For requests per second; latencies are of one connection."""
 FEW_CONNECTIONS = 5
-"""What Serve's default of `max_ongoing_requests` takes at once: beyond it the default router backs off, so `default` may
-show its best rate here."""
+"""Requests that Serve's default of `max_ongoing_requests` takes at once: beyond it the default router backs off, so
+`default` may show its best rate here."""
 WARM_UP_S = 1
 SAMPLE_S = 2.0
 CHUNK_S = 20

@@ -1,4 +1,4 @@
-"""What `serving.py` measures, set up: bundles, observations, Ray Serve in one of its modes, and the applications on it."""
+"""The set-up of `serving.py`: bundles, observations, Ray Serve in one of its modes, and the applications on it."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bu
 from marl_ray.serving.client.deploy import deploy
 
 CPUS = 0.25
-"""What a replica books of Ray's accounts: several applications stand beside each other, one at a time has traffic."""
+"""CPUs that a replica books in Ray's accounts: several applications stand beside each other, one at a time has traffic."""
 OBSERVATIONS = 256
 """Distinct requests but for their sessions."""
 ARMS = ("control", "treatment")
@@ -97,7 +97,7 @@ def gateway(
 
 
 def placed_apart(part: Mapping[str, Any]) -> bool:
-    """Whether the arms of an application have deployments of their own."""
+    """True if the arms of an application have deployments of their own."""
     return any(experiment.get("placement") == "deployment" for experiment in part["args"].get("experiments", ()))
 
 

@@ -14,7 +14,7 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 
 STAGES = (0.25, 0.5, 0.75)
-"""Of the treatment: every change moves a quarter of the units."""
+"""Weights of the treatment: every change moves a quarter of the units."""
 RAMP = {"strategy": "gradual", "stages": STAGES, "min_duration_s": 1e9, "promotion": "manual"}
 SESSIONS = (1, 5, 20)
 """Acts of a session."""

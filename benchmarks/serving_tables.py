@@ -18,7 +18,7 @@ TITLES = {
 
 
 class Goal(NamedTuple):
-    """What was asked for, and what came out."""
+    """The requested rate, and the measured numbers."""
 
     text: str
     found: str

@@ -1,4 +1,4 @@
-"""What a sweep costs beside its runs, and what successive halving saves.
+"""The cost of a sweep beside its runs, and the saving of successive halving.
 
     .venv/bin/python benchmarks/sweep.py                  # eight variants, three seeds, 50,000 steps each
     .venv/bin/python benchmarks/sweep.py --steps 4096     # a quick look

@@ -1,4 +1,4 @@
-"""What the tables of several benchmarks share."""
+"""Functions that the tables of several benchmarks share."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a tracker that is dead, slow or full costs a run.
+"""Seconds that a tracker which is dead, slow or full costs a run.
 
     .venv/bin/python benchmarks/trackers.py                          # about 10 minutes on two cores
     .venv/bin/python benchmarks/trackers.py --steps 40000 --rounds 1 # a quick look

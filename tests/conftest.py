@@ -46,7 +46,7 @@ def shares_ray(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: the tests of the shared Ray, then those that are end to end.
+    """Let the longest tests begin first: the tests of the shared Ray, then those that are end to end.
 
     Those that start further Rays come last of the shared Ray's: at the beginning three of them start at once.
     """
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: no collection looks through these million objects again, and collections are rarer."""
+    """Freeze the million objects loaded by now: no collection looks through them again, and collections are rarer."""
     gc.freeze()
     gc.set_threshold(20_000)
 

@@ -23,11 +23,11 @@ import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 1.0
-"""How long processes have to exit by themselves, and again after SIGTERM."""
+"""Seconds that processes have to exit by themselves, and again after SIGTERM."""
 STOP_S = 60.0
-"""How long the command may clean up after a signal."""
+"""Seconds that the command has to clean up after a signal."""
 LOOK_S = 1.0
-"""How often the CPU time of processes is read that nobody waits for."""
+"""Seconds between two readings of the CPU time of processes that nobody waits for."""
 
 
 def main(command: list[str], budget_s: float | None = None) -> int:

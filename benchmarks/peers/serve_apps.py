@@ -19,9 +19,9 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 
 Answer = dict[str, dict[str, Any]]
 MAX_ONGOING_REQUESTS = 2_000
-"""As the gateway has it."""
+"""The gateway's own setting."""
 CPUS = 0.25
-"""What a replica books of Ray's accounts: several applications stand beside each other, one at a time has traffic."""
+"""CPUs that a replica books in Ray's accounts: several applications stand beside each other, one at a time has traffic."""
 
 
 class Team:

@@ -39,10 +39,10 @@ class Block:
 
     page: Path
     line: int
-    """Of the opening fence, from 1."""
+    """The line of the opening fence, from 1."""
     language: str
     words: tuple[str, ...]
-    """What stands behind the language."""
+    """The words behind the language."""
     text: str
     marks: tuple[str, ...]
     """The comments above the block."""
@@ -58,7 +58,7 @@ class Block:
 
     @property
     def skipped(self) -> str | None:
-        """Why the block does not run."""
+        """The reason for which the block does not run."""
         reasons = [mark.removeprefix("skip, ") for mark in self.marks if mark.startswith("skip, ")]
         return reasons[0] if reasons else None
 

@@ -28,20 +28,20 @@ SECRET = "admin's secret"
 CONTROL, TREATMENT = "one", "four"
 REPLICAS = 2
 CUT_S = 1.0
-"""How soon after the acknowledgement of a rollback no replica exposes the arm any more."""
+"""Seconds after the acknowledgement of a rollback within which every replica stops exposing the arm."""
 QUIET_S = 2.0
 """Load before a fault and after all is whole again."""
 WRITTEN_S = 10.0
 AWAY_S = 10.0
 KILLS = {"replica": REPLICA, "controller": CONTROLLER, "proxy": PROXY}
 NOTICED_S = 2.0
-"""How soon after a replica's death no request is sent to it any more."""
+"""Seconds after a replica's death within which no request is sent to it any more."""
 RECOVERY_S = 5.0
-"""How soon after the database's return no request is refused any more."""
+"""Seconds after the database's return within which no request is refused any more."""
 SPOOLED_S = 3.0
-"""When exposures that the database does not take are on disk."""
+"""Seconds after which exposures that the database does not take are on disk."""
 DELIVERED_S = 30.0
-"""How soon other replicas deliver what a dead one left on disk."""
+"""Seconds within which other replicas deliver what a dead one left on disk."""
 KEPT = [f"kept{k}" for k in range(30)]
 """Sessions that begin in the first epoch."""
 

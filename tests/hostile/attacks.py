@@ -1,4 +1,4 @@
-"""What the files of sandbox attacks share: each runs itself as another user."""
+"""Parts that the files of sandbox attacks share: each runs itself as another user."""
 
 import json
 import os
@@ -25,7 +25,7 @@ LATEST_S, TRIES = 0.5, 5
 
 
 def timed(body: Callable[[], Any], most_s: float) -> tuple[Any, float]:
-    """What a run gave and how much later than it should it ended: the least of some tries, as a busy machine is late too."""
+    """The result of a run, and the seconds that it was late: the least of some tries, as a busy machine is late too."""
     latest = float("inf")
     for _ in range(TRIES):
         started = time.monotonic()
@@ -37,7 +37,7 @@ def timed(body: Callable[[], Any], most_s: float) -> tuple[Any, float]:
 
 
 def attacked(file: str, setting: str, folder: Path) -> Iterator[dict]:
-    """What the attacks in a file achieved: it is executed, with a level, a process and a secret that it must not reach."""
+    """Run the attacks in a file, with a level, a process and a secret that they must not reach; yields their successes."""
     import pytest  # which the process of the attacks has not
 
     as_we_are, level = SETTINGS[setting]

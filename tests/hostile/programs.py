@@ -20,7 +20,7 @@ PATHS = (
 MODES = ("0", "0o777", "0o500", "0o7777")
 NUMBERS = ("0", "1", "-1", "4096", "1 << 20", "1 << 40", "(1 << 63) - 1")
 COMMANDS = (*range(17), 36, 37, 38, 1024, 1025, 1026, 1030, 1031, 1032, 1033, 1034)
-"""Of fcntl: flags, locks, leases, owners, signals, notifications, sizes, seals."""
+"""Commands of fcntl: flags, locks, leases, owners, signals, notifications, sizes, seals."""
 PRELUDE = """
 import ctypes, fcntl, mmap, os, resource, signal, socket, stat, struct, sys, threading, time
 LIBC = {libc!r}
@@ -71,7 +71,7 @@ print([fcntl.fcntl(n, fcntl.F_GETFL) for n in range(3)], os.getpriority(0, 0), s
 print([resource.getrlimit(n) for n in range(16)], [str(signal.getsignal(n)) for n in range(1, 32)], sys.path)
 open('own', 'w').write('x'); os.mkdir('folder'); os.rename('own', 'folder/own')
 """
-"""What an honest program sees of its world, which must not depend on who ran before it."""
+"""The world as an honest program sees it; it must not depend on the program that ran before."""
 
 
 KNOWN = (
@@ -118,7 +118,7 @@ def candidate(program: str) -> str:
 
 
 def _file(path: str) -> list[Any]:
-    """What is known of a file without reading it; reading changes the time of access."""
+    """The metadata of a file, without reading it; reading changes the time of access."""
     at = os.stat(path)
     return [path, at.st_ino, at.st_mode, at.st_uid, at.st_gid, at.st_nlink, at.st_size, at.st_mtime_ns, at.st_ctime_ns]
 
@@ -131,7 +131,7 @@ def _locks(paths: list[str]) -> list[str]:
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """Of a server or a judge: descriptors and their flags, limits, mask, handlers, priority, working folder, mounts."""
+    """State of a server or a judge: descriptors and their flags, limits, mask, handlers, priority, folder, mounts."""
     root = Path(f"/proc/{pid}")
     found: dict[str, Any] = {}  # not its number: a judge that is late on a busy machine is replaced
     try:
@@ -159,7 +159,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _idle(pid: int) -> bool:
-    """Whether a process sleeps: a server that still makes the next run's folder works, or waits for the disk."""
+    """True if a process sleeps: a server that still makes the next run's folder works, or waits for the disk."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 

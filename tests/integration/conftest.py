@@ -1,4 +1,4 @@
-"""What the integration tests share."""
+"""Fixtures that the integration tests share."""
 
 import torch
 

@@ -23,7 +23,7 @@ load_all_checks()
 LOADING_S = 120.0
 """The first question to a model registry makes its database."""
 CLIENTS = ("/v1/act", "/v1/assign", "/batch", *TEXTS, "/v2/models/{name}/infer", "/v1/outcomes", "/v1/outcomes/batch")
-"""What players' keys open; every other POST is for admins."""
+"""The paths that players' keys open; every other POST is for admins."""
 
 
 def document() -> dict[str, Any]:
@@ -81,7 +81,7 @@ RANDOM = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False
 keyless_schema = schemathesis.openapi.from_dict(document(), config=RANDOM)
 HELD = ("ops", "game")
 MORE = 8 if "THOROUGH" in os.environ else 1
-"""How many times as many requests `make test-all` makes."""
+"""`make test-all` makes so many times as many requests."""
 
 
 @pytest.mark.parametrize("key", HELD)

@@ -13,7 +13,7 @@ from marl_ray.serving.http.protocol import Request, RequestError
 
 __all__ = ["client", "site", "text_site"]
 DEEP = b"[" * 900 + b"]" * 900
-"""As deep as JSON is read, and deeper than it is written."""
+"""This depth of JSON is still read; nothing as deep is written."""
 HOSTILE = [
     *(b'"a\\u0000b"', b'"\\ud800"', b'"\\udc00\\ud800"', b'"\xed\xa0\x80"', b'"\xff"', b'"\\u202e"', b'""'),
     *(b"9" * 400, b"-9223372036854775808", b"18446744073709551615", b"1e308", b"1e999", b"NaN", b"Infinity"),

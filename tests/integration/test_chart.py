@@ -91,7 +91,7 @@ def test_the_configs_of_jobs_are_what_their_commands_read(name: str):
 
 @everywhere
 def test_rendering_twice_gives_the_same(name: str):
-    """But for the secrets that the chart generates, of which only the data differ."""
+    """The secrets that the chart generates differ in their data alone."""
 
     def without_secrets() -> list[dict[str, Any]]:
         found = documents(values_of(name))

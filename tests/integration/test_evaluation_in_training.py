@@ -26,7 +26,7 @@ from marl_ray.training.tracking.progress_bar import iteration_line
 from marl_ray.training.tracking.summary import run_summary
 
 CHANCE = 0.25
-"""What an untrained team earns in the sprint."""
+"""The return of an untrained team in the sprint."""
 
 
 @pytest.fixture(scope="module", autouse=True)

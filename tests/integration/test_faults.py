@@ -44,7 +44,7 @@ OWNED = re.compile(r"error: name: run '.*' is owned by process \d+ of .*, whose 
 
 @dataclass(frozen=True)
 class Damage:
-    """What happens to the newest checkpoint while the run is down."""
+    """Damage to the newest checkpoint while the run is down."""
 
     file: int
     """Number of the file that is damaged; the manifest is one of them."""
@@ -64,7 +64,7 @@ class Event:
 RUN = "training/loop/run.py"
 """A file of the product whose lines a worker runs in every iteration."""
 NUMBERS = count()
-"""Of all runs: those of several benches share their trackers."""
+"""Numbers of all runs, because those of several benches share their trackers."""
 
 
 class Bench:

@@ -28,7 +28,7 @@ def alone() -> Iterator[None]:
 
 
 def test_a_tuned_team_writes_what_was_demonstrated(tmp_path):
-    """And nothing but a warm start leaves a checkpoint, a bundle and a score on held-out tasks."""
+    """A run that is nothing but a warm start leaves a checkpoint, a bundle and a score on held-out tasks."""
     rows = train_alone(config(TWO_AGENTS, TWO_POLICIES, TUNED, "train.total_steps=0", "evaluation.every=1"), tmp_path)
     *epochs, last = rows
     assert [row["warm_start/epoch"] for row in epochs] == list(range(1, 9))

@@ -229,7 +229,7 @@ def test_the_server_takes_what_is_rendered(cluster, parts):
 
 @pytest.mark.parametrize("story, status", [("rayjob-succeeds", 0), ("rayjob-fails", 3), ("rayjob-retries-once", 0)])
 def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
-    """What the operator did then is written onto the job that is submitted here."""
+    """Write the operator's recorded acts onto the job that is submitted here."""
     for name in (story, "rayjob-retries-once"):
         marl_ray("cluster", "delete", resource_of(name))
 

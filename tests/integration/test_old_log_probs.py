@@ -1,4 +1,4 @@
-"""Where bfloat16 samples or learns, an update begins with ratios of exactly 1, whatever was recorded. No Ray."""
+"""An update begins with ratios of exactly 1, also where bfloat16 samples or learns, whatever was recorded. No Ray."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,7 +49,7 @@ def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
 
 
 def seen(learner: Learner) -> list[Evaluated]:
-    """What the policy's loss is given from now on."""
+    """Record the arguments of the policy's loss from now on."""
     found: list[Evaluated] = []
     plain = learner.policy.algorithm.policy_loss
 

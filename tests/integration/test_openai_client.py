@@ -184,7 +184,7 @@ def test_an_arm_that_fails_in_mid_response_is_an_error_in_the_stream(site, clien
 
 
 def test_a_deployed_bundle_is_a_model(site, client, tmp_path, monkeypatch):
-    """What `marl-ray deploy BUNDLE --endpoint solver` does, twice."""
+    """This is `marl-ray deploy BUNDLE --endpoint solver`, called twice."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
     bundles = [make_text_bundle(tmp_path, seed) for seed in (7, 8)]
     for bundle in bundles:

@@ -149,7 +149,7 @@ import pytest  # noqa: E402  the process of the attacks has none
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What the attacks of one setting achieved."""
+    """Run the attacks of one setting; returns those that achieved something."""
     yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 

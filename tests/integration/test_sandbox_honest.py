@@ -80,7 +80,7 @@ REFUSED = {
     "system": "import os\nprint(os.system('true') != 0)",
     "socket": "import urllib.request\ntry: urllib.request.urlopen('http://127.0.0.1:1')\nexcept OSError as error: print(error.reason.errno)",
 }
-"""What a run may not do, it is told in words that Python has for it."""
+"""Errors of what a run may not do are in Python's own words."""
 
 ANSWERS = {
     "generator": ("def f(n):\n    for i in range(n): yield i", "assert list(f(3)) == [0, 1, 2]\nassert next(f(1)) == 0"),
@@ -122,7 +122,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, bytes]:
-    """What the scripts print outside of the sandbox: each script in a folder of its own."""
+    """The prints of the scripts outside of the sandbox: each script in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         found = {}
         for name, script in SCRIPTS.items():

@@ -14,7 +14,7 @@ EXAMPLES = 25
 
 
 def unchanged(pool: Any, program: str, shared: str, before: dict, world: bytes, limits: Any) -> str:
-    """What a hostile program changed, run as a script, as a candidate and in the official mode; empty when nothing."""
+    """The things that a hostile program changed, run as a script, as a candidate and in official mode; empty if none."""
     pool.run(program, limits=limits)
     pool.judge(candidate(program), TESTS, entry_point="add", limits=limits)
     pool.official(program, limits)
@@ -64,7 +64,7 @@ import pytest  # noqa: E402  the process of the attacks has none
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list]:
-    """What hostile programs of one setting left."""
+    """The things that hostile programs of one setting left."""
     yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 

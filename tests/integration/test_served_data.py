@@ -52,7 +52,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def good(ids: list[int]) -> float:
-    """What a response earns: 1 if its first token is an even one."""
+    """The reward of a response: 1 if its first token is an even one."""
     return float(ids[0] % 2 == 0)
 
 
@@ -68,7 +68,7 @@ def chance_of_good(bundle: str | Path, prompt: str) -> float:
 
 
 def serve(folder: Path, bundle: str, count: int, prompts: tuple[str, ...] = ("hello", "so"), **columns: Any) -> str:
-    """What the bundle wrote to these prompts in turn, as an export would have it; the run's `data`."""
+    """The bundle's responses to these prompts in turn, as an export would have it; the run's `data`."""
     policy = load_bundle(bundle).policies["lm"]
     generation = policy.generation.model_copy(update={"max_tokens": 2})
     read = [encode_prompt(policy.tokenizer, prompts[k % len(prompts)], None) for k in range(count)]
@@ -160,7 +160,7 @@ def test_a_group_is_a_block_whichever_worker_has_it(bundle):
 
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_the_divergence_from_the_reference_is_the_learners_own(tmp_path, bundle, place):
-    """And not that of the arm that wrote, which no learning changes."""
+    """The arm that wrote keeps its own, which no learning changes."""
     data = serve(tmp_path, make_text_bundle(tmp_path, 9, context=CONTEXT), 16)
     held = ["algorithm=reinforce_pp", "hyper.kl_coef=0.01", f"hyper.kl_place={place}", "hyper.lr=0.01"]
     first, second = train_alone(learn(bundle, data, *held, "train.total_steps=32"))

@@ -94,7 +94,7 @@ def url(urls: dict[str, str]) -> str:
 
 @pytest.mark.usefixtures("urls")
 def test_replicas_listen_on_loopback_alone(ray_cluster: LocalRay) -> None:
-    """Of gateways and of arms. Who reaches the server that Serve opens in each runs any code there."""
+    """Gateways and arms have them. Who reaches the server that Serve opens in each runs any code there."""
     shared = psutil.Process().children(recursive=True)
     replicas = [process for process in shared if "ServeReplica" in " ".join(process.cmdline())]
     assert len(replicas) == 4

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 LOAD_S = 40
 LULL_S = 30.0
-"""How long a replica must be too many: longer than Ray's metrics take to be told."""
+"""Seconds for which a replica must be too many: more than Ray's metrics take to arrive."""
 SCRIPT = """
 local thread, number = 0, 0
 function setup(t) t:set("id", thread) thread = thread + 1 end

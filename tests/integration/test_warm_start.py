@@ -38,7 +38,7 @@ def split(rows):
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Of the bundle of what the run started from."""
+    """The weights in the bundle of the checkpoint that the run started from."""
     (path,) = folder.glob("0/bundle/*.safetensors")
     return load_file(path)
 

@@ -49,7 +49,7 @@ class ChartCluster:
     folder: Path
 
     def apply(self, values: dict[str, Any]) -> None:
-        """What `helm install` and `helm upgrade` send, with `lookup` answered by this cluster, but for the tests."""
+        """Do as `helm install` and `helm upgrade`, with `lookup` answered by this cluster, without the tests."""
         for template, documents in self._rendered(values):
             if "/tests/" not in template:
                 for document in documents:

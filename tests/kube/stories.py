@@ -1,4 +1,4 @@
-"""What KubeRay's operator did, recorded: every watch event of 25 stories, with its time."""
+"""Recorded stories of KubeRay's operator: every watch event of 25 stories, with its time."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def kind_of(story: str) -> ResourceKind:
 
 
 def states(story: str, later_s: float = 0.0) -> list[ResourceState]:
-    """How the story's resource stands after each event, without repetitions; and once more `later_s` after the last one."""
+    """States of the story's resource after each event, without repetitions; and once more `later_s` after the last one."""
     kind, objects, start, now = kind_of(story), {}, 0.0, 0.0
     found: list[ResourceState] = []
     for event in events(story):

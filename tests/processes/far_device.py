@@ -20,7 +20,7 @@ _libraries: list[torch.library.Library] = []
 
 
 class FarModule:
-    """What torch asks about the kind of device."""
+    """The answers that torch needs about the kind of device."""
 
     def is_available(self) -> bool:
         return False  # so that checkpoints are written from the CPU, where the models are

@@ -35,12 +35,12 @@ class Sent:
     value: float | None = None
     """The value of an outcome."""
     error: str = ""
-    """What a failed request was told."""
+    """The error that a failed request got."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who plays: every player plays one session after another, `acts` acts each and then its outcome."""
+    """The players: each plays one session after another, `acts` acts each and then its outcome."""
 
     url: str
     secret: str

@@ -42,7 +42,7 @@ PARTS = (
     "policies/bundles",
 )
 FILES = ("training/driver.py", "training/run_result.py", "training/worker.py", "temporary_folders.py")
-"""Where processes die: folders and files of the product."""
+"""Files of the product in which processes die; PARTS are such folders."""
 PRELOADED = (
     "boto3.session",
     "marl_ray.algorithms.with_critic.mappo",
@@ -224,7 +224,7 @@ class Machine:
         return workers
 
     def _answer(self, workers: list[tuple[Any, Any]]) -> Any:
-        """What a group has come to: (values or None, errors by rank); None while it trains."""
+        """The end of a group: (values or None, errors by rank); None while it trains."""
         results, errors = {}, {}
         for rank, (process, pipe) in enumerate(workers):
             dead = process.exitcode is not None or _sleeps(process)

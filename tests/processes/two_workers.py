@@ -24,7 +24,7 @@ FORKS.set_forkserver_preload(PRELOADED)
 
 
 def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
-    """What worker 0 returns of `body(*arguments)`, called by both within one process group. With `cpu=False` the group
+    """Call `body(*arguments)` in two workers of one process group; returns the value of worker 0. With `cpu=False` the group
     exchanges no tensor of the CPU, as NCCL does not.
 
     Raises AssertionError if a worker fails or none answers in time. Body and arguments travel by pickle.
@@ -33,7 +33,7 @@ def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> 
 
 
 def workers(count: int, body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
-    """What worker 0 of `count` returns, as of `two_workers`."""
+    """Call a function in `count` workers as `two_workers` does; returns the value of worker 0."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-two-") as folder:
         answers = FORKS.SimpleQueue()
         store = str(Path(folder, "store"))

@@ -22,7 +22,7 @@ CREATE TABLE outcomes (experiment VARCHAR(100) NOT NULL, unit VARCHAR(256) NOT N
     at FLOAT NOT NULL, PRIMARY KEY (experiment, unit),
     FOREIGN KEY(experiment, unit) REFERENCES exposures (experiment, unit))
 """
-"""As the code before the migrations made it."""
+"""The tables that the code before the migrations made."""
 
 
 def test_a_database_without_migrations_is_taken_over_whole(empty_url):

@@ -49,7 +49,7 @@ def same(one: Look, other: Look) -> bool:
 
 
 class History:
-    """What was told to the stores, and what it comes to, counted anew each time."""
+    """A record of all that the stores were given; its sums are counted anew each time."""
 
     def __init__(self, design: str, missing: float | str):
         more = {

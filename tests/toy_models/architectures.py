@@ -43,9 +43,9 @@ SIZES: dict[str, int] = {
     "sliding_window": 8,
     **dict.fromkeys(("state_size", "mamba_d_state", "ssm_state_size"), 8),
 }
-"""What sizes are called in configs."""
+"""The names of sizes in configs."""
 OF_LOGITS = {"logit_scale": 0.5, "lm_head_multiplier": 0.5, "logits_scaling": 2.0, "final_logit_softcapping": 8.0}
-"""What else configs say of logits, whether or not it does anything by default."""
+"""Other keys of configs about logits; some do nothing by default."""
 LEFT_OUT: tuple[tuple[str, ...], ...] = (
     (),
     ("head_dim",),
@@ -115,7 +115,7 @@ def tiny_lm(architecture: str) -> Any:
 
 CONTEXT = 64
 PROMPTS = [Prompt(tuple(range(40, 41 + length)), stream) for stream, length in enumerate((0, 3, 7, 7, 12))]
-"""Of several lengths, so that some rows of a batch are padded."""
+"""The prompts have several lengths, so that some rows of a batch are padded."""
 
 
 def sampled(lm: Any, engine: str) -> float:

@@ -1,4 +1,4 @@
-"""What one of several workers does that reads a model's weights from files; a module of its own for other processes."""
+"""A worker that reads a model's weights from files; it has a module of its own, which other processes import."""
 
 import threading
 from collections.abc import Callable

@@ -65,7 +65,7 @@ def bytes_with(
 
 
 def spaced(template: str, scheme: str = "first") -> PreTrainedTokenizerFast:
-    """As Llama 2's: a space before a text's first word, and characters as tokens; also `always` and `never`."""
+    """A tokenizer like Llama 2's: a space before a text's first word, characters as tokens; also `always` and `never`."""
     words = {character: number for number, character in enumerate(["▁", *string.printable.replace(" ", "")])}
     core = Tokenizer(models.BPE(vocab=words, merges=[]))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)

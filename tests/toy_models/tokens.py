@@ -41,7 +41,7 @@ def responses(rows: int = 4, vocabulary: int = 259, seed: int = 0) -> tuple[Tens
 
 
 def of_two_shards() -> None:
-    """What one of two workers does whose sharded policies must do what a plain one does on all rows."""
+    """Run one of two workers, whose sharded policies must do what a plain one does on all rows."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (2,))

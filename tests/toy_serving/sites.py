@@ -26,7 +26,7 @@ TEXTS = ("/generate", "/v1/chat/completions", "/v1/completions")
 
 
 class Tracebacks(logging.Handler):
-    """What threads have logged: they must survive everything that requests leave behind."""
+    """Errors that threads have logged: threads must survive everything that requests leave behind."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,12 +59,12 @@ class Countdown(ParallelEnv):
 
 
 def countdown(**kwargs: Any) -> Countdown:
-    """What a config's `env.id: toys.envs:countdown` calls."""
+    """Make the environment of `env.id: toys.envs:countdown`."""
     return Countdown(**kwargs)
 
 
 def not_an_environment() -> str:
-    """What a mistaken `env.id` may name."""
+    """A function that a mistaken `env.id` may name."""
     return "hello"
 
 
@@ -97,7 +97,7 @@ class Sprint(ParallelEnv):
 
 
 def sprint(**kwargs: Any) -> Sprint:
-    """What `env.id: toys.envs:sprint` calls."""
+    """Make the environment of `env.id: toys.envs:sprint`."""
     return Sprint(**kwargs)
 
 
@@ -121,7 +121,7 @@ class Fragile(Countdown):
 
 
 def fragile(**kwargs: Any) -> Fragile:
-    """What `env.id: toys.envs:fragile` calls."""
+    """Make the environment of `env.id: toys.envs:fragile`."""
     return Fragile(**kwargs)
 
 
@@ -142,7 +142,7 @@ class Poisoned(Countdown):
 
 
 def poisoned(**kwargs: Any) -> Poisoned:
-    """What `env.id: toys.envs:poisoned` calls."""
+    """Make the environment of `env.id: toys.envs:poisoned`."""
     return Poisoned(**kwargs)
 
 

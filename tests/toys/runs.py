@@ -35,7 +35,7 @@ def config(*overrides: str) -> RunConfig:
 
 
 def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
-    """What one of two workers does that train with every algorithm; rows of metrics by algorithm."""
+    """Train with every algorithm as one of two workers; returns rows of metrics by algorithm."""
     return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
 
 
@@ -89,6 +89,6 @@ def timeless(rows: list[Metrics]) -> list[Metrics]:
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Of the bundle of a checkpoint."""
+    """The weights in the bundle of a checkpoint."""
     (path,) = (checkpoint / "bundle").glob("*.safetensors")
     return load_file(path)

@@ -121,7 +121,7 @@ class Doomed(Countdown):
 
 
 def doomed(**kwargs: Any) -> Doomed:
-    """What `env.id: toys.sweeps:doomed` calls."""
+    """Make the environment of `env.id: toys.sweeps:doomed`."""
     return Doomed(**kwargs)
 
 
@@ -138,5 +138,5 @@ class Slow(Countdown):
 
 
 def slow(**kwargs: Any) -> Slow:
-    """What `env.id: toys.sweeps:slow` calls."""
+    """Make the environment of `env.id: toys.sweeps:slow`."""
     return Slow(**kwargs)

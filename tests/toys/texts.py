@@ -53,7 +53,7 @@ class Echo(TextEnv):
 
 
 def echo(**kwargs: Any) -> Echo:
-    """What `env.id: toys.texts:echo` calls."""
+    """Make the environment of `env.id: toys.texts:echo`."""
     return Echo(**kwargs)
 
 
@@ -89,7 +89,7 @@ TWO_AGENTS = "env={id: 'toys.texts:echo', kwargs: {agents: [a, b]}}"
 
 
 def of_two(runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
-    """What one of two workers does that make the named runs; rows of metrics by name."""
+    """Make the named runs as one of two workers; returns rows of metrics by name."""
     return {name: train_alone(config(*more, "resources.workers=2")) for name, more in runs.items()}
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -87,15 +88,32 @@ def test_a_public_type_name_means_one_thing():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_a_docstring_begins_like_a_sentence():
-    texts = [
-        f"{module}:{node.lineno}: {node.value.value.strip()[:60]}"
-        for module, tree in trees().items()
+def fragments(trees_by_name: Mapping[str, ast.Module]) -> list[str]:
+    """The docstrings that begin like a fragment, each with its file and line."""
+    return [
+        f"{name}:{node.lineno}: {node.value.value.strip()[:60]}"
+        for name, tree in trees_by_name.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if FRAGMENT.match(node.value.value.strip())
     ]
-    assert texts == []
+
+
+def test_a_docstring_begins_like_a_sentence():
+    assert fragments(trees()) == []
+
+
+def test_a_docstring_of_tests_and_benchmarks_begins_like_a_sentence():
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("tests", "benchmarks", ".ci") for path in (root / folder).rglob("*.py")]
+    assert len(files) > 300
+    assert fragments({str(path.relative_to(root)): ast.parse(path.read_text()) for path in files}) == []
+
+
+def test_unit_tests_have_the_folders_of_the_sources():
+    """So the tests of a file are where the file is; `docs` has those of the documentation."""
+    folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir()} - {"__pycache__", "docs"}
+    assert folders <= {path.name for path in FOLDERS if path.parent == SOURCES / "marl_ray"}
 
 
 def name_of(node: ast.AST) -> str:

@@ -1,4 +1,4 @@
-"""What the tests on a real cluster share: its settings, small clusters, and clients that run inside of it.
+"""Parts that the tests on a real cluster share: its settings, small clusters, and clients that run inside of it.
 
 They need a cluster with KubeRay's operator, a kubeconfig in KUBECONFIG, and of this repository the package alone. They
 neither run commands in pods nor forward ports: whoever talks to a service is a Job in the cluster. Pods ask for at most two
@@ -38,7 +38,7 @@ from marl_ray.config.cluster import ClusterConfig
 START_S, RUN_S, END_S = 900.0, 900.0, 300.0
 """Longest time for a cluster to come up, for a small job to run, and for something to be gone."""
 SHARED = "/var/lib/marl-ray/runs"
-"""Where pods see a shared folder."""
+"""Path at which pods see a shared folder."""
 WORKER: dict[str, Any] = {"cpus": 0.4, "memory": "2Gi"}
 HEAD: dict[str, Any] = {"cpus": 0.4, "memory": "3Gi"}
 RUN = {
@@ -86,7 +86,7 @@ class Site:
         return parse_config(ClusterConfig, base | more)
 
     def shared(self) -> str:
-        """Where pods find what they share: a folder or a URL; a skip where there is neither."""
+        """The place that pods share: a folder or a URL; a skip where there is neither."""
         if self.storage is None:
             pytest.skip(
                 "MARL_RAY_E2E_STORAGE is not set: expected a folder of every machine, or a URL, that pods share"
@@ -139,7 +139,7 @@ class Site:
         return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
 
     def log(self, job: str) -> str:
-        """What the entrypoint of a RayJob has printed so far, in its newest try."""
+        """The prints of a RayJob's entrypoint so far, in its newest try."""
         submitter = submitter_of(self.connection, job)
         return "\n".join(log_lines(self.connection, *submitter, follow=False)) if submitter else ""
 
@@ -172,7 +172,7 @@ class Site:
         return name
 
     def log_inside(self, name: str) -> str:
-        """What such a Job has printed so far."""
+        """The prints of such a Job so far."""
         pods = list_all(self.connection, "Pod", "v1", labels=f"job-name={name}")
         if not pods:
             return ""
@@ -195,7 +195,7 @@ class Site:
         )
 
     def left(self, name: str) -> list[str]:
-        """What there is of a resource, by our label and by KubeRay's."""
+        """The existing objects of a resource, by our label and by KubeRay's."""
         selectors = [
             f"{label}={name}" for label in ("marl-ray/cluster", "ray.io/cluster", "ray.io/originated-from-cr-name")
         ]

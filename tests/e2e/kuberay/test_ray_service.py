@@ -35,7 +35,7 @@ while True:
 
 
 class Counts(NamedTuple):
-    """What a client has met so far."""
+    """The answers that a client has met so far."""
 
     done: int
     failed: int

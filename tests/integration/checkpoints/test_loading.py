@@ -146,7 +146,7 @@ def test_each_worker_reads_its_part_alone(tmp_path: Path):
 
 
 def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
-    """What worker 0 of two does whose partner's part is damaged."""
+    """Continue a run as one of two workers; the part of worker 1 is damaged."""
     rows: list[Metrics] = []
     lines: list[str] = []
     places = [folder_here(Path(folder, number)) for number in ("4", "2")]

@@ -1,4 +1,4 @@
-"""Which bundles a replica holds: those that serve, each content once, and nothing of what is over."""
+"""The bundles of a replica: it holds those that serve, each content once, and nothing of what is over."""
 
 import asyncio
 import math

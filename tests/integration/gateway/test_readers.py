@@ -1,4 +1,4 @@
-"""Who may read what of a gateway: keys, limits, other sites' pages; and what it says of itself."""
+"""Readers of a gateway: keys, limits and pages of other sites; and the gateway's description of itself."""
 
 import asyncio
 import base64

@@ -159,7 +159,7 @@ def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(text_gateway, ca
 
 
 def test_a_bundle_is_rolled_out_as_any_other(text_bundles, tmp_path):
-    """As `marl-ray deploy` does: alone, then a candidate at the same endpoint, which is rolled back and cut off."""
+    """`marl-ray deploy` does this: alone, then a candidate at the same endpoint, which is rolled back and cut off."""
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
     config = text_config({"one": text_bundles["one"]}, tmp_path, api_keys=keys, experiments=[])
     arms = {"production": {"bundle": text_bundles["one"]}, "candidate": {"bundle": text_bundles["four"]}}

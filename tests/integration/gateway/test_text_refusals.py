@@ -1,4 +1,4 @@
-"""What requests for texts may not have, and what they are told; and what may be in them all the same."""
+"""Requests for texts: the fields that are refused, with their errors, and the unusual ones that are accepted."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What agents write is read without a mistake of ours, and whatever they get wrong is told to them."""
+"""Agents' texts are read without a mistake of ours, and agents learn of every mistake of theirs."""
 
 import json
 import sys

@@ -27,7 +27,7 @@ ORGANIC = [{"title": f"T{i}", "link": f"http://x/{i}", "snippet": f"s{i}", "posi
 
 @dataclass
 class Service:
-    """What the server answers, one after the other (the last for good), and what it was asked."""
+    """Answers of the server, one after the other (the last for good), and the requests that it got."""
 
     replies: list[tuple[int, object]]
     url: str = ""

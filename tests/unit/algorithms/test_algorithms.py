@@ -174,7 +174,7 @@ def test_policy_losses(name, seed):
 
 @pytest.mark.parametrize("name", PLAYING)
 def test_the_first_gradient_is_the_policy_gradient(name):
-    """Where the ratio is 1 every algorithm's loss has the gradient -A grad log pi."""
+    """At the ratio 1 every algorithm's loss has the gradient -A grad log pi."""
     data, h = batch(3), hyper(name)
     new = data.log_probs.clone().requires_grad_(True)
     advantages = torch.randn(new.shape, dtype=torch.float64) * data.mask

@@ -1,4 +1,4 @@
-"""How resources stand, on every recorded story of KubeRay's operator."""
+"""The states of resources, on every recorded story of KubeRay's operator."""
 
 import pytest
 from kube.stories import STORIES, states
@@ -34,7 +34,7 @@ ENDS = {
     "rayservice-up-and-upgraded": (Phase.READY, "Running", "app: "),
     "rayservice-worker-lost": (Phase.READY, "Running", "app: "),
 }
-"""Where each story ends, a minute after its last event."""
+"""The state in which each story ends, a minute after its last event."""
 BETWEEN = {
     "rayjob-retries-once": ["waiting/Initializing", "running/Running", "waiting/Retrying", "running/Running"],
     "rayjob-suspended-and-resumed": ["running/Running", "waiting/Suspending", "suspended/Suspended", "running/Running"],
@@ -99,7 +99,7 @@ def test_a_job_that_somebody_stopped_has_not_succeeded():
 
 @pytest.mark.parametrize("kind", ["RayCluster", "RayJob", "RayService"])
 def test_a_pod_that_may_not_be_made_is_named(kind):
-    """As the operator's source has it: an error of two lines, of which the first is the reason."""
+    """The operator's source has it so: an error of two lines, of which the first is the reason."""
     reason, quota = "FailedCreateHeadPod", 'pods "x-head" is forbidden: exceeded quota: memory'
     failure = {"type": "ReplicaFailure", "status": "True", "reason": reason, "message": f"{reason}\n{quota}"}
     metadata = {"name": "x", "generation": 1}

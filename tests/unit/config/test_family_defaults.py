@@ -1,4 +1,4 @@
-"""What `hyper` defaults to by family of policies, and what wins over it."""
+"""Defaults of `hyper` by family of policies, and the settings that win over them."""
 
 import re
 

@@ -62,7 +62,7 @@ def json_values(text: str) -> list[object]:
 
 
 def fits(data: object) -> bool:
-    """Whether data are a config, or a part of one: nothing but missing keys is wrong."""
+    """True if data are a config, or a part of one: nothing but missing keys is wrong."""
     if not isinstance(data, dict):
         return False
     if "applications" in data:

@@ -1,4 +1,4 @@
-"""What the site is made of: every page is listed, every name of the API is there, every shipped config is a recipe."""
+"""The parts of the site: every page is listed, every name of the API is there, every shipped config is a recipe."""
 
 import importlib
 import re

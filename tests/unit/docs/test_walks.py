@@ -1,4 +1,4 @@
-"""How a walk compares what a page shows with what is printed, and what it makes of a page's ports and values."""
+"""A walk compares a page's outputs with the printed ones, and replaces a page's ports and values."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What users may name as `env.id: sample_envs:NAME`: right ones and wrong ones."""
+"""Environments that users may name as `env.id: sample_envs:NAME`: right ones and wrong ones."""
 
 import math
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""What a policy of budget_dag is worth by enumeration: against all plans, and within the limits."""
+"""The value of a policy of budget_dag by enumeration: against all plans, and within the limits."""
 
 import itertools
 import sys

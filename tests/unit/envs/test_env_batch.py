@@ -34,7 +34,7 @@ def names(agents: int) -> list[str]:
 
 
 def rows_of(batch: EnvBatch, like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the batch writes over rows full of nonsense."""
+    """Step the batch into rows full of nonsense, over which it must write."""
     rows = [np.full_like(group, 77) for group in like]
     batch.observe(rows)
     return rows

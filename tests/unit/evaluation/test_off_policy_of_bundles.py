@@ -26,7 +26,7 @@ AGENTS = ("left", "right")
 UNITS = 4000
 REWARDS = np.random.default_rng(5).normal(size=(STATES, 2, 2))
 START = np.array([0.0, 3.0, -3.0])
-"""What a unit's outcome owes to its first state."""
+"""The part of a unit's outcome that is due to its first state."""
 
 
 def bundle(folder: Path, seed: int, scale: float = 0.1) -> Bundle:
@@ -34,7 +34,7 @@ def bundle(folder: Path, seed: int, scale: float = 0.1) -> Bundle:
 
 
 def moved(state: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Where the joint action leads, with probability CHANCE; otherwise nothing moves."""
+    """The state to which the joint action leads, with probability CHANCE; otherwise nothing moves."""
     return (state + 1 + left + right) % STATES
 
 

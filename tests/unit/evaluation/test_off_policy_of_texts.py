@@ -1,4 +1,4 @@
-"""What a bundle of language models would earn, estimated from what another one wrote."""
+"""The return of a bundle of language models, estimated from texts that another one wrote."""
 
 import math
 from pathlib import Path

@@ -155,7 +155,7 @@ def test_problems_that_cannot_be_read(arguments, message):
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as reading an object takes."""
+    """The part of S3 that is needed to read an object."""
 
     protocol_version = "HTTP/1.1"
     objects: ClassVar[dict[str, bytes]] = {"/bucket/he.jsonl": Path(PROBLEMS).read_bytes()}

@@ -1,4 +1,4 @@
-"""Whether arms report equally often."""
+"""The test that arms report equally often."""
 
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import unequal_reporting

@@ -54,7 +54,7 @@ def full_pass(policy: TokenPolicy, ids: Tensor) -> Tensor:
 
 
 def decoded(policy: TokenPolicy, ids: Tensor, model: Callable[[TokenPolicy], Any]) -> Tensor:
-    """Of the last token of each row, by what an engine decodes with."""
+    """Log-probabilities after the last token of each row, by the model that an engine decodes with."""
     cached = model(policy)
     prefix = cached.prefill(ids[:, :-1])
     cache = torch.cat([prefix, torch.zeros_like(prefix[..., :1, :])], -2)
@@ -84,7 +84,7 @@ def test_bfloat16_keeps_an_adapter_of_one_step(way: str) -> None:
 
 
 def _effect(policy: TokenPolicy, ids: Tensor, way: Callable[[TokenPolicy, Tensor], Tensor]) -> Tensor:
-    """What the adapters change."""
+    """The difference that the adapters make."""
     there = way(policy, ids)
     for _, layer in adapted(policy.lm):
         layer.lora_B["default"].weight.zero_()

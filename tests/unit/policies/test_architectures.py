@@ -42,7 +42,7 @@ def test_what_an_engine_cannot_sample_from_is_refused(architecture, engine, expe
     ],
 )
 def test_what_looks_ahead_is_refused(architecture, key, value):
-    """As embedding models made of decoders do, and a mixture whose routing mixes tokens."""
+    """Embedding models made of decoders do so, and a mixture whose routing mixes tokens."""
     kind = CONFIG_MAPPING[architecture]()
     check_architecture(kind, "vllm", 64, "here")
     setattr(kind, key, value)

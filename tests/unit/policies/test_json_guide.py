@@ -1,4 +1,4 @@
-"""What a guide lets through is JSON, and from wherever it stands there is a way to the end."""
+"""Every text that a guide lets through is JSON, and from every state there is a way to the end."""
 
 import json
 import random

@@ -36,7 +36,7 @@ class Parrot:
 
 
 def said(tokenizer: Any, sayings: list[list[int]], *stop: str) -> list[list[int]]:
-    """What is left of some sayings under stop strings."""
+    """The rest of some sayings under stop strings."""
     decoder = Decoder(Parrot(len(tokenizer), dict(enumerate(sayings))), tokenizer, {tokenizer.eos_token_id})
     for number, saying in enumerate(sayings):
         decoder.add([Prompt((number,), 0)], 0, GenerationConfig(max_tokens=len(saying), stop=stop))

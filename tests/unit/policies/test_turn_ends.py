@@ -151,7 +151,7 @@ def test_demonstrations_end_as_turns_do(chat):
 @pytest.mark.parametrize("template", [LLAMA2, CHATML, GLM], ids=["llama 2", "chatml", "glm"])
 @pytest.mark.parametrize("scheme", ["first", "always", "never", None])
 def test_demonstrations_are_what_the_template_writes(template, scheme):
-    """Whether or not the tokenizer puts a space before the first word of a text: a response is not the begin of one."""
+    """A response is not the begin of a text, so a tokenizer that puts a space before the first word changes nothing."""
     frame = "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"
     if scheme is None:
         tokenizer = bytes_with(template, "<s>", *frame, bos_token="<s>")

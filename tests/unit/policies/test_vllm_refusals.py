@@ -1,4 +1,4 @@
-"""What is known of vLLM without its package: what it refuses, and how its answers are read."""
+"""The engine vLLM without its package: the settings that it refuses, and the reading of its answers."""
 
 import math
 from pathlib import Path

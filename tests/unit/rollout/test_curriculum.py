@@ -1,4 +1,4 @@
-"""Which task comes next: the built-in order by difficulty, own choosers, and what is remembered."""
+"""The choice of the next task: the built-in order by difficulty, own choosers, and their memory."""
 
 import sys
 

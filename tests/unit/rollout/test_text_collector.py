@@ -67,7 +67,7 @@ def test_a_response_that_is_cut_is_truncated():
 
 
 def slow_rewards_to_go(make: Callable, said: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
-    """Of each turn (agent, reward to go, cost to go), and the mean return: replay, then sum over all that follows."""
+    """The (agent, reward to go, cost to go) of each turn, and the mean return: replay, then sum over all that follows."""
     env, history = make(), []
     env.reset(seed=0)
     for word in said:
@@ -343,7 +343,7 @@ def test_an_episode_that_nobody_can_begin_is_empty():
 
 
 def test_an_episode_that_was_cut_is_not_solved():
-    """Where others of the batch are: the share is of all episodes, on any number of workers."""
+    """The share is of all episodes, on any number of workers, wherever the others of the batch are."""
     engine = Scripted(["stop", "no"])
     short = CollectPlan(2, episodes=True)
     batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)

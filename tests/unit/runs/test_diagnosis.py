@@ -1,4 +1,4 @@
-"""What is said about a run that does not learn."""
+"""The diagnosis of a run that does not learn."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What may cross between candidate and judge, and the folder of the runs."""
+"""Values that may cross between candidate and judge, and the folder of the runs."""
 # ruff: noqa: E501  rows of tables
 
 import json
@@ -45,7 +45,7 @@ FRAME = 1 << 22
 
 
 def through(value: object) -> object:
-    """What arrives on the other side."""
+    """Send a value; returns the one that arrives on the other side."""
     return codec.unpack(codec.loads(codec.dumps(codec.pack(value), FRAME)), FRAME)
 
 

@@ -1,4 +1,4 @@
-"""What an episode costs and how many decisions it takes, by episode; and controllers that move once per measurement."""
+"""Costs and decisions of episodes, counted by episode; and controllers that move once per measurement."""
 
 import pytest
 import torch

@@ -42,7 +42,7 @@ def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own() -> None:
 
 
 def test_decoupled_ppo_tells_the_policies_apart() -> None:
-    """Where nothing is stale it is PPO; where another policy sampled, its loss is weighted by pi_old / pi_behaviour."""
+    """It is PPO if nothing is stale; if another policy sampled, its loss is weighted by pi_old / pi_behaviour."""
     with process_group():
         for stale in (0.0, 0.3):
             weights = {}
@@ -118,7 +118,7 @@ EVERYTHING = {
     "overlong_buffer": 2,
     "importance_cap": 2.0,
 }
-"""What switches on the parts that other keys belong to."""
+"""Settings that switch on the parts that other keys belong to."""
 BY_OTHERS = {"lr_decay", "lr_warmup", "dynamic_sampling"}
 """Read outside of an update: between updates, and by the collector."""
 

@@ -1,4 +1,4 @@
-"""When training episodes are averaged: by start, never by end."""
+"""Training episodes are averaged by start, never by end."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5)
-"""Of the episodes of each copy, one after another; the last one is still running when the play ends."""
+"""Lengths of the episodes of each copy, one after another; the last one is still running when the play ends."""
 
 
 def told(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[EndedEpisode]]:
-    """What is released after every `every` steps of all copies, where the copies report in the order `held`."""
+    """The episodes released after every `every` steps of all copies, where the copies report in the order `held`."""
     episodes = []
     for copy, own in enumerate(lengths):
         at = 0

@@ -1,4 +1,4 @@
-"""What becomes of a journal that something other than the run has changed."""
+"""The repair of a journal that something other than the run has changed."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a run says of its benchmarks: axes, last lines, picture, and which benchmarks there are."""
+"""The benchmarks of a run: axes, last lines, picture, and the list of benchmarks."""
 
 from pathlib import Path
 

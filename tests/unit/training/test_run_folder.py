@@ -1,4 +1,4 @@
-"""What a run's folder says before anything starts, what it keeps, and how a process leaves that is interrupted."""
+"""A run's folder before anything starts and afterwards, and the exit of a process that is interrupted."""
 
 import json
 import os
@@ -54,7 +54,7 @@ STORED = {
 
 
 def ended(whole: RunConfig) -> None:
-    """What the folder of a run holds that has played all its steps."""
+    """The folder of a run that has played all its steps has its result."""
     done = {"total_steps": whole.train.total_steps, RESULT: STORED}
     write_record(whole, record_of(whole) | {"mlflow_run_id": "0123", "finished": done})
     mark_delivered(whole, 0)

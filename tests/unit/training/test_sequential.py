@@ -12,7 +12,7 @@ from marl_ray.training.team.joint_update import update_team
 
 @pytest.mark.parametrize("algorithm", ["happo", "macpo", "mappo_lagrangian"])
 def test_the_factor_equals_the_joint_ratio(monkeypatch, algorithm):
-    """What the last policy is given is the product of the others' new over old probabilities at every step."""
+    """The factor of the last policy is the product of the others' new over old probabilities at every step."""
     config = short(algorithm, TWO_POLICIES)
     given: dict[str, torch.Tensor | None] = {}
     with process_group():

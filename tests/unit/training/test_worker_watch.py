@@ -1,4 +1,4 @@
-"""What a run says while it waits for its workers; the cluster is this process's own small one in the tests of runs."""
+"""The lines of a run that waits for its workers; the cluster is this process's own small one in the tests of runs."""
 
 import errno
 import threading

@@ -28,7 +28,7 @@ SELECTED = {
 
 
 def findings(changes: dict[str, Any], kind: str = "RayJob") -> list[str]:
-    """Of the job with other values in its specification; None takes a key away."""
+    """Problems of the job with other values in its specification; None takes a key away."""
     spec = copy.deepcopy(JOB["spec"]) | changes
     spec = {key: value for key, value in spec.items() if value is not None}
     if kind == "RayCronJob":

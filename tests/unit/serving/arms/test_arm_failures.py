@@ -1,4 +1,4 @@
-"""Whose failure it is: one client's inputs, shared passes, circuits and their probes. Without Ray."""
+"""Failures of arms: one client's inputs, shared passes, circuits and their probes. Without Ray."""
 
 import asyncio
 import pickle

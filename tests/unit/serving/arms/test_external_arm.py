@@ -51,7 +51,7 @@ async def by_arm(client, **more) -> dict[str, str]:
 
 
 def test_our_model_against_theirs_by_every_route(theirs, text_bundles, tmp_path):
-    """What theirs says is what the other gateway says of itself; its tokens have a price, which its sessions carry."""
+    """The arm says what the other gateway says of itself; its tokens have a price, which its sessions carry."""
     rails = [{"name": "cost_usd", "margin": 0.01}]
 
     async def run():

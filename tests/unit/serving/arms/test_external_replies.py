@@ -1,4 +1,4 @@
-"""What the server of an external arm may answer, one reply at a time: pieces, errors without the key, and events."""
+"""Replies of an external arm's server, one at a time: pieces, errors without the key, and events."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def key(monkeypatch):
 
 
 def said(replies: Replies, deadline_s: float = 5.0, price: object = PRICE):
-    """What comes of one response."""
+    """The answer of the arm to one response of its server."""
 
     async def run():
         config = parse_config(ArmConfig, external("http://theirs/v1", price=price, deadline_s=deadline_s))

@@ -35,7 +35,7 @@ class Call:
 
 
 def calls(*found: Any) -> tuple[Any, list[Call]]:
-    """What sends calls that end so, and those that were sent."""
+    """A sender of calls that end so, and the calls that were sent."""
     sent: list[Call] = []
 
     def send() -> Call:

@@ -1,4 +1,4 @@
-"""What `serve --local` prints for another terminal, and how the error of a silent gateway ends."""
+"""The lines that `serve --local` prints for another terminal, and the end of a silent gateway's error."""
 
 import pytest
 

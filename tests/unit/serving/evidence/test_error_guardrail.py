@@ -43,7 +43,7 @@ def counted(failed: int, of: int) -> Summary:
     [(0.1, 0.0, 0.99, 1.0), (1.0, 0.0, 1.0, 1.0), (0.1, 0.1, 0.0, 0.01), (0.02, 0.01, 0.0, 0.01), (0.0, 0.0, 0.0, 0.0)],
 )
 def test_the_guardrail_on_errors_finds_what_it_should_and_nothing_else(treatment, control, low, high):
-    """Of 400 experiments, each looked at 25 times: how many have a treatment rolled back, at these rates of failure."""
+    """The number of 400 experiments, each looked at 25 times, whose treatment is rolled back at these rates of failure."""
     rng, looks = np.random.default_rng(0), np.unique(np.geomspace(50, 3_000, 25).astype(int))
     asked = {"alpha": ERRORS.alpha, "margin": ERRORS.margin, "min_outcomes": 50, "higher_is_better": False}
     rolled_back = 0

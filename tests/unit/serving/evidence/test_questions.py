@@ -1,4 +1,4 @@
-"""Which test answers a question about an arm, without any database."""
+"""The choice of the test that answers a question about an arm, without any database."""
 
 import math
 from dataclasses import replace

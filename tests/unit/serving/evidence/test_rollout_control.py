@@ -1,4 +1,4 @@
-"""What a look proves, what is done then, and how the API tells it."""
+"""A look's proofs, the decisions that follow, and their form in the API."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def sessions(
 
 
 def metrics(store: ExperimentStore, n: int, values) -> None:
-    """What the first `n` units are told to have besides: `values(arm, k)`, nothing if that is None."""
+    """Report metrics of the first `n` units: `values(arm, k)`, nothing if that is None."""
     store.clock.now -= 1_000.0
     units = [f"u{k}" for k in range(n)]
     arms = store.assignments([("exp", unit) for unit in units])

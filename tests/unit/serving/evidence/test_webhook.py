@@ -28,11 +28,11 @@ from marl_ray.serving.evidence.webhook import LONGEST_PAUSE_S, Webhook
 
 SECRET = "between us"
 WAIT_S = 5.0
-"""How long the other service waits for what a test lets happen, and answers where its answer does not end."""
+"""Seconds for which the other service waits for a test, and for which an answer that does not end goes on."""
 
 
 class Heard:
-    """What the other service got, and what it is to answer next (200 once nothing is left)."""
+    """The requests that the other service got, and its next answers (200 once nothing is left)."""
 
     def __init__(self) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
@@ -44,7 +44,7 @@ class Heard:
         """By request, whether the test let it be answered before the other service answered by itself."""
         self.endless = False
         self.left = False
-        """Whether a client has left before an endless answer was over."""
+        """True if a client has left before an endless answer was over."""
 
 
 @contextmanager

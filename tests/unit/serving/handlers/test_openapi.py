@@ -25,7 +25,7 @@ NOT_READY = {"ready": "Ready", "server_ready": "ServerReady", "model_ready": "Mo
 
 
 def resolved(part: Any) -> Any:
-    """What a reference within the document stands for."""
+    """The part of the document that a reference stands for."""
     while "$ref" in part:
         *path, last = part["$ref"].removeprefix("#/").split("/")
         part = DOCUMENT

@@ -196,7 +196,7 @@ def unchunked(stream: Any) -> io.BytesIO:
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as pyarrow speaks."""
+    """The part of S3 that pyarrow speaks."""
 
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]

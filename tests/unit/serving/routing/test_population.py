@@ -1,4 +1,4 @@
-"""Which units an experiment takes: its share of all, attributes, and an endpoint's hold-out."""
+"""The units that an experiment takes: its share of all, attributes, and an endpoint's hold-out."""
 
 import asyncio
 import itertools

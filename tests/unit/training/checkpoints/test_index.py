@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder count, which of them is the best, and which are removed."""
+"""The checkpoints of a folder: those that count, the best, and those that are removed."""
 
 from dataclasses import replace
 from pathlib import Path
