@@ -29,8 +29,8 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import local_copy
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
+from marl_ray.training.run_folder.owners import OWNER
 from marl_ray.training.run_folder.record import filesystem_of, read_json, write_json
-from marl_ray.training.run_folder.standing import OWNER
 
 ITERATIONS = 6
 EVERY = list(range(ITERATIONS + 1))

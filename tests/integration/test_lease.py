@@ -21,12 +21,12 @@ from toys.object_store import object_store
 from toys.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder import exclusive_file, standing
+from marl_ray.training.run_folder import exclusive_file, owners
 from marl_ray.training.run_folder import lease as lease_module
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Disowned, Lease
+from marl_ray.training.run_folder.owners import OWNER, newest, numbers, owner_file, read_owner
 from marl_ray.training.run_folder.record import check_folder, write_json
-from marl_ray.training.run_folder.standing import OWNER, newest, numbers, owner_file, read_standing
 
 LOCAL = fs.LocalFileSystem()
 RUN = "run 'first'"
@@ -121,7 +121,7 @@ def left_by_another_machine(place: tuple) -> Path:
     filesystem, folder = place
     with pytest.raises(KeyboardInterrupt), Lease(filesystem, folder, RUN):
         raise KeyboardInterrupt
-    own = read_standing(filesystem, folder)
+    own = read_owner(filesystem, folder)
     Path(folder).mkdir(exist_ok=True)
     assert own is not None and own.state == "interrupted"
     file = Path(owner_file(folder, newest(filesystem, folder)))
@@ -170,9 +170,9 @@ def test_a_file_of_an_owner_that_cannot_be_read_refuses_until_it_is_old(local: t
 OWNER_PROCESS = """
 import sys, time
 from pyarrow import fs
-from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.lease import Lease
-standing.BEAT_S = 0.1
+owners.BEAT_S = 0.1
 with Lease(fs.LocalFileSystem(), sys.argv[1], "run 'first'") as lease:
     lease.when_lost = lambda: print("lost", flush=True)
     print("owned", flush=True)
@@ -182,7 +182,7 @@ with Lease(fs.LocalFileSystem(), sys.argv[1], "run 'first'") as lease:
 
 
 def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(standing, "LOST_S", 1.0)
+    monkeypatch.setattr(owners, "LOST_S", 1.0)
     command = [sys.executable, "-c", OWNER_PROCESS, local[1]]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as other:
@@ -202,7 +202,7 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, 
             other.kill()
     assert said == "lost\n"
     assert f"Disowned: run 'first' is now owned by process {os.getpid()} of " in error
-    own = read_standing(*local)
+    own = read_owner(*local)
     assert own is not None and own.state == "finished" and own.pid == os.getpid()
     assert newest(*local) == 2
 
@@ -246,7 +246,7 @@ def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local: tuple):
         assert lease.owns()  # nobody else can be the owner a moment after that was proved
         lost = []
         lease.when_lost = lambda: lost.append(1)
-        lease.confirmed -= standing.LOST_S
+        lease.confirmed -= owners.LOST_S
         assert not lease.owns() and not lease.owns() and lost == [1]
         lease.check()
 
@@ -266,7 +266,7 @@ def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(
 
         monkeypatch.setattr(lease_module, "write_json", asleep)
         if not ends:
-            lease.confirmed -= standing.LOST_S
+            lease.confirmed -= owners.LOST_S
             assert not lease.owns()
     assert numbers(filesystem, folder) == [2]
 

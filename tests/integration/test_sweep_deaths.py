@@ -18,7 +18,7 @@ from toys.runs import mlflow_database
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.training.run_folder.standing import read_standing
+from marl_ray.training.run_folder.owners import read_owner
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import find_sweep, load_records
 from marl_ray.tuning.running.driver import SweepResult, run_sweep
@@ -138,6 +138,6 @@ def test_a_sweep_on_an_object_store_goes_on_after_its_driver_was_killed(
             assert (trial.objectives, trial.played) == (expected.objectives, expected.played)
             assert rows_in(data["storage"], trial.number) == rows_in(str(tmp_path), trial.number)
         assert records.winner == calm.records.winner and records.winner_model
-        standing = read_standing(folder.filesystem, folder.path)
-        assert standing is not None and standing.state == "finished"
+        owner = read_owner(folder.filesystem, folder.path)
+        assert owner is not None and owner.state == "finished"
         assert read_state(second).attempts == 2

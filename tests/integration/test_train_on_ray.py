@@ -28,11 +28,11 @@ from marl_ray.training.checkpoints.index import kept, published
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
+from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.run_folder.record import storage_of
-from marl_ray.training.run_folder.standing import owner_file
 from marl_ray.training.run_result import RunResult, finished
 from marl_ray.training.tracking.mlflow_run import Tracker
 
@@ -265,7 +265,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
     from ray.util.placement_group import placement_group, remove_placement_group
 
     monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "13")
-    monkeypatch.setattr(standing, "BEAT_S", 0.2)
+    monkeypatch.setattr(owners, "BEAT_S", 0.2)
     more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
     whole = config(f"storage={tmp_path}", "name=stopped", TWO, *more)
     held = placement_group([{"CPU": 3}])
@@ -366,8 +366,8 @@ def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
 def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
     ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(standing, "BEAT_S", 0.2)
-    monkeypatch.setattr(standing, "LOST_S", 0.0)
+    monkeypatch.setattr(owners, "BEAT_S", 0.2)
+    monkeypatch.setattr(owners, "LOST_S", 0.0)
     whole = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")
     owner, ended = threading.Event(), threading.Event()
 

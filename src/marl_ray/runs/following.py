@@ -31,5 +31,5 @@ def log_lines(run: StoredRun, follow: bool = False) -> Iterator[str]:
 
 
 def _is_alive(run: StoredRun) -> bool:
-    standing = run.standing()
-    return standing is not None and standing.is_alive(time.time())
+    owner = run.owner()
+    return owner is not None and owner.is_alive(time.time())

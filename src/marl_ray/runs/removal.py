@@ -27,9 +27,9 @@ class FolderContents:
 
 def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
     """Count what `remove` would delete. Raises MarlRayError if the run or the sweep is alive."""
-    standing = entry.standing()
-    if standing is not None and standing.is_alive(time.time()):
-        where = f"process {standing.pid} of {standing.host}"
+    owner = entry.owner()
+    if owner is not None and owner.is_alive(time.time()):
+        where = f"process {owner.pid} of {owner.host}"
         raise MarlRayError(f"{kind_of(entry)} {entry.name!r} is alive in {where}; end it before you delete its folder")
     infos = entry.filesystem.get_file_info(fs.FileSelector(entry.folder, recursive=True))
     files = [info for info in infos if info.type == fs.FileType.File]

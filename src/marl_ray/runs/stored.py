@@ -11,8 +11,8 @@ from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.storages import open_storage
 from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
+from marl_ray.training.run_folder.owners import Owner, read_owner
 from marl_ray.training.run_folder.record import FINISHED, RECORD, read_json
-from marl_ray.training.run_folder.standing import Standing, read_standing
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import CHANGES, RECORDS, read_records
 
@@ -33,9 +33,9 @@ class StoredEntry:
         """The folder as users name it."""
         return f"{self.storage.rstrip('/')}/{self.name}"
 
-    def standing(self) -> Standing | None:
+    def owner(self) -> Owner | None:
         """The last attempt at it; None where nothing says so."""
-        return read_standing(self.filesystem, self.folder)
+        return read_owner(self.filesystem, self.folder)
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class StoredRun(StoredEntry):
 
     def state(self) -> str:
         """`finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a word) or `unfinished`."""
-        standing = self.standing()
-        if standing is not None and standing.is_alive(time.time()):
-            return standing.state
+        owner = self.owner()
+        if owner is not None and owner.is_alive(time.time()):
+            return owner.state
         ended = self.record.get(FINISHED)
         if ended is not None and ended["total_steps"] >= self.config["train"]["total_steps"]:
             return FINISHED
-        if standing is None:
+        if owner is None:
             return "unfinished"
-        return standing.state if standing.state in ("failed", "interrupted") else "died"
+        return owner.state if owner.state in ("failed", "interrupted") else "died"
 
     def rows(self) -> list[dict[str, float]]:
         """The metrics of its iterations; raises MarlRayError for a file of other lines."""

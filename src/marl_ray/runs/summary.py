@@ -82,9 +82,9 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
     """The summary of a run or a sweep; raises MarlRayError for a file of metrics that is none."""
     if isinstance(run, StoredSweep):
         return _of_sweep(run)
-    rows, standing = run.rows(), run.standing()
+    rows, owner = run.rows(), run.owner()
     steps = max((int(row["steps"]) for row in rows if "steps" in row), default=0)
-    at = standing.at if standing is not None else max((row.get("timestamp", 0.0) for row in rows), default=None)
+    at = owner.at if owner is not None else max((row.get("timestamp", 0.0) for row in rows), default=None)
     return RunSummary(
         run.name,
         "run",
@@ -103,11 +103,11 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
 def details_of(run: StoredRun) -> RunDetails:
     """All about a run; raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED, {}).get(RESULT, {})
-    standing = run.standing()
+    owner = run.owner()
     selected = f"{run.folder}/errors"
     return RunDetails(
         summary_of(run),
-        None if standing is None else standing.error,
+        None if owner is None else owner.error,
         diagnose(run.config, run.rows()),
         run.record.get("given", {}),
         run.config,

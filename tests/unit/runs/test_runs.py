@@ -30,9 +30,9 @@ from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
+from marl_ray.training.run_folder.owners import read_owner
 from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
 from marl_ray.training.run_folder.run_log import RunLog
-from marl_ray.training.run_folder.standing import read_standing
 
 LOCAL = fs.LocalFileSystem()
 
@@ -226,9 +226,9 @@ def test_a_log_is_followed_until_the_driver_ends(storage: Path):
 def test_an_attempt_leaves_how_it_ended(storage: Path, error: BaseException, state: str):
     with pytest.raises(type(error)), Lease(LOCAL, str(storage / "other"), "run 'other'"):
         raise error
-    standing = read_standing(LOCAL, str(storage / "other"))
-    assert standing is not None and standing.state == find_run("other", str(storage)).state() == state
-    assert not standing.is_alive(time.time())
+    owner = read_owner(LOCAL, str(storage / "other"))
+    assert owner is not None and owner.state == find_run("other", str(storage)).state() == state
+    assert not owner.is_alive(time.time())
 
 
 def test_runs_are_compared_by_seeds(storage: Path):

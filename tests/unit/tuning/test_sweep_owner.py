@@ -13,9 +13,9 @@ from pyarrow import fs
 from toys.sweeps import ToySweep
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.lease import Disowned, Lease
-from marl_ray.training.run_folder.standing import owner_file
+from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.tuning.running.driver import run_sweep
 
 LOCAL = fs.LocalFileSystem()
@@ -38,7 +38,7 @@ def test_a_second_sweep_of_a_name_is_refused_before_it_writes(tmp_path: Path):
 
 
 def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(standing, "BEAT_S", 0.05)
+    monkeypatch.setattr(owners, "BEAT_S", 0.05)
     sweep = ToySweep(tmp_path)
     sweep.add({"algorithm": "ippo", "hyper.lr": 0.001}, "running")
     sweep.end("running")

@@ -9,7 +9,7 @@ from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.writer import TRANSCRIPTS, transcripts_path
 from marl_ray.training.run_folder.metrics_file import iteration_of
-from marl_ray.training.run_folder.standing import whose_folder
+from marl_ray.training.run_folder.owners import whose_folder
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 PICTURES = ("return.png", "benchmarks.png")

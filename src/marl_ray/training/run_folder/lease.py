@@ -20,10 +20,10 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.temporary_folders import start_of
-from marl_ray.training.run_folder import standing
+from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.exclusive_file import create
+from marl_ray.training.run_folder.owners import OWNER, RUNNING, Owner, newest, numbers, owner_file, owner_of
 from marl_ray.training.run_folder.record import write_json
-from marl_ray.training.run_folder.standing import OWNER, RUNNING, Standing, newest, numbers, owner_file, standing_of
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
 WRITTEN_S = 1.0
@@ -71,7 +71,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.done.set()
-        self.thread.join(standing.BEAT_S)
+        self.thread.join(owners.BEAT_S)
         if self.lost.is_set() and isinstance(error, Exception):
             self.check()  # what failed since has failed by the loss
         with contextlib.suppress(OSError):  # a run has ended as it has, also where its state cannot be written
@@ -89,7 +89,7 @@ class Lease:
     def owns(self) -> bool:
         """False if another process has taken the folder. It is asked before what another owner may do too: a process that
         slept for LOST_S does not know before its next beat. Storage that does not answer is no reason."""
-        if time.time() - self.confirmed >= standing.LOST_S:
+        if time.time() - self.confirmed >= owners.LOST_S:
             with contextlib.suppress(OSError):
                 self._confirm()
         return not self.lost.is_set()
@@ -124,16 +124,16 @@ class Lease:
         if other is not None and (other.state != RUNNING or other.is_gone()):
             return
         age = self._age(number)
-        if age < standing.LOST_S:
+        if age < owners.LOST_S:
             place = "another process" if other is None else other.place
             raise MarlRayError(
                 f"name: {self.whose} is owned by {place}, whose last beat is {age:.0f} s old; choose another name, or, if "
-                f"that process is dead, wait {standing.LOST_S - age:.0f} s until it counts as lost"
+                f"that process is dead, wait {owners.LOST_S - age:.0f} s until it counts as lost"
             )
 
-    def _read(self, number: int) -> Standing | None:
+    def _read(self, number: int) -> Owner | None:
         until = time.monotonic() + WRITTEN_S
-        while (other := standing_of(self.filesystem, self.folder, number)) is None and time.monotonic() < until:
+        while (other := owner_of(self.filesystem, self.folder, number)) is None and time.monotonic() < until:
             time.sleep(WRITTEN_S / 20)
         return other
 
@@ -145,7 +145,7 @@ class Lease:
         infos = self.filesystem.get_file_info([probe, owner_file(self.folder, number)])
         self.filesystem.delete_file(probe)
         now, at = (info.mtime for info in infos)
-        return standing.LOST_S if now is None or at is None else max(0.0, (now - at).total_seconds())
+        return owners.LOST_S if now is None or at is None else max(0.0, (now - at).total_seconds())
 
     def _delete(self, number: int) -> None:
         with contextlib.suppress(OSError):  # an owner that came later has deleted it
@@ -158,7 +158,7 @@ class Lease:
             now = self.filesystem.get_file_info(owner_file(self.folder, self.number)).mtime
             for info in self.filesystem.get_file_info(fs.FileSelector(f"{self.folder}/{OWNER}")):
                 probe = info.base_name.startswith(PROBE)
-                if now and probe and info.mtime and (now - info.mtime).total_seconds() > standing.LOST_S:
+                if now and probe and info.mtime and (now - info.mtime).total_seconds() > owners.LOST_S:
                     self.filesystem.delete_file(info.path)
         for folder in (self.folder, f"{self.folder}/{OWNER}"):
             remove_temporary(self.filesystem, folder)
@@ -169,7 +169,7 @@ class Lease:
         return {info.base_name for info in infos} == {OWNER}
 
     def _beat(self) -> None:
-        while not self.done.wait(standing.BEAT_S):
+        while not self.done.wait(owners.BEAT_S):
             with contextlib.suppress(OSError):  # a run goes on whose state cannot be written
                 self._confirm()
             if self.lost.is_set():
@@ -185,7 +185,7 @@ class Lease:
                 self.lost.set()
                 self.when_lost()
 
-    def _write(self, own: Standing) -> bool:
+    def _write(self, own: Owner) -> bool:
         """Write this owner's file; False, and there is no such file, if the folder has a later owner. Raises OSError."""
         is_owner = newest(self.filesystem, self.folder) <= self.number
         if is_owner:
@@ -202,14 +202,14 @@ def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str)
     with contextlib.suppress(OSError):
         last = newest(filesystem, folder)
         if last > number:
-            other = standing_of(filesystem, folder, last)
+            other = owner_of(filesystem, folder, last)
             place = "another process" if other is None else other.place
             raise Disowned(
                 f"{whose} is now owned by {place}, which took it while this one gave no sign; this one stops"
             )
 
 
-def _own(state: str, error: str | None = None) -> Standing:
+def _own(state: str, error: str | None = None) -> Owner:
     pid = os.getpid()
-    host, address, machine = socket.gethostname(), standing.own_address(), standing.this_machine()
-    return Standing(state, host, address, machine, pid, start_of(pid), time.time(), error)
+    host, address, machine = socket.gethostname(), owners.own_address(), owners.this_machine()
+    return Owner(state, host, address, machine, pid, start_of(pid), time.time(), error)

@@ -24,8 +24,8 @@ RUNNING = "running"
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One attempt at a run."""
+class Owner:
+    """The owner of a run: the driver of one attempt at it."""
 
     state: str
     """`running`, `finished`, `failed` or `interrupted`."""
@@ -56,10 +56,10 @@ class Standing:
         return f"process {self.pid} of {self.host}{f' ({self.address})' if self.address else ''}"
 
 
-def read_standing(filesystem: fs.FileSystem, folder: str) -> Standing | None:
+def read_owner(filesystem: fs.FileSystem, folder: str) -> Owner | None:
     """The last attempt at the run of this folder; None where nothing says so."""
     try:
-        return standing_of(filesystem, folder, newest(filesystem, folder))
+        return owner_of(filesystem, folder, newest(filesystem, folder))
     except OSError:
         return None
 
@@ -76,11 +76,11 @@ def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
     return [int(stem) for stem in stems if stem.isdecimal()]
 
 
-def standing_of(filesystem: fs.FileSystem, folder: str, number: int) -> Standing | None:
+def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | None:
     """The attempt of this number; None if its file is not there, is being written, or is none of ours."""
     try:
         data = read_json(filesystem, owner_file(folder, number))
-        return None if data is None else Standing(**data)
+        return None if data is None else Owner(**data)
     except (OSError, ValueError, TypeError):
         return None
 
