@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from marl_ray.api.ray_connection import ray_of_call
+from marl_ray.api.ray_of_call import ray_of_call
 from marl_ray.config import tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from marl_ray.api.configs import ConfigSource, data_of
-from marl_ray.api.ray_connection import ray_of_call
+from marl_ray.api.ray_of_call import ray_of_call
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig

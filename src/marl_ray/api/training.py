@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_ray.api.configs import ConfigSource, data_of
-from marl_ray.api.ray_connection import cluster_of_call, ray_of_call
+from marl_ray.api.ray_of_call import cluster_of_call, ray_of_call
 from marl_ray.config import RunConfig
 from marl_ray.runs.naming import parse_named
 
