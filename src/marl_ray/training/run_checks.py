@@ -18,8 +18,9 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import check_sinks
 
 
-def check_run(config: RunConfig) -> None:
-    """Check a run before any cluster starts; raises MarlRayError that names the key, the file or the argument.
+def check_run(config: RunConfig) -> dict[str, list[str]]:
+    """Check a run before any cluster starts, and return each policy's agents; raises MarlRayError that names the key, the
+    file or the argument.
 
     The check builds the environment once, which also compiles its functions and caches them for the workers. It also
     builds the models, language models without their weights.
@@ -29,7 +30,7 @@ def check_run(config: RunConfig) -> None:
     check_folder(config)
     _check_length(config, record_of(config))
     try:
-        _check_environment(config)
+        return _check_environment(config)
     except MarlRayError:
         raise
     except Exception as error:  # a user's environment may raise anything
@@ -52,7 +53,7 @@ def _check_length(config: RunConfig, record: Mapping[str, Any]) -> None:
         )
 
 
-def _check_environment(config: RunConfig) -> None:
+def _check_environment(config: RunConfig) -> dict[str, list[str]]:
     from marl_ray.envs.copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
     from marl_ray.training.imitation.warm_start import read_decisions
@@ -77,6 +78,7 @@ def _check_environment(config: RunConfig) -> None:
         if config.warm_start is not None and not config.language:
             read_decisions(config, env, agents)
         _check_origin(config, env, agents)
+        return agents
     finally:
         env.close()
 
