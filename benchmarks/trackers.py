@@ -6,9 +6,10 @@
 Runs of `jobs/configs/multigrid_ippo.yaml` with one worker and without evaluations, in turn, on one Ray: without a tracker
 besides MLflow, and with one that takes nothing, one that takes a second for each call, one whose disk is full, and with an
 MLflow server that is killed after the first iterations. Steps per second count from the third row of `metrics.jsonl`, or
-the first after the server's death, to the last. Every round has a run of each kind, in an order that changes from round to round; a ratio is that of two runs of one
-round. In the end all trackers are well again, the command of the last round's runs is given once more, and each tracker is
-asked which iterations it has. Writes `benchmarks/results/trackers.{json,md}`.
+the first after the server's death, to the last. Every round has a run of each kind, in an order that changes from round to
+round; a ratio is that of two runs of one round. In the end all trackers are well again, the command of the last round's
+runs is given once more, and each tracker is asked which iterations it has. Writes
+`benchmarks/results/trackers.{json,md}`.
 """
 
 import argparse

@@ -2,8 +2,10 @@
 or slow: the same command ends with the journal, the state and the sinks of a run that met nothing."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -362,6 +364,31 @@ def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_sa
         assert row == pytest.approx(calm, rel=1e-3, abs=1e-5)
     result.check_sinks(teams.root / "tracked")
     result.check_folder()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", [1000, 1300, 1500])
+def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local: Bench, tmp_path: Path, kilobytes: int):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk]).returncode:
+        pytest.skip("only root can make a small disk here")
+    try:
+        run = parse_config(RunConfig, local.run("full").given() | {"storage": str(disk)})
+        ended = local.begin(run, Start())
+        assert ended.status == 1 and "No space left on device" in ended.said and "Traceback" not in ended.said, (
+            ended.said
+        )
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        ended = local.begin(run, Start())
+        assert ended.status == 0 and "Traceback" not in ended.said, ended.said
+        result = Result(run)
+        assert result.rows == local.result.rows and result.files == local.result.files
+        assert result.state == local.result.state and result.policies == local.result.policies
+        result.check_sinks(local.root / "tracked")
+        result.check_folder()
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
