@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pettingzoo import ParallelEnv
-from torch.distributed.device_mesh import init_device_mesh
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.copies import make_batch
@@ -22,7 +21,7 @@ from marl_ray.training.checkpoints.origin import HOLDS, PLAY, holds_of, play_of
 from marl_ray.training.checkpoints.run_state import fresh_state, state_after
 from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.collectives import gather, world
+from marl_ray.training.collectives import gather, worker_mesh, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
@@ -108,7 +107,7 @@ class Run:
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
         self.rank, workers = world()
-        mesh = init_device_mesh(device.type, (workers,))
+        mesh = worker_mesh(device.type, config.resources.replicate)
         mixed = config.resources.mixed_precision
         self.env = make_env(config.env, config.constraints)
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
