@@ -17,10 +17,10 @@ from marl_ray.cli.serving.experiments import experiment_app
 from marl_ray.cli.serving.gateways import deploy, export, lint, serve
 from marl_ray.cli.training.plan import plan
 from marl_ray.cli.training.runs import runs_app
+from marl_ray.cli.training.short_try import try_it
 from marl_ray.cli.training.submit import submit_app
 from marl_ray.cli.training.sweep import report, sweep
 from marl_ray.cli.training.train import demo, train
-from marl_ray.cli.training.trying import try_it
 from marl_ray.errors import MarlRayError
 
 INTERRUPTED = 130

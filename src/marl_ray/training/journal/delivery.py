@@ -53,10 +53,20 @@ class Mark:
 def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
     """The mark of a sink in a run's folder; that of a new sink where there is none. Raises OSError."""
     try:
-        stored = read_json(filesystem, _path(folder, name))
-        return Mark() if stored is None else Mark(**stored)
-    except (ValueError, TypeError):  # a file of something else: the sink gets all rows
+        return mark_of(read_json(filesystem, _path(folder, name)))
+    except ValueError:  # a file of something else: the sink gets all rows
         return Mark()
+
+
+def mark_of(stored: Any) -> Mark:
+    """The mark that a file of plain data holds, or None for no file; that of a new sink for anything else."""
+    try:
+        mark = Mark(**(stored or {}))
+    except TypeError:
+        return Mark()
+    counts = (mark.rows, 0 if mark.iteration is None else mark.iteration)
+    right = all(type(count) is int for count in counts) and isinstance(mark.run_id, str) and isinstance(mark.ended, str)
+    return mark if right and mark.rows >= 0 else Mark()
 
 
 def _path(folder: str, name: str) -> str:
