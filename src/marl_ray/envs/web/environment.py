@@ -11,7 +11,7 @@ from marl_ray.envs.text.base import Task, TextEnv
 from marl_ray.envs.web.browser.accessibility import PageView
 from marl_ray.envs.web.browser.acting import perform
 from marl_ray.envs.web.browser.actions import FORMS, WebAction, parse_web_action
-from marl_ray.envs.web.browser.chromium import shared_chromium
+from marl_ray.envs.web.browser.chromium import done_with_chromium, shared_chromium
 from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
@@ -45,7 +45,7 @@ class BrowserEnv(TextEnv):
     """Base of environments in which one agent uses a browser. A subclass opens the pages and scores what was done there.
 
     Every episode has a browser context of its own, which is closed at its end, unless `keeps` says otherwise; all contexts
-    of a process share a Chromium.
+    of a process share a Chromium, which ends when all environments are closed.
     Whatever a page does ends in one of `ENDINGS`, and the costs until then are reported.
     An action that cannot be read or done changes nothing, and the next prompt says why.
     Metrics: `pass`, the score; `answered`, 1.0 if the agent stopped by itself; `problems`, actions that could not be done;
@@ -140,7 +140,7 @@ class BrowserEnv(TextEnv):
     def begin(self) -> None:
         session = self.session
         if session is not None and (self._running or not self.keeps(session)):
-            self.close()
+            self._close_session()
             session = None
         self._running = True
         self._begun, self.view = time.monotonic(), PageView("", {})
@@ -213,7 +213,11 @@ class BrowserEnv(TextEnv):
             recording.result(ending=ending, reward=self.rewards[agent], **self.infos[agent]["metrics"])
 
     def close(self) -> None:
-        """Close the context of the episode. The process's Chromium stays for the next one."""
+        """Close the context of the episode, and the process's Chromium if no other environment uses it."""
+        self._close_session()
+        done_with_chromium(self)
+
+    def _close_session(self) -> None:
         session, self.session = self.session, None
         if session is not None:
             self._end_recording(session)
@@ -227,7 +231,7 @@ class BrowserEnv(TextEnv):
     def _new_session(self) -> BrowserSession:
         """A context in the process's Chromium; one that has died meanwhile is started anew, once."""
         for last in (False, True):
-            session = BrowserSession(shared_chromium(), self.hosts, self.step_s)
+            session = BrowserSession(shared_chromium(self), self.hosts, self.step_s)
             try:
                 self.session = session.start(self.storage(), *self.size)
                 return session
@@ -286,7 +290,7 @@ class BrowserEnv(TextEnv):
         if session is not None and self.keeps(session):
             self._end_recording(session)
         else:
-            self.close()
+            self._close_session()
         counts = {
             "pass": score,
             "answered": ending == "stopped",
