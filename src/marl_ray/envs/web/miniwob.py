@@ -89,7 +89,7 @@ class MiniWob(BrowserEnv):
                 f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), known)}"
             )
         made = [tuple(_tasks(chosen, range(held_out, held_out + variants))), tuple(_tasks(chosen, range(held_out)))]
-        self.url = _served()
+        self.url = served_pages()
         super().__init__(
             agent,
             *made,
@@ -164,7 +164,7 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @functools.cache
-def _served() -> str:
+def served_pages() -> str:
     """The base URL of the pages, which a thread of this process serves to this machine alone."""
     handler = functools.partial(_QuietHandler, directory=str(_folder()))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
