@@ -34,11 +34,11 @@ def train_here(run: RunConfig) -> "RunResult":
     from marl_ray.ray_seams import cpus_here
     from marl_ray.training.driver import say_kept
     from marl_ray.training.driver import train as train_on_ray
+    from marl_ray.training.machines.cluster_capacity import check_cpus
+    from marl_ray.training.machines.interruption import answering
     from marl_ray.training.run_checks import check_run
     from marl_ray.training.run_folder.run_log import RunLog
     from marl_ray.training.run_result import delivered, finished
-    from marl_ray.training.surroundings.cluster_capacity import check_cpus
-    from marl_ray.training.surroundings.interruption import answering
 
     before = finished(run)
     if before is not None:

@@ -24,6 +24,7 @@ EXPECTED = (
     "an mpe2 module (mpe2.simple_spread_v3)",
     "a Gymnasium id (gymnasium.CartPole-v1)",
     "an EnvPool id (envpool.CartPole-v1)",
+    "a BrowserGym id (browsergym/miniwob.click-test)",
     REFERENCE,
 )
 _UNEXPECTED = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
@@ -88,6 +89,10 @@ def _make(config: EnvConfig) -> Any:
         from marl_ray.envs.envpool_env import PoolAgent
 
         return _build(env_id, partial(PoolAgent, env_id.removeprefix("envpool.")), config.kwargs)
+    if env_id.startswith("browsergym/"):
+        from marl_ray.envs.web.browsergym.environment import BrowserGym
+
+        return _build(env_id, partial(BrowserGym, env_id), config.kwargs)
     return _accepted(env_id, _build(env_id, _imported(env_id), config.kwargs))
 
 

@@ -68,7 +68,7 @@ def _check_length(config: RunConfig, record: Mapping[str, Any]) -> None:
 
 
 def _check_environment(config: RunConfig) -> dict[str, list[str]]:
-    from marl_ray.envs.copies import warm_up
+    from marl_ray.envs.env_copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
     from marl_ray.training.imitation.warm_start import read_decisions
     from marl_ray.training.team.assembly import build_models, team_agents

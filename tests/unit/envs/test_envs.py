@@ -15,7 +15,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 from marl_ray.api.training import environment_warning
 from marl_ray.config import CostConfig, EnvConfig, RunConfig, parse_config
 from marl_ray.conformance.extensions.environment import check, first_fault
-from marl_ray.envs.copies import warm_up
+from marl_ray.envs.env_copies import warm_up
 from marl_ray.envs.gridworld import moves
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
 from marl_ray.envs.registry import make_env

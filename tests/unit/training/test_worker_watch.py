@@ -10,9 +10,9 @@ from toys import texts
 from toys.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.surroundings import worker_watch
-from marl_ray.training.surroundings.full_disk import DiskFull, disk_full
-from marl_ray.training.surroundings.worker_watch import STARTS, WorkerWatch, exchange_s, spoken
+from marl_ray.training.machines import worker_watch
+from marl_ray.training.machines.full_disk import DiskFull, disk_full
+from marl_ray.training.machines.worker_watch import STARTS, WorkerWatch, exchange_s, spoken
 
 
 @pytest.fixture
