@@ -140,7 +140,10 @@ def _browser(benchmark: WebBenchmark, kwargs: Mapping[str, Any]) -> BrowserEnv:
     try:
         env = make_env(EnvConfig(id=benchmark.env_id, kwargs={**kwargs, "cost": list(COSTS)}))
     except MarlRayError as error:
-        raise FieldError("env", str(error).removeprefix("env.kwargs: ")) from error
+        place, _, message = str(error).partition(": ")
+        if not place.startswith("env.kwargs"):  # neither the options nor one of them
+            raise FieldError("env", str(error)) from error
+        raise FieldError(place.replace("env.kwargs", "env"), message) from error
     if not isinstance(env, BrowserEnv):
         raise MarlRayError(f"benchmark: {benchmark.env_id} is of type {type(env).__name__}, expected a BrowserEnv")
     return env
