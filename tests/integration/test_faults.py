@@ -2,8 +2,10 @@
 or slow: the same command ends with the journal, the state and the sinks of a run that met nothing."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,8 +72,16 @@ NUMBERS = count()
 class Bench:
     """Starts runs of one size, each with a name of its own."""
 
-    def __init__(self, root: Path, storage: str, start: Callable[[Mapping[str, Any], Start], Ended], workers: int):
-        self.root, self.storage, self.start, self.workers = root, storage, start, workers
+    def __init__(
+        self,
+        root: Path,
+        storage: str,
+        start: Callable[[Mapping[str, Any], Start], Ended],
+        workers: int,
+        keys: Mapping[str, Any] | None = None,
+    ):
+        """`keys` of their configs that differ from those of `run`."""
+        self.root, self.storage, self.start, self.workers, self.keys = root, storage, start, workers, keys or {}
         self.sleeps = False
         self.calm = self.run("calm")
         ended = self.start(self.calm.given(), Start())
@@ -105,7 +115,7 @@ class Bench:
             "also": ["tensorboard", "toys.trackers:Moody"],
             "progress": False,
         }
-        return parse_config(RunConfig, data)
+        return parse_config(RunConfig, data | self.keys)
 
 
 class Result:
@@ -193,6 +203,26 @@ def remote(root: Path) -> Iterator[Bench]:
         plain_train(root / "remote", TRACKED=str(root / "tracked")) as start,
     ):
         yield Bench(root, f"{uri}/runs", start, 1)
+
+
+TEAM = {
+    "env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 4}},
+    "team": {
+        "red": {"agents": ["agent_0", "agent_2"], "algorithm": "mappo"},
+        "blue": {"agents": ["agent_1", "agent_3"], "algorithm": "ippo", "hyper": {"lr": 0.003}},
+    },
+}
+"""Two policies of two agents each, with algorithms of their own."""
+
+
+@pytest.fixture(scope="module")
+def teams(root: Path, start: Any) -> Bench:
+    return Bench(root, str(root / "runs"), start, 2, TEAM)
+
+
+@pytest.fixture(scope="module")
+def remote_teams(root: Path, remote: Bench) -> Bench:
+    return Bench(root, remote.storage, remote.start, 2, TEAM)
 
 
 def faults(lines: Mapping[str, int], ranks: int = 1) -> st.SearchStrategy[Fault]:
@@ -304,6 +334,63 @@ def test_a_run_of_two_workers_that_dies_anywhere_is_as_if_nothing_had_happened(b
 @settings(MANY, max_examples=10)
 def test_a_run_on_an_object_store_that_dies_anywhere_is_as_if_nothing_had_happened(remote: Bench, data: st.DataObject):
     survives(remote, data.draw(st.lists(events(remote), min_size=1, max_size=3)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("place", ["teams", "remote_teams"])
+@given(st.data())
+@settings(MANY, max_examples=6)
+def test_a_team_of_two_policies_that_dies_anywhere_is_as_if_nothing_had_happened(
+    request: pytest.FixtureRequest, place: str, data: st.DataObject
+):
+    bench = request.getfixturevalue(place)
+    survives(bench, data.draw(st.lists(events(bench), min_size=1, max_size=3)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_same(teams: Bench):
+    run = teams.run("other-workers")
+    deadly = teams.lines["worker"]["training/loop.py"] // 3
+    for workers, last in ((1, False), (4, False), (2, False), (1, True)):
+        run = parse_config(RunConfig, run.given() | {"resources": {"workers": workers, "max_failures": 0}})
+        how = Start() if last else Start(groups=(Fault("training/loop.py", deadly),))
+        ended = teams.begin(run, how)
+        assert (ended.status == 0 or "The actor died" in ended.said) and "Traceback" not in ended.said, ended.said
+        if ended.status == 0:
+            break
+    result = Result(run)
+    assert [iteration_of(row) for row in result.rows] == EVERY
+    for row, calm in zip(result.rows, teams.result.rows, strict=True):
+        assert row == pytest.approx(calm, rel=1e-3, abs=1e-5)
+    result.check_sinks(teams.root / "tracked")
+    result.check_folder()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", [1000, 1300, 1500])
+def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local: Bench, tmp_path: Path, kilobytes: int):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk]).returncode:
+        pytest.skip("only root can make a small disk here")
+    try:
+        run = parse_config(RunConfig, local.run("full").given() | {"storage": str(disk)})
+        ended = local.begin(run, Start())
+        assert ended.status == 1 and "No space left on device" in ended.said and "Traceback" not in ended.said, (
+            ended.said
+        )
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        ended = local.begin(run, Start())
+        assert ended.status == 0 and "Traceback" not in ended.said, ended.said
+        result = Result(run)
+        assert result.rows == local.result.rows and result.files == local.result.files
+        assert result.state == local.result.state and result.policies == local.result.policies
+        result.check_sinks(local.root / "tracked")
+        result.check_folder()
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
