@@ -71,7 +71,8 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
             ignore_mismatched_sizes=True,  # they are named below
         )
     except Exception as error:  # transformers raises different errors for different models
-        raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
+        reason = _broken_file(path) or one_line(error)
+        raise MarlRayError(f"model.path {path!r} is no causal language model: {reason}") from error
     lm, info = loaded
     for name, shape, expected in sorted(info["mismatched_keys"]):
         raise MarlRayError(f"model.path {path!r}: its weight {name} is {list(shape)}, expected {list(expected)}")
@@ -130,16 +131,34 @@ def _settings(path: str, context: int) -> Any:
     return settings
 
 
-def _opened(path: str) -> dict[str, Any]:
-    """Name of a weight -> its open file. Opening compares a file's length with its header."""
+def _files(path: str) -> list[str]:
+    """The safetensors files of a model, one or several."""
     single = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     if single is None:
         index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME)
-        names, _ = get_checkpoint_shard_files(path, index)
-    else:
-        names = [single]
-    files: dict[str, Any] = {}
+        names: list[str] = get_checkpoint_shard_files(path, index)[0]
+        return names
+    return [single]
+
+
+def _broken_file(path: str) -> str | None:
+    """The first file of a model that cannot be opened, and why; None if all can."""
+    try:
+        names = _files(path)
+    except Exception:  # a missing file, which the error of transformers names
+        return None
     for name in names:
+        try:
+            safe_open(name, "pt")
+        except Exception as error:  # a SafetensorError or an OSError
+            return f"{Path(name).name}: {one_line(error)}"
+    return None
+
+
+def _opened(path: str) -> dict[str, Any]:
+    """Name of a weight -> its open file. Opening compares a file's length with its header."""
+    files: dict[str, Any] = {}
+    for name in _files(path):
         file: Any = safe_open(name, "pt")
         files |= dict.fromkeys(file.keys(), file)
     return files
