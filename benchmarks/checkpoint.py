@@ -90,13 +90,13 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
 
     from marl_ray.training.checkpoints.learner_tensors import tensors_of
     from marl_ray.training.checkpoints.storage import folder_here
-    from marl_ray.training.loop import Run
+    from marl_ray.training.loop.run import Run
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers)
     config = config_of(kind, folder, workers)
-    run = Run(config, torch.device("cpu"), [], lambda row: None)
+    run = Run(config, torch.device("cpu"))
     sizes, times = {}, {key: [] for key in ("torch.save", "copy", "checkpoint", "written", "with bundle")}
     copies: list[float] = []
     take = run.saver.copy.take

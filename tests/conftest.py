@@ -5,7 +5,7 @@ import gc
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,11 +108,10 @@ def text_gateway(text_bundles: dict[str, str], tmp_path: Path) -> "GatewayConfig
 
 
 @pytest.fixture(scope="session", autouse=True)
-def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[sa.Engine], None] | None]:
-    """MLflow makes a database in forty migrations, a second of work: in this process it makes one, and others are copies.
-    Returns MLflow's own function."""
+def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow makes a database in forty migrations, a second of work: in this process it makes one, and others are copies."""
     if "mlflow" not in sys.modules:  # no test that was collected has a registry
-        yield None
+        yield
         return
     from mlflow.store.db import utils
 
@@ -132,4 +131,4 @@ def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "_initialize_tables", initialize)
-        yield make
+        yield

@@ -63,6 +63,8 @@ class Event:
     mood: Mapping[str, float]
 
 
+RUN = "training/loop/run.py"
+"""A file of the product whose lines a worker runs in every iteration."""
 NUMBERS = count()
 """Of all runs: those of several benches share their trackers."""
 
@@ -454,7 +456,7 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
     longer = {"train": local.calm.given()["train"] | {"total_steps": 32 * (ITERATIONS + 4)}}
     keys = longer | {"resume_from": local.calm.name, "resources": {"max_failures": 0}}
     run = parse_config(RunConfig, local.run("next").given() | keys)
-    ended = local.begin(run, Start(groups=(Fault("training/loop.py", local.lines["worker"]["training/loop.py"] // 2),)))
+    ended = local.begin(run, Start(groups=(Fault(RUN, local.lines["worker"][RUN] // 2),)))
     assert ended.status == 1 and "The actor died" in ended.said, ended.said
     shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
     copy = run.model_copy(update={"storage": str(tmp_path)})  # where the other run is not
@@ -471,11 +473,11 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
 @pytest.mark.slow
 def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed(remote: Bench, tmp_path: Path):
     run = remote.run("copied")
-    lines = remote.lines["worker"]["training/loop.py"]
+    lines = remote.lines["worker"][RUN]
     places = (str(tmp_path / "first"), remote.storage, str(tmp_path / "last"))
     for place, following, deadly in zip(places, (*places[1:], None), (lines // 2, lines // 4, None), strict=True):
         run = parse_config(RunConfig, run.given() | {"storage": place, "resources": {"max_failures": 0}})
-        ended = remote.begin(run, Start(groups=() if deadly is None else (Fault("training/loop.py", deadly),)))
+        ended = remote.begin(run, Start(groups=() if deadly is None else (Fault(RUN, deadly),)))
         assert ended.status == (0 if deadly is None else 1) and "Traceback" not in ended.said, ended.said
         assert deadly is None or "The actor died" in ended.said, ended.said
         if following is not None:

@@ -1,8 +1,5 @@
 """The SQLite file of MLflow: made by several processes at once, and by ones that are killed meanwhile."""
 
-import multiprocessing
-import os
-import signal
 import sqlite3
 import tempfile
 import time
@@ -10,24 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.store.db import utils
+from processes.two_workers import FORKS
 from toys.runs import config
 
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 
-def begins(storage: Path, make: Any, together: Any, run_ids: Any) -> None:
-    """Begin a run when the other process does; MLflow's tables are made by `make`."""
-    utils._initialize_tables = make
+def begins(storage: Path, together: Any, run_ids: Any) -> None:
+    """Begin a run when the other process does."""
     together.wait(60)
     run_ids.put(Tracker(config(f"storage={storage}")).run_id)
 
 
-def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: Path, mlflow_tables: Any):
-    forks = multiprocessing.get_context("fork")
-    together, run_ids = forks.Barrier(2), forks.Queue()
-    processes = [forks.Process(target=begins, args=(tmp_path, mlflow_tables, together, run_ids)) for _ in range(2)]
+def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: Path):
+    together, run_ids = FORKS.Barrier(2), FORKS.Queue()
+    processes = [FORKS.Process(target=begins, args=(tmp_path, together, run_ids)) for _ in range(2)]
     for process in processes:
         process.start()
     try:
@@ -44,22 +39,23 @@ def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: P
     assert {run.info.run_id for run in client.search_runs([experiment])} == begun and len(begun) == 2
 
 
-def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the killed ones leave their folders
-    mlflow_client(f"sqlite:///{tmp_path}/other.db")  # what conftest.py keeps for further databases is made here
+def opens(uri: str, folder: str, begun: Any) -> None:
+    """Make the database, in temporary folders below `folder`."""
+    tempfile.tempdir = folder
+    begun.set()
+    mlflow_client(uri)
+
+
+def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(tmp_path: Path):
     uri = f"sqlite:///{tmp_path}/sub/mlflow.db"
     for delay in (0.02, 0.1, 0.2, 0.3, 0.4):
-        child = os.fork()
-        if child == 0:
-            try:
-                mlflow_client(uri)
-            finally:
-                os._exit(0)
+        begun = FORKS.Event()
+        process = FORKS.Process(target=opens, args=(uri, str(tmp_path), begun))
+        process.start()
+        assert begun.wait(60)
         time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        process.kill()
+        process.join(10)
     assert [experiment.name for experiment in mlflow_client(uri).search_experiments()] == ["Default"]
 
 

@@ -12,11 +12,15 @@ PRELOADED = [
     "marl_ray.training.single_process",
     "marl_ray.training.learner.families.family_token",
     "marl_ray.training.imitation.warm_start",
+    "marl_ray.training.tracking.mlflow_run",
+    "mlflow.store.db.utils",
 ]
 WAIT_S = 120.0
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(PRELOADED)
+FORKS = multiprocessing.get_context("forkserver")
+"""Its processes are forked from one that has no thread of Python. A fork of pytest's own process, which has threads of
+many libraries, inherits the locks that they hold and may wait for them for ever."""
+FORKS.set_forkserver_preload(PRELOADED)
 
 
 def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
@@ -31,10 +35,10 @@ def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> 
 def workers(count: int, body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
     """What worker 0 of `count` returns, as of `two_workers`."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-two-") as folder:
-        answers = _forks.SimpleQueue()
+        answers = FORKS.SimpleQueue()
         store = str(Path(folder, "store"))
         processes = [
-            _forks.Process(target=_work, args=(k, count, store, answers, cpu, body, arguments), daemon=True)
+            FORKS.Process(target=_work, args=(k, count, store, answers, cpu, body, arguments), daemon=True)
             for k in range(count)
         ]
         try:

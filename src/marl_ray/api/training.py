@@ -11,7 +11,7 @@ from marl_ray.runs.naming import parse_named
 
 if TYPE_CHECKING:
     from marl_ray.api.teams import LoadedTeam
-    from marl_ray.training.driver import RunResult
+    from marl_ray.training.run_result import RunResult
 
 
 def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
@@ -31,10 +31,11 @@ def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
 def train_here(run: RunConfig) -> "RunResult":
     """Check a run before any cluster starts, and train it to its end. Raises MarlRayError."""
     from marl_ray.ray_seams import cpus_here
-    from marl_ray.training.driver import delivered, finished, say_kept
+    from marl_ray.training.driver import say_kept
     from marl_ray.training.driver import train as train_on_ray
     from marl_ray.training.run_checks import check_run
     from marl_ray.training.run_folder.run_log import RunLog
+    from marl_ray.training.run_result import delivered, finished
     from marl_ray.training.surroundings.cluster_capacity import check_cpus
     from marl_ray.training.surroundings.interruption import answering
 

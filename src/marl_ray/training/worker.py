@@ -38,7 +38,9 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.checkpoints.storage import Unwritable
     from marl_ray.training.collectives import from_first
     from marl_ray.training.errors import Diverged
-    from marl_ray.training.loop import Keeping, run_worker
+    from marl_ray.training.loop.listeners import Listeners
+    from marl_ray.training.loop.start import RunStart
+    from marl_ray.training.loop.worker_loop import Keeping, run_worker
     from marl_ray.training.tracking.machine_readings import MachineReadings
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
@@ -47,7 +49,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     rank = ray.train.get_context().get_world_rank()
     system = MachineReadings()
 
-    def emit(metrics: dict[str, float]) -> None:
+    def row(metrics: dict[str, float]) -> None:
         journal.row(metrics | system.read())
 
     def check_owner() -> None:
@@ -94,21 +96,10 @@ def worker(payload: dict[Any, Any]) -> Any:
         last = run_worker(
             config,
             ray.train.torch.get_device(),
-            places,
-            emit=emit,
-            keeping=Keeping(
-                lambda iteration: folder / checkpoint_name(iteration, attempt),
-                before=before,
-                published=tidy,
-            ),
-            run_id=payload["run_id"],
-            show=journal.transcripts,
-            engine_of=_engine_actors(config) if config.engine_actors else None,
-            phase=journal.phase,
-            origin=origin,
-            begins=begin,
-            say=journal.say,
-            best_left=best_left,
+            RunStart(places, origin, payload["run_id"], best_left=best_left),
+            Listeners(row, journal.transcripts, journal.phase, begin, journal.say),
+            Keeping(lambda iteration: folder / checkpoint_name(iteration, attempt), before, tidy),
+            _engine_actors(config) if config.engine_actors else None,
         )
         if rank == 0:
             tidy()  # again, for a worker that was killed after the last checkpoint and before this

@@ -40,15 +40,15 @@ LOCAL = fs.LocalFileSystem()
 def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
     """A run as its driver leaves it, of three evaluations that end with a score."""
     whole = config(f"name={name}", f"storage={storage}", *overrides)
-    outcome = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
-    outcome |= {
+    stored = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
+    stored |= {
         "tracking_uri": "sqlite:///mlflow.db",
         "run_id": "0123",
         "best_return": score,
         "metrics": {},
         "summary": [],
     }
-    done = {"finished": {"total_steps": 192, "outcome": outcome}} if finished else {}
+    done = {"finished": {"total_steps": 192, "outcome": stored}} if finished else {}
     write_record(whole, record_of(whole) | {"mlflow_run_id": "0123"} | done)
     filesystem, folder = filesystem_of(whole)
     rows = [

@@ -83,8 +83,8 @@ def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = 
     if config.name != run.name:
         raise MarlRayError(f"name={config.name}: a run is resumed under its name, {run.name}")
     with only_result(as_json):
-        outcome = train_here(config)
-    show(as_json, outcome, result_lines(outcome))
+        result = train_here(config)
+    show(as_json, result, result_lines(result))
     warn_of(config)
 
 

@@ -44,6 +44,16 @@ class Learner:
         self.own_groups = self._groups()
         self.compiled, self._compared = is_compiled(self.policy), False
 
+    def limit_passes(self, rows: int) -> None:
+        """Let no pass have more than `rows` sequences from now on; the size of passes changes no result."""
+        settings = self.policy.settings
+        limited = replace(settings, micro_batch=min(rows, settings.micro_batch or rows))
+        self.policy = replace(self.policy, settings=limited)
+
+    def note_returns(self, mean: float, mean_square: float) -> None:
+        """Move the critic's normaliser by returns that no batch had, as a warm start has them."""
+        self.state = replace(self.state, value_norm=self.state.value_norm.updated(mean, mean_square))
+
     def set_progress(self, share: float, batches: int) -> None:
         """Set the learning rates and the trust region for the next batch. `share` (0 to 1) of the run's steps and
         `batches` batches are done."""

@@ -17,11 +17,12 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.storages import absolute
 from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.surroundings.interruption import answering
-from marl_ray.tuning.folder import Folder, absolute, read_rows, trial_folder
+from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
     FAILED,
     REPORT,

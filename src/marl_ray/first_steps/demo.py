@@ -19,7 +19,7 @@ from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.http.keys import new_key
 
-CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
+CONFIGS = Path(__file__).parents[3] / "jobs" / "configs"
 ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
 ENDPOINT = "gridworld"
