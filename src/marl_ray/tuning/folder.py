@@ -16,6 +16,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from marl_ray.errors import MarlRayError
 from marl_ray.storages import absolute, open_storage
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of

@@ -97,9 +97,7 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path):
     for content in ("{", "[]", "{}"):
         (tmp_path / "toy").mkdir(exist_ok=True)
         (tmp_path / "toy" / "run.json").write_text(content)
-        with pytest.raises(
-            MarlRayError, match="^storage: .*/toy/run.json is not the record of a run: .*; without"
-        ):
+        with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: .*; without"):
             check_run(config(f"storage={tmp_path}"))
 
 
