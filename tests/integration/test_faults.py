@@ -357,7 +357,8 @@ def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_sa
         run = parse_config(RunConfig, run.given() | {"resources": {"workers": workers, "max_failures": 0}})
         how = Start() if last else Start(groups=(Fault(RUN, deadly),))
         ended = teams.begin(run, how)
-        assert (ended.status == 0 or "The actor died" in ended.said) and "Traceback" not in ended.said, ended.said
+        # Of two workers the one that lives may be the first to say that the other is gone.
+        assert (ended.status == 0 or " failed: worker " in ended.said) and "Traceback" not in ended.said, ended.said
         if ended.status == 0:
             break
     result = Result(run)
