@@ -31,10 +31,16 @@ def new_temporary_folder(purpose: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
 
 
-def object_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """An empty folder that is deleted with the returned object."""
-    remove_leftovers(tempfile.gettempdir())
-    return tempfile.TemporaryDirectory(prefix=_prefix(purpose))
+def object_folder(purpose: str, longest_root: int | None = None) -> tempfile.TemporaryDirectory[str]:
+    """An empty folder that is deleted with the returned object.
+
+    It is in /tmp where the path of the system's temporary folder has more than `longest_root` characters.
+    """
+    root = tempfile.gettempdir()
+    if longest_root is not None and len(root) > longest_root:
+        root = "/tmp"
+    remove_leftovers(root)
+    return tempfile.TemporaryDirectory(prefix=_prefix(purpose), dir=root)
 
 
 def _prefix(purpose: str) -> str:

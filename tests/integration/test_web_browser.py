@@ -2,7 +2,11 @@
 
 import contextlib
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -310,7 +314,11 @@ def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path: P
     for thread in threads:
         thread.join(60)
     assert [env.infos[AGENT]["solved"] for env in envs] == [True] * 3
-    assert shared_chromium().browser.contexts == []
+    assert shared_chromium(envs[0]).browser.contexts == []
+    for env in envs:
+        assert shared_chromium(env).connected
+        env.close()
+    assert not any("chrom" in process.name() for process in psutil.Process().children(recursive=True))
 
 
 def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path: Path, site: LittleSite) -> None:
@@ -325,3 +333,30 @@ def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path: Path, si
         make_env(EnvConfig(id="webarena", kwargs=kwargs | {"sites": {"gitlab": site.url}}))
     with pytest.raises(MarlRayError, match=r"env.kwargs: webarena rejected .*max_steps=0, expected more than 0"):
         make_env(EnvConfig(id="webarena", kwargs=kwargs | {"max_steps": 0}))
+
+
+@pytest.mark.parametrize("killed", ["alone", "with its children"])
+def test_a_killed_process_leaves_no_browser_and_no_profile(killed: str) -> None:
+    code = (
+        "from marl_ray.envs.web.webarena import WebArena as W; e = W(); e.reset(); print('ready', flush=True); input()"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        owner = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        assert owner.stdout is not None and owner.stdin is not None
+        assert owner.stdout.readline() == b"ready\n"
+        started = psutil.Process(owner.pid).children(recursive=True)
+        assert any("chrom" in process.name() for process in started)
+        for process in [psutil.Process(owner.pid), *(started if killed != "alone" else [])]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        owner.communicate(timeout=10)
+        deadline = time.monotonic() + 20
+        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        code = "from marl_ray.temporary_folders import object_folder as make; make('web').cleanup()"
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+        assert list(Path(folder).iterdir()) == []

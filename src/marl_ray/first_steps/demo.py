@@ -47,7 +47,7 @@ DEPLOY_S = 120.0
 def run_demo(folder: Path, episodes: int, keep: bool) -> None:
     """Train, serve, play, print the table, shut down. Everything written lies under `folder`/TIME."""
     from marl_ray.cluster.local_ray import local_ray
-    from marl_ray.envs.copies import warm_up
+    from marl_ray.envs.env_copies import warm_up
 
     absent = [str(path) for path in ARMS.values() if not path.is_file()]
     if absent:

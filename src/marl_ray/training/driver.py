@@ -24,6 +24,11 @@ from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.repair import repair
 from marl_ray.training.journal.writer import write_failure
+from marl_ray.training.machines.cluster_capacity import check_capacity
+from marl_ray.training.machines.full_disk import disk_full
+from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.machines.torch_trainer import torch_trainer
+from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import (
     ORIGIN,
@@ -38,11 +43,6 @@ from marl_ray.training.run_folder.record import (
 )
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.run_result import RunResult, delivered, finished, make_result, register, store_result
-from marl_ray.training.surroundings.cluster_capacity import check_capacity
-from marl_ray.training.surroundings.full_disk import disk_full
-from marl_ray.training.surroundings.interruption import INTERRUPTS, LEAVE_S, answering, within
-from marl_ray.training.surroundings.torch_trainer import torch_trainer
-from marl_ray.training.surroundings.worker_watch import WorkerWatch, exchange_s, spoken
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import open_sinks
 from marl_ray.training.worker import REFUSED, STOPPED, worker

@@ -14,11 +14,11 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
+from marl_ray.training.machines.full_disk import disk_full
 from marl_ray.training.run_folder.bundle_link import link_bundle
 from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 from marl_ray.training.run_folder.temporary_files import remove_temporary
-from marl_ray.training.surroundings.full_disk import disk_full
 
 REFUSED = "refused"
 """Key under which a worker returns the message of an error that would come again after every restart."""

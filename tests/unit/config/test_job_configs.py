@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from marl_ray.config import RunConfig, load_config
+from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.config.sweep import combinations, load_sweep
+from marl_ray.envs.registry import make_env
 from marl_ray.tuning.search.spaces import check_space
 
 CONFIGS = sorted((Path(__file__).parents[3] / "jobs" / "configs").glob("*.yaml"))
+WEBARENA = {"webarena_standard.yaml": 298, "webarena_full.yaml": 812}
+"""Configs for WebArena's own sites, and the tasks that need no others."""
 RECIPES = ["qwen_coder_team.yaml", "qwen_react.yaml", "sweep_qwen.yaml"]
 
 
@@ -31,3 +34,15 @@ def test_recipes_for_large_models_say_that_they_were_never_run():
     variants = [sweep.run_config(values, "trial", 0) for values in combinations(sweep)]
     assert [variant.algorithm for variant in variants] == ["grpo", "rloo", "dapo"]
     assert [variant.hyper_of("solver").overlong_buffer for variant in variants] == [0, 0, 128]
+
+
+@pytest.mark.parametrize(("name", "tasks"), WEBARENA.items())
+def test_a_config_for_the_sites_of_webarena_plays_its_tasks(name: str, tasks: int, tmp_path: Path):
+    path = CONFIGS[0].with_name(name)
+    assert "Never run on these weights here" in path.read_text()
+    run = load_config(RunConfig, path)
+    data = Path(__file__).parents[2] / "fixtures/webarena/test.raw.json.gz"
+    env = make_env(EnvConfig(id=run.env.id, kwargs={**run.env.kwargs, "data": str(data), "login": str(tmp_path)}))
+    assert env.tasks + env.held_out == tasks
+    assert env.held_out >= run.evaluation.tasks // 2
+    assert {policy.generation.engine for policy in run.team.values()} == {"vllm"}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toys.runs import TWO_POLICIES, batch_of, short, team_of
 
-from marl_ray.algorithms.advantages.of_batch import cost_advantages
+from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import RunConfig

@@ -10,7 +10,7 @@ from marl_ray.config.run.model import LoraConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.model_files import empty_lm
 from marl_ray.training.team.dry_step import DryPass, dry_step
-from marl_ray.training.team.memory_plan import memory_plan
+from marl_ray.training.team.memory_plan import memory_plan, shards_of
 from marl_ray.training.team.model_shapes import architecture, qwen
 
 CONFIGS = Path(__file__).parents[3] / "jobs" / "configs"
@@ -87,6 +87,19 @@ def test_a_plan_adds_what_the_step_does_not_hold():
     assert offloaded.resting == offloaded.sampling
     assert offloaded.main_memory == pytest.approx(16 / 2 * weights, rel=0.01)
     assert plain.main_memory == 0 and offloaded.total < plain.total
+
+
+@pytest.mark.parametrize(("parallel", "shards"), [({}, 16), ({"replicate": 4}, 4), ({"shard": 2, "replicate": 2}, 2)])
+def test_groups_share_their_weights_among_themselves(parallel, shards):
+    run = run_of()
+    need = run.resources.model_validate({"workers": 4, "parallel": parallel})
+    assert shards_of(run.model_copy(update={"resources": need}), 16) == shards
+
+
+def test_groups_must_divide_the_gpus():
+    need = run_of().resources.model_validate({"workers": 4, "parallel": {"replicate": 4}})
+    with pytest.raises(MarlRayError, match=r"^resources.parallel.replicate=4: expected a divisor of the 6 GPUs$"):
+        memory_plan(run_of().model_copy(update={"resources": need}), 6)
 
 
 def test_actor_critics_have_no_plan():

@@ -24,6 +24,7 @@ from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, p
 from marl_ray.training.checkpoints.storage import Unwritable, folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.loop.start import RunStart
+from marl_ray.training.machines.interruption import answering, within
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
     RESULT,
@@ -37,7 +38,6 @@ from marl_ray.training.run_folder.record import (
 )
 from marl_ray.training.run_result import RunResult, finished
 from marl_ray.training.single_process import process_group
-from marl_ray.training.surroundings.interruption import answering, within
 from marl_ray.training.worker import REFUSED, worker
 
 STORED = {

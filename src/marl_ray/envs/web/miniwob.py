@@ -73,6 +73,7 @@ class MiniWob(BrowserEnv):
         episode_s: float = 600.0,
         patience: int | None = None,
         observation_limit: int = 4000,
+        thoughts: bool = False,
         record: str | None = None,
         traces: bool = False,
         seed: int = 0,
@@ -89,7 +90,7 @@ class MiniWob(BrowserEnv):
                 f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), known)}"
             )
         made = [tuple(_tasks(chosen, range(held_out, held_out + variants))), tuple(_tasks(chosen, range(held_out)))]
-        self.url = _served()
+        self.url = served_pages()
         super().__init__(
             agent,
             *made,
@@ -100,6 +101,7 @@ class MiniWob(BrowserEnv):
             episode_s=episode_s,
             patience=patience,
             observation_limit=observation_limit,
+            thoughts=thoughts,
             record=record,
             traces=traces,
             seed=seed,
@@ -164,7 +166,7 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @functools.cache
-def _served() -> str:
+def served_pages() -> str:
     """The base URL of the pages, which a thread of this process serves to this machine alone."""
     handler = functools.partial(_QuietHandler, directory=str(_folder()))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -43,8 +43,9 @@ class WebArena(BrowserEnv):
     judge: `package.module:NAME` of a callable that returns the judge of fuzzy matches; without it words are compared.
     agent: its name. max_steps: actions in an episode. step_s, episode_s: seconds of one, and of all.
     patience: unreadable actions in a row, or equal actions, that end the episode; None for no such limit.
-    observation_limit: characters of a page that are shown. record: a folder for screenshots and steps of every episode;
-    traces: keep Playwright's trace too. seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    observation_limit: characters of a page that are shown. thoughts: ask for a thought before each action, as ReAct does.
+    record: a folder for screenshots and steps of every episode; traces: keep Playwright's trace too.
+    seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
     """
 
     metadata = {"name": "webarena", "render_modes": [], "is_parallelizable": False}
@@ -64,6 +65,7 @@ class WebArena(BrowserEnv):
         episode_s: float = 600.0,
         patience: int | None = 3,
         observation_limit: int = 8000,
+        thoughts: bool = False,
         record: str | None = None,
         traces: bool = False,
         seed: int = 0,
@@ -100,6 +102,7 @@ class WebArena(BrowserEnv):
             episode_s=episode_s,
             patience=patience,
             observation_limit=observation_limit,
+            thoughts=thoughts,
             record=record,
             traces=traces,
             seed=seed,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from marl_ray.algorithms.advantages.of_batch import cost_advantages
+from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.training.collectives import total, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
@@ -92,7 +92,7 @@ class Learner:
         prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
-            policy.family.adopt_actor(policy.copies, weights)
+            policy.family.adopt_actor(policy.models, weights)
             metrics |= step_metrics
         # Advantages become losses, and losses become gradients and steps.
         self.state, epoch_metrics = self._descend(prepared, where)

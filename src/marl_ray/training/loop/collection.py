@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
-from marl_ray.envs.copies import make_batch
+from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.protocol import BatchCollector

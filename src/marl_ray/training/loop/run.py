@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
@@ -12,7 +11,7 @@ from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.training.checkpoints.origin import HOLDS, PLAY, holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.collectives import world
+from marl_ray.training.collectives import worker_mesh, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
@@ -65,7 +64,7 @@ class Run:
         self.config = config
         self.rank, workers = world()
         self.env = make_env(config.env, config.constraints)
-        self.team = self._start_team(device, workers, listeners, engine_of)
+        self.team = self._start_team(device, listeners, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
         self.state, snapshot = load_start(config, self.team, start, listeners)
         listeners.begin(self.state["iteration"] if start.continues else None)
@@ -102,12 +101,10 @@ class Run:
         self.transcripts: list[dict[str, Any]] = []
         """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
 
-    def _start_team(
-        self, device: torch.device, workers: int, listeners: Listeners, engine_of: "EngineOf | None"
-    ) -> Team:
+    def _start_team(self, device: torch.device, listeners: Listeners, engine_of: "EngineOf | None") -> Team:
         """Build the team, with its engines running if the run samples from them."""
         config, mixed = self.config, self.config.resources.mixed_precision
-        mesh = init_device_mesh(device.type, (workers,))
+        mesh = worker_mesh(device.type, config.resources.replicate)
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
         listeners.phase("loading the models" if config.language else "making the policies")
         team = build_team(config, self.env, mesh, mixed_precision, engine_of)

@@ -80,7 +80,9 @@ def dry_step(
         with init_empty_weights(include_buffers=False):
             if model.lora is not None:
                 add_adapters(lm, model.lora)
-            policy = TokenPolicy(lm, byte_tokenizer(model.context), model, GenerationConfig(max_tokens=size.tokens))
+            # On a mesh of CPUs there is nothing to offload from.
+            own = model.model_copy(update={"cpu_offload": False})
+            policy = TokenPolicy(lm, byte_tokenizer(model.context), own, GenerationConfig(max_tokens=size.tokens))
         shard(policy, init_device_mesh("cpu", (shards,)), mixed_precision)
         with FakeTensorMode(allow_non_fake_inputs=True):
             _fill(policy)

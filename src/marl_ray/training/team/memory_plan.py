@@ -42,9 +42,10 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     """Compute a dry step of each policy, with every worker on a GPU. Policies learn one after another, so of `gathered`
     and `activations` the greatest counts.
 
-    Raises MarlRayError if the policies are actor-critics, or if the shape of a model is not known. Starts and ends a
-    process group, so the process must have none.
+    Raises MarlRayError if the policies are actor-critics, if groups of `resources.parallel` do not divide the GPUs, or if
+    the shape of a model is not known. Starts and ends a process group, so the process must have none.
     """
+    shards = shards_of(config, gpus)
     if not config.language:
         raise MarlRayError("team: expected language models; actor-critics are small, and their memory is not computed")
     mixed = config.resources.mixed_precision != "none"
@@ -62,8 +63,8 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
         if policy.frozen:
             continue
         compared = (config.hyper_of(name).kl_coef > 0 or config.spec_of(name).pairs) and policy.model.lora is None
-        peak = dry_step(shape, policy.model, gpus, pass_of(config, name), mixed, not policy.model.cpu_offload)
-        kept = math.ceil(numbers / gpus) * frozen_bytes if compared else 0
+        peak = dry_step(shape, policy.model, shards, pass_of(config, name), mixed, not policy.model.cpu_offload)
+        kept = math.ceil(numbers / shards) * frozen_bytes if compared else 0
         if policy.model.cpu_offload:  # gradients and moments are of the weights that have gradients
             offloaded += peak.weights + 3 * peak.gradients + kept
             peak, kept = peak._replace(weights=0, gradients=0), 0
@@ -85,6 +86,16 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
         resting=weights + gradients + optimizer + reference + sampling,
         main_memory=offloaded,
     )
+
+
+def shards_of(config: RunConfig, gpus: int) -> int:
+    """GPUs that share one set of weights: `resources.parallel.shard`, or, where it is not given, as many as make up
+    `replicate` groups. Raises MarlRayError if there are no whole groups."""
+    parallel = config.resources.parallel
+    for key, number in parallel.items():
+        if gpus % number:
+            raise MarlRayError(f"resources.parallel.{key}={number}: expected a divisor of the {gpus} GPUs")
+    return parallel.get("shard", gpus // parallel.get("replicate", 1))
 
 
 def pass_of(config: RunConfig, name: str) -> DryPass:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from marl_ray.envs.web.browser.accessibility import page_view, snapshot_bounds
 from marl_ray.envs.web.browser.actions import FORMS, WebAction, parse_web_action, playwright_keys
 from marl_ray.envs.web.browser.errors import ActionFault
+from marl_ray.envs.web.browser.prompts import head, past_answer
 from marl_ray.envs.web.browser.session import hosts_of
 from marl_ray.envs.web.environment import _base, _with_bases
 
@@ -165,3 +166,20 @@ def test_a_base_url_is_replaced_where_it_stands_for_itself():
         "http://shop.test http://shop.test/a?b. http://127.0.0.1:8080/ http://127.0.0.1:80.evil/ (http://shop.test)"
     )
     assert _with_bases(text, bases) == replaced
+
+
+def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action() -> None:
+    assert past_answer(" click [3]\n", "") == "click [3]"
+    assert past_answer("fly [3]", "'fly' is no action") == "fly [3] ('fly' is no action)"
+    thought = "The search box is\nelement 6.\n```type [6] [coral] [1]``` Done."
+    assert past_answer(thought, "") == "The search box is element 6. ```type [6] [coral] [1]```"
+    assert len(past_answer("a" * 1000 + "```" + "b" * 1000 + "```", "")) == 407
+    assert past_answer("```go_back```", "") == "go_back"
+
+
+def test_a_prompt_asks_for_a_thought_only_where_one_is_wanted() -> None:
+    plain, react = head(False), head(True)
+    assert "```" not in plain and "First think" in react
+    for form in FORMS.values():
+        assert f"\n{form}\n" in plain and f"\n{form}\n" in react
+    assert parse_web_action("The page shows a shop, so I open it.\n```click [12]```") == WebAction("click", 12)

@@ -31,7 +31,7 @@ OF_TEXTS = {
     "run.collector.groups": "holds the copies",
     "run.collector.group_sums": "is that of the last batch, and is in its metrics",
     "run.team.engines[speaker]._policy()[version]": VERSION,
-    "run.team.learners[speaker].policy.copies[1]()[version]": VERSION,
+    "run.team.learners[speaker].policy.models[1]()[version]": VERSION,
     "run.team.models[speaker]()[version]": VERSION,
 }
 COSTS = "constraints=[{budget: 4}]"

@@ -58,13 +58,18 @@ class WebAction:
     tab: int = 0
 
 
+def quoted_action(response: str) -> str:
+    """The text between the first ``` and the next, or the response itself."""
+    quoted = _QUOTED.search(response)
+    return (quoted[1] if quoted else response).strip()
+
+
 def parse_web_action(response: str) -> WebAction:
-    """The action in an agent's response: what stands between the first ``` and the next, or the response itself.
+    """The action in an agent's response, which is that of `quoted_action`.
 
     Raises ActionFault, with the form that is expected.
     """
-    quoted = _QUOTED.search(response)
-    text = (quoted[1] if quoted else response).strip()
+    text = quoted_action(response)
     kind = text.partition("[")[0].strip() if "[" in text else text.partition("\n")[0].partition(" ")[0]
     if kind not in FORMS:
         raise ActionFault(f"{kind[:40]!r} is no action; expected one of {', '.join(FORMS)}")

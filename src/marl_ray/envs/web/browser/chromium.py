@@ -5,13 +5,16 @@ import atexit
 import contextlib
 import os
 import shutil
+import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from marl_ray.envs.web.browser.errors import BrowserFault, PageFault
 from marl_ray.errors import MarlRayError, install_hint, one_line
+from marl_ray.temporary_folders import object_folder
 
 EXECUTABLE = "CHROMIUM"
 """The environment variable that names another Chromium than the one on the path."""
@@ -26,6 +29,8 @@ _FLAGS = (
     "--dns-prefetch-disable",  # no host is looked up that no request is allowed to reach
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # requests alone can be blocked
 )
+_LONGEST_ROOT = 13
+"""Characters of a temporary folder in which Chromium's socket, at most 94 characters further, is within a socket's 107."""
 T = TypeVar("T")
 
 
@@ -42,6 +47,7 @@ class Chromium:
         except ImportError as error:
             raise MarlRayError(f"web environments need Playwright: {install_hint('web')}") from error
         self._make = async_playwright
+        self._files = browser_files()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chromium", daemon=True)
         self._thread.start()
@@ -86,9 +92,11 @@ class Chromium:
         self._thread.join(GRACE_S)
         if not self._thread.is_alive():
             self._loop.close()
+        self._files.cleanup()
 
     async def _launch(self, executable: str) -> None:
-        self._playwright = await self._make().start()
+        with _temporary_files_in(self._files.name):
+            self._playwright = await self._make().start()
         self.browser = await self._playwright.chromium.launch(
             executable_path=executable,
             args=list(_FLAGS),
@@ -106,6 +114,28 @@ class Chromium:
             await self._playwright.stop()
 
 
+def browser_files() -> tempfile.TemporaryDirectory[str]:
+    """An empty folder for the profile of a browser. Playwright's driver deletes the profile; where it is killed, the next
+    process that makes such a folder deletes this one.
+    """
+    return object_folder("web", _LONGEST_ROOT)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """Have the processes that are started in the block put their temporary files there. Playwright's driver takes no other
+    environment than that of this process; Python itself has already chosen its own folder."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+
+
 def find_chromium() -> str:
     """The path of Chromium. Raises MarlRayError where there is none."""
     wanted = os.environ.get(EXECUTABLE)
@@ -118,11 +148,16 @@ def find_chromium() -> str:
 
 _lock = threading.Lock()
 _shared: dict[int, Chromium] = {}
+_users: dict[int, WeakSet[Any]] = {}
 
 
-def shared_chromium() -> Chromium:
-    """The Chromium of this process, started anew if it has crashed. Raises MarlRayError as `Chromium` does."""
+def shared_chromium(user: object) -> Chromium:
+    """The Chromium of this process, started anew if it has crashed. It runs until all users are `done_with_chromium`.
+
+    Raises MarlRayError as `Chromium` does.
+    """
     with _lock:
+        _users.setdefault(os.getpid(), WeakSet()).add(user)
         here = _shared.get(os.getpid())  # a forked process starts its own
         if here is not None and not here.connected:
             here.close()
@@ -130,6 +165,16 @@ def shared_chromium() -> Chromium:
         if here is None:
             here = _shared[os.getpid()] = Chromium()
         return here
+
+
+def done_with_chromium(user: object) -> None:
+    """End the Chromium of this process if no one else uses it."""
+    with _lock:
+        users = _users.get(os.getpid(), WeakSet())
+        users.discard(user)
+        here = _shared.pop(os.getpid(), None) if not users else None
+        if here is not None:
+            here.close()
 
 
 def close_shared_chromium() -> None:

@@ -1,0 +1,129 @@
+"""A process that plays BrowserGym's episodes, as another one asks it: with a deadline for every call, and ended whole."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from multiprocessing.connection import wait
+from typing import Any
+
+import psutil
+
+from marl_ray.envs.web.browser.chromium import CLOSE_S, browser_files, find_chromium
+from marl_ray.envs.web.browser.errors import BrowserFault, PageFault
+from marl_ray.envs.web.browsergym import worker
+from marl_ray.envs.web.miniwob import served_pages
+
+MINIWOB = "http://miniwob/"
+"""The address that agents read and write for the pages of MiniWoB++, so that prompts do not depend on a port."""
+
+
+class BrowserGymProcess:
+    """The process of an environment, and the browsers that it starts. Their files are in a folder of its own."""
+
+    def __init__(self, python: str | None):
+        """python: the Python that has BrowserGym; None for this one.
+
+        Raises MarlRayError where there is no Chromium, ValueError naming `python` if it is no program.
+        """
+        interpreter = shutil.which(python or sys.executable)
+        if interpreter is None:
+            raise ValueError(f"python={python!r} is no program")
+        command = [interpreter, "-I", worker.__file__, find_chromium()]
+        self._folder = browser_files()
+        environment = {**os.environ, **_pages(), "TMPDIR": self._folder.name}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        self._miniwob = environment.get("MINIWOB_URL", "")
+        self._rest, self._idle = b"", True
+
+    def call(self, name: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
+        """The answer of a method of `marl_ray.envs.web.browsergym.worker.GymPlayer`.
+
+        Raises PageFault if there is none within the deadline, BrowserFault if the method fails; either ends the process.
+        """
+        try:
+            return self._call(name, deadline_s, arguments)
+        except BrowserFault:
+            self.close()
+            raise
+
+    def _call(self, name: str, deadline_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            stdin.write(_with_base(json.dumps({"call": name, **arguments}), MINIWOB, self._miniwob).encode() + b"\n")
+            stdin.flush()
+        except (OSError, ValueError) as error:  # ValueError says that the pipe is closed
+            raise PageFault("BrowserGym's process has ended") from error
+        self._idle, deadline = False, time.monotonic() + deadline_s
+        while b"\n" not in self._rest:
+            if not wait([stdout.fileno()], max(0.0, deadline - time.monotonic())):
+                raise PageFault(f"BrowserGym's {name} took longer than {deadline_s:g} s")
+            part = os.read(stdout.fileno(), 1 << 16)
+            if not part:
+                raise PageFault("BrowserGym's process has ended")
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        self._idle = True
+        answer: dict[str, Any] = json.loads(_with_base(line.decode(), self._miniwob, MINIWOB))
+        if "fault" in answer:
+            raise BrowserFault(f"BrowserGym's {name} failed: {answer['fault']}")
+        return answer
+
+    def close(self) -> None:
+        """End the process and its browsers. No more than three times `CLOSE_S` is waited for."""
+        if self._process.stdin is None or self._process.stdin.closed:
+            return
+        started = _descendants(self._process.pid)
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_S if self._idle else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(CLOSE_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        deadline = time.monotonic() + CLOSE_S
+        while any(map(_runs, started)) and time.monotonic() < deadline:
+            time.sleep(0.02)  # the driver ends its browsers by itself
+        for process in started:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._folder.cleanup()
+
+
+def _descendants(process: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(process).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    """False also for a process that has ended and nobody has taken note of."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _pages() -> dict[str, str]:
+    """The variable that says where the pages of MiniWoB++ are, unless it is set or they are not installed."""
+    if "MINIWOB_URL" in os.environ or importlib.util.find_spec("miniwob") is None:
+        return {}
+    return {"MINIWOB_URL": f"{served_pages()}/miniwob/"}
+
+
+def _with_base(text: str, base: str, name: str) -> str:
+    return text.replace(base, name) if base and name else text
