@@ -1,6 +1,7 @@
 """The cost of size: trials of a sweep, policies of a team, workers of a run.
 
-    .venv/bin/python benchmarks/scale.py                        # about ten minutes on two cores
+    .venv/bin/python benchmarks/scale.py                        # about five minutes on two cores
+    .venv/bin/python benchmarks/scale.py --quick                # the small sizes alone; stores nothing
     .venv/bin/python benchmarks/scale.py --parts team workers   # some parts; the others keep their stored numbers
 
 Writes `benchmarks/results/scale.{json,md,png}`.
@@ -24,10 +25,12 @@ TRIALS, TPE_TRIALS = (100, 400, 1600), (100, 400)
 SWEEPS = {"asha": TRIALS, "fifo": TRIALS, "fifo-tpe": TPE_TRIALS}
 """Scheduler, and search if it is not random -> numbers of trials."""
 POLICIES, WORKERS = (1, 4, 16, 64), (10, 100, 1000)
+QUICK = 2
+"""Sizes of each kind that a quick look measures, the least ones."""
 GOAL_MS = 5.0
 
 
-def measure_sweeps() -> dict[str, Any]:
+def measure_sweeps(sizes_of_each: int | None) -> dict[str, Any]:
     from scale_sweep import simulated_sweep
 
     from marl_ray.cluster.local_ray import local_ray
@@ -36,7 +39,7 @@ def measure_sweeps() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage, local_ray(num_cpus=2, dashboard=False):
         simulated_sweep(Path(storage, "first"), 20, "asha")  # imports and caches
         for kind, sizes in SWEEPS.items():
-            for trials in sizes:
+            for trials in sizes[:sizes_of_each]:
                 with contextlib.redirect_stdout(io.StringIO()):  # a line for each trial
                     times = simulated_sweep(Path(storage), trials, *kind.split("-"))
                 result.setdefault(kind, {})[trials] = times
@@ -44,27 +47,27 @@ def measure_sweeps() -> dict[str, Any]:
     return result
 
 
-def measure_team() -> dict[int, Any]:
+def measure_team(sizes: int | None) -> dict[int, Any]:
     from scale_team import team_times
 
-    return {policies: team_times(policies) for policies in POLICIES}
+    return {policies: team_times(policies) for policies in POLICIES[:sizes]}
 
 
-def measure_workers() -> dict[int, Any]:
+def measure_workers(sizes: int | None) -> dict[int, Any]:
     from scale_workers import look_times
 
     from marl_ray.cluster.local_ray import local_ray
 
     with local_ray(num_cpus=2, dashboard=False):
-        return {workers: look_times(workers) for workers in WORKERS}
+        return {workers: look_times(workers) for workers in WORKERS[:sizes]}
 
 
 PARTS = {"sweeps": measure_sweeps, "team": measure_team, "workers": measure_workers}
 
 
-def measured_alone(part: str) -> dict[str, Any]:
+def measured_alone(part: str, quick: bool) -> dict[str, Any]:
     """A part's numbers, measured in a process of its own; keys are text, as in the file."""
-    command = [sys.executable, __file__, "--alone", part]
+    command = [sys.executable, __file__, "--alone", part, *(["--quick"] if quick else [])]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return numbers
@@ -154,9 +157,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--alone", choices=list(PARTS), help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="measure small sizes alone, and store nothing")
     options = parser.parse_args()
     if options.alone:
-        print(json.dumps(PARTS[options.alone]()))
+        print(json.dumps(PARTS[options.alone](QUICK if options.quick else None)))
         return
     file = RESULTS / "scale.json"
     result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -169,9 +173,11 @@ def main() -> None:
         "torch": version("torch"),
     }
     for part in options.parts:
-        result[part] = measured_alone(part)
+        result[part] = measured_alone(part, options.quick)
     text = tables(result)
     print(text)
+    if options.quick:
+        return
     file.write_text(json.dumps(result, indent=1) + "\n")
     (RESULTS / "scale.md").write_text(text)
     plot(result, RESULTS / "scale.png")

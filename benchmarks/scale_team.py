@@ -17,7 +17,7 @@ from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
 COPIES, HORIZON, LENGTH = 8, 32, 16
-WARM_UP, ITERATIONS, CHECKPOINTS = 2, 5, 5
+WARM_UP, ITERATIONS, CHECKPOINTS = 2, 3, 3
 
 
 class Crowd(ParallelEnv):

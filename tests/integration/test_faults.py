@@ -352,12 +352,13 @@ def test_a_team_of_two_policies_that_dies_anywhere_is_as_if_nothing_had_happened
 @pytest.mark.timeout(600)
 def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_same(teams: Bench):
     run = teams.run("other-workers")
-    deadly = teams.lines["worker"]["training/loop.py"] // 3
+    deadly = teams.lines["worker"][RUN] // 3
     for workers, last in ((1, False), (4, False), (2, False), (1, True)):
         run = parse_config(RunConfig, run.given() | {"resources": {"workers": workers, "max_failures": 0}})
-        how = Start() if last else Start(groups=(Fault("training/loop.py", deadly),))
+        how = Start() if last else Start(groups=(Fault(RUN, deadly),))
         ended = teams.begin(run, how)
-        assert (ended.status == 0 or "The actor died" in ended.said) and "Traceback" not in ended.said, ended.said
+        # Of two workers the one that lives may be the first to say that the other is gone.
+        assert (ended.status == 0 or " failed: worker " in ended.said) and "Traceback" not in ended.said, ended.said
         if ended.status == 0:
             break
     result = Result(run)

@@ -43,6 +43,14 @@ def train(
     return rows
 
 
+@pytest.mark.parametrize("name", ["objectives.json", "seed-0/state.json", "seed-0/weights/__0_0.distcp"])
+def test_a_damaged_checkpoint_of_a_trial_is_named(tmp_path: Path, name: str):
+    train(seeds(1), 64, None, tmp_path / "c")
+    (tmp_path / "c" / name).write_bytes(b"\0\0")
+    with pytest.raises(MarlRayError, match=name):
+        train(seeds(1), None, tmp_path / "c", tmp_path / "d")
+
+
 def test_seeds_side_by_side_learn_what_they_learn_alone_and_count_by_their_iqm(tmp_path: Path):
     configs = seeds(5)
     rows = train(configs, None, None, tmp_path / "c")

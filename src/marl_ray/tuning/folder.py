@@ -16,9 +16,11 @@ from typing import Any
 
 from pyarrow import fs
 
+from marl_ray.errors import MarlRayError
 from marl_ray.storages import absolute, open_storage
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.run_folder.temporary_files import replace_file
 
 ROWS = "rows.jsonl"
@@ -125,5 +127,11 @@ def trial_folder(storage: str, sweep: str, number: int) -> Folder:
 
 
 def read_rows(folder: Folder) -> list[dict[str, float]]:
-    """The rows of a trial's folder; raises OSError, and ValueError for lines that are no JSON."""
-    return [json.loads(line) for line in folder.lines(ROWS)]
+    """The rows of a trial's folder; raises OSError, and MarlRayError, which names file and line, for lines that are none."""
+    rows = []
+    for number, line in enumerate(folder.lines(ROWS), 1):
+        row = row_of(line)
+        if row is None:
+            raise MarlRayError(f"{folder.uri}/{ROWS}, line {number}: expected a row of metrics as a JSON object")
+        rows.append(row)
+    return rows

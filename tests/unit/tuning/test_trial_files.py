@@ -95,3 +95,21 @@ def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path: 
     with pytest.raises(MarlRayError, match="another process has taken this trial over"):
         first.kept("attempt-1/checkpoint-1", 8, 8)
     assert len(read_rows(folder)) == 1 and read_state(folder).checkpoints == ["attempt-2/checkpoint-1"]
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"strange": 1}', "3", "{", "\0\0"])
+def test_a_state_of_something_else_is_named(tmp_path: Path, content: str):
+    folder = folder_at(tmp_path, False)
+    folder.write("trial.json", content.encode())
+    with pytest.raises(MarlRayError, match=r"^/.*/trial/trial.json is not the state of a trial: "):
+        read_state(folder)
+
+
+@pytest.mark.parametrize("line", ["", "[1]", "3", "{", '{"iteration": 1e400}'])
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str):
+    folder = folder_at(tmp_path, False)
+    folder.appended(ROWS).append(['{"iteration": 1}', line, '{"iteration": 2}'])
+    with pytest.raises(
+        MarlRayError, match=r"^/.*/trial/rows.jsonl, line 2: expected a row of metrics as a JSON object$"
+    ):
+        read_rows(folder)

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from marl_ray import __version__
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
@@ -176,7 +177,7 @@ def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
     """A trial's rows; empty if they cannot be read, for example because it failed before its first checkpoint."""
     try:
         return read_rows(Folder(folder.uri, "trials", _name(record)))
-    except (OSError, ValueError):
+    except (OSError, MarlRayError):
         return []
 
 

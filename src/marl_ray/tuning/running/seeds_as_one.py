@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.storage import folder_here
@@ -44,13 +45,14 @@ class SeedsAsOne:
         resume_from: Path | None,
         own_hyper: bool = False,
     ):
-        """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration."""
+        """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration. Raises
+        MarlRayError, which names the file, for one that is damaged."""
         self.metrics = metrics
         self.runs = {}
         for config in configs:
             places = [] if resume_from is None else [folder_here(resume_from / f"seed-{config.seed}")]
             self.runs[config.seed] = Run(config, device, RunStart(places, own_hyper=own_hyper))
-        state = {} if resume_from is None else json.loads((resume_from / OBJECTIVES).read_text())
+        state = {} if resume_from is None else _objectives(resume_from / OBJECTIVES)
         self.iteration: int = state.get("iteration", 0)
         saved = state.get("recent", {})
         self.recent = {
@@ -165,6 +167,14 @@ class SeedsAsOne:
     def close(self) -> None:
         for run in self.runs.values():
             run.close()
+
+
+def _objectives(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+        return {"iteration": state["iteration"], "recent": state["recent"]}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MarlRayError(f"{path} is damaged: {one_line(error)}") from None
 
 
 def run_leg(

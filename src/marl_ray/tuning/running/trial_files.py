@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.tuning.folder import ROWS, Folder, read_rows
 
 STATE = "trial.json"
@@ -62,9 +62,13 @@ class TrialState:
 
 
 def read_state(folder: Folder) -> TrialState:
-    """The state of a trial as its folder holds it; a new one where it holds none."""
-    data = folder.read_json(STATE)
-    return TrialState(**data) if data else TrialState()
+    """The state of a trial as its folder holds it; a new one where it holds none. Raises OSError, and MarlRayError, which
+    names the file, for one of something else."""
+    try:
+        data = folder.read_json(STATE)
+        return TrialState(**data) if data else TrialState()
+    except (ValueError, TypeError) as error:
+        raise MarlRayError(f"{folder.uri}/{STATE} is not the state of a trial: {one_line(error)}") from None
 
 
 def write_state(folder: Folder, state: TrialState) -> None:

@@ -126,6 +126,6 @@ def _counts(leg: Leg) -> dict[str, Any]:
     """Progress of the trial as its folder records it; empty if it cannot be read."""
     try:
         state = read_state(trial_folder(leg.storage, leg.sweep, leg.number))
-    except (OSError, ValueError, MarlRayError):
+    except (OSError, MarlRayError):
         return {}
     return {"steps": state.steps, "played": state.played, "seconds": state.seconds}
