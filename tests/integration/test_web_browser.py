@@ -253,6 +253,12 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path: Path, site: L
     assert time.monotonic() - begun < 20
 
 
+def test_a_page_that_never_rests_ends_no_episode(tmp_path: Path, site: LittleSite) -> None:
+    env = made(tmp_path, site, "/restless", patience=None)
+    infos = play(env, *["scroll [down]"] * 5, "goto [http://onestopmarket.com/chair]", "stop [done]")
+    assert (infos["ending"], infos["solved"]) == ("stopped", True)
+
+
 def test_an_element_that_is_gone(tmp_path: Path, site: LittleSite) -> None:
     env = made(tmp_path, site, "/gone")
     env.reset(seed=0)
