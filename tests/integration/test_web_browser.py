@@ -1,6 +1,7 @@
 """Web tasks in a real Chromium, on a small site: every task that can be done scores, and every fault has its ending."""
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -321,6 +322,7 @@ def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path: P
         thread.join(60)
     assert [env.infos[AGENT]["solved"] for env in envs] == [True] * 3
     assert shared_chromium(envs[0]).browser.contexts == []
+    gc.collect()  # environments of other tests, which none has closed
     for env in envs:
         assert shared_chromium(env).connected
         env.close()
