@@ -1,11 +1,12 @@
 """Seconds for which a checkpoint holds the training up, against `torch.save` of the same state.
 
     .venv/bin/python benchmarks/checkpoint.py             # about three minutes on two cores
-    .venv/bin/python benchmarks/checkpoint.py --repeats 3 # a quick look, which stores nothing
+    .venv/bin/python benchmarks/checkpoint.py --repeats 2 # a quick look, which stores nothing
 
 In turn, in the same run, after every step: each worker writes its own part of the state with `torch.save` and waits for
 the others; the product takes a checkpoint, which holds the training until its copy is complete, and is written beside the
-next steps. Both write to the same disk. The language model has random weights and one step of AdamW behind it. Writes
+next steps. The copy of the tensors is timed apart: with less, no checkpoint of this moment can be had. Both write to the
+same disk. The language model has random weights and one step of AdamW behind it. Writes
 `benchmarks/results/checkpoint.{json,md}`.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -28,6 +30,10 @@ RESULTS = ROOT / "benchmarks/results"
 SHAPE = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
 """Of the language model: 64 million parameters."""
 GOAL = 0.10
+REPEATS = 5
+"""Least number of a large state's checkpoints whose result is stored."""
+SMALL_REPEATS = 10
+"""Checkpoints of the small state, which take milliseconds, for each of the large one."""
 SMALL, LARGE = "actor-critic", "language model"
 
 
@@ -84,14 +90,21 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
 
     from marl_ray.training.checkpoints.learner_tensors import tensors_of
     from marl_ray.training.checkpoints.storage import folder_here
-    from marl_ray.training.loop import Run
+    from marl_ray.training.loop.run import Run
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers)
     config = config_of(kind, folder, workers)
-    run = Run(config, torch.device("cpu"), [], lambda row: None)
-    sizes, times = {}, {key: [] for key in ("torch.save", "checkpoint", "written", "with bundle")}
+    run = Run(config, torch.device("cpu"))
+    sizes, times = {}, {key: [] for key in ("torch.save", "copy", "checkpoint", "written", "with bundle")}
+    copies: list[float] = []
+    take = run.saver.copy.take
+
+    def timed_copy(*arguments: Any) -> None:
+        copies.append(timed(partial(take, *arguments)))
+
+    run.saver.copy.take = timed_copy  # type: ignore[method-assign]
     for repeat in range(repeats + 1):
         if kind == SMALL:
             run.step()
@@ -118,12 +131,15 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
         path.unlink()
         run.state["best_score"] = float("inf")
         blocked = timed(partial(run.save, folder_here(folder / f"checkpoint-{repeat}")))
+        copied = copies[-1]
         written = blocked + timed(run.saver.wait)
         run.state["best_score"] = float("-inf")
         with_bundle = timed(partial(run.save, folder_here(folder / f"best-{repeat}")))
         run.saver.wait()
-        for key, value in zip(times, (synchronous, blocked, written, with_bundle), strict=True):
+        for key, value in zip(times, (synchronous, copied, blocked, written, with_bundle), strict=True):
             times[key].append(value)
+        for name in ("checkpoint", "best"):  # whichever worker is first
+            shutil.rmtree(folder / f"{name}-{repeat}", ignore_errors=True)
     run.close()
     dist.destroy_process_group()
     return {"rank": rank, **sizes, "first": {k: v[0] for k, v in times.items()}} | {k: v[1:] for k, v in times.items()}
@@ -157,35 +173,39 @@ def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict
 
 def line(result: dict[str, Any]) -> str:
     size = f"{result['bytes'] / 1e6:,.1f} MB"
-    cells = [
-        spread([1e3 * s for s in result[key]], 1) for key in ("torch.save", "checkpoint", "with bundle", "written")
-    ]
+    columns = {"torch.save": 1, "checkpoint": 2, "copy": 2, "with bundle": 2, "written": 1}
+    cells = [spread([1e3 * s for s in result[key]], digits) for key, digits in columns.items()]
     return f"| {result['kind']} | {result['workers']} | {size} | {' | '.join(cells)} | {result['ratio']:.1%} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="checkpoints of each kind")
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, help="checkpoints of the language model; of the other ten times as many"
+    )
     parser.add_argument("--scratch", type=Path, help="folder to write to, of the disk that is measured")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     results = []
     for kind in (SMALL, LARGE):
         for workers in (1, 2):
-            results.append(compare(kind, workers, options.repeats, options.scratch))
+            repeats = options.repeats * (SMALL_REPEATS if kind == SMALL else 1)
+            results.append(compare(kind, workers, repeats, options.scratch))
             print(line(results[-1]), flush=True)
     million = next(result["parameters"] for result in results if result["parameters"]) / 1e6
     table = [
-        f"Milliseconds, median (least-most) of {options.repeats}; {os.cpu_count()} CPUs, one thread per worker (load "
+        f"Milliseconds, median (least-most) of {options.repeats} checkpoints of the language model and "
+        f"{options.repeats * SMALL_REPEATS} of the actor-critic; {os.cpu_count()} CPUs, one thread per worker (load "
         f"before: {load:.1f}). The language model has {million:.0f} million parameters; the size is that of one worker's "
         f"part. Goal: a checkpoint holds the training up for at most {GOAL:.0%} of `torch.save`.",
         "",
-        "| state | workers | size | torch.save | held up by a checkpoint | by one with a bundle | complete after | ratio |",
-        "|---|---|---|---|---|---|---|---|",
+        "| state | workers | size | torch.save | held up by a checkpoint | of it copying tensors | by one with a bundle "
+        "| complete after | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
         *map(line, results),
     ]
     print("\n".join(table))
-    if options.repeats >= 15:
+    if options.repeats >= REPEATS:
         document = {"load_before": load, "cpus": os.cpu_count(), "goal": GOAL, "results": results}
         (RESULTS / "checkpoint.json").write_text(json.dumps(document, indent=1) + "\n")
         (RESULTS / "checkpoint.md").write_text("\n".join(table) + "\n")

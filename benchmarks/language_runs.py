@@ -125,7 +125,7 @@ def train(job: Job) -> dict[str, Any]:
     """Train one seed, with the held-out tasks before, during and after."""
     import torch
 
-    from marl_ray.training.loop import Run
+    from marl_ray.training.loop.run import Run
     from marl_ray.training.single_process import process_group
 
     torch.set_num_threads(1)
@@ -135,7 +135,7 @@ def train(job: Job) -> dict[str, Any]:
         job.kind, job.seed, job.bundle, job.iterations, job.engine, algorithm=job.algorithm, hyper=hyper
     )
     with process_group():
-        run = Run(config, torch.device("cpu"), [], lambda row: None)
+        run = Run(config, torch.device("cpu"))
         programs = _time_programs(run.collector)
         before = held_out(run, SAMPLES)
         curve, rows, gaps, tokens = [[0, 0, _mean(before["passes"])]], [], [], 0

@@ -98,7 +98,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     import torch
 
     from marl_ray.training.evaluation.play_bundle import play_bundle
-    from marl_ray.training.loop import Run
+    from marl_ray.training.loop.run import Run
     from marl_ray.training.single_process import process_group
 
     torch.set_num_threads(1)
@@ -110,7 +110,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     states = States(config, task.limit or BUDGET) if task.budgeted else None
     rows, worths, best = [], [], 0
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder, process_group():
-        trained = Run(config, torch.device("cpu"), [], lambda metrics: None)
+        trained = Run(config, torch.device("cpu"))
         rows.append(trained.begin())
         while True:
             if states is not None:

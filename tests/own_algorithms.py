@@ -1,7 +1,7 @@
 from pydantic import PositiveFloat
 
 from marl_ray.algorithms import Algorithm, Evaluated, PolicyLoss
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.config import SPECS, AlgorithmConfig, Spec

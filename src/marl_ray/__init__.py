@@ -6,11 +6,12 @@
     team = run.load()                  # or marl_ray.load("models:/gridworld-mappo/1")
     actions = team.act(observations)
 
-`train`, `sweep`, `evaluate` and `load` run here; `Client` speaks to a gateway. Each is imported at its first use, so that
-`import marl_ray` loads neither torch nor Ray. `__init__.pyi` has their types.
+`train`, `sweep`, `compare`, `evaluate` and `load` run here; `Client` speaks to a gateway. Each is imported at its first use,
+so that `import marl_ray` loads neither torch nor Ray. `__init__.pyi` has their types.
 """
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -19,8 +20,11 @@ _API = {
     "Acted": "client",
     "Client": "client",
     "BenchmarkResult": "evaluating",
+    "EpisodeScores": "episodes",
+    "RunComparison": "comparing",
     "TrainedRun": "training",
     "LoadedTeam": "teams",
+    "compare": "comparing",
     "evaluate": "evaluating",
     "load": "teams",
     "sweep": "sweeping",
@@ -34,7 +38,8 @@ def __getattr__(name: str) -> Any:
     if name == "MarlRayError":
         return importlib.import_module("marl_ray.errors").MarlRayError
     if name not in _API:
-        raise AttributeError(f"module 'marl_ray' has no attribute {name!r}")
+        # With these two, Python says which name is meant.
+        raise AttributeError(f"module 'marl_ray' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f"marl_ray.api.{_API[name]}"), name)
     globals()[name] = value
     return value

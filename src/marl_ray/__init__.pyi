@@ -1,5 +1,8 @@
 from marl_ray.api.client import Acted as Acted
 from marl_ray.api.client import Client as Client
+from marl_ray.api.comparing import RunComparison as RunComparison
+from marl_ray.api.comparing import compare as compare
+from marl_ray.api.episodes import EpisodeScores as EpisodeScores
 from marl_ray.api.evaluating import BenchmarkResult as BenchmarkResult
 from marl_ray.api.evaluating import evaluate as evaluate
 from marl_ray.api.sweeping import sweep as sweep

@@ -1,6 +1,7 @@
 """The errors that users see as a single line."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -27,6 +28,11 @@ def one_line(error: BaseException) -> str:
     """First line of an error's text, for messages that quote a library's error."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
+
+
+def why(error: BaseException, path: object) -> str:
+    """`one_line` for a message that names the path itself: without the path again, and without the error's number."""
+    return re.sub(r"^\[Errno \d+\] ", "", one_line(error).removesuffix(f": {str(path)!r}"))
 
 
 def named(error: BaseException) -> str:

@@ -183,6 +183,9 @@ def imported(reference: str) -> Any:
     try:
         target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's module raises while it loads
+        if "/" in module or module.endswith(".py"):
+            instead = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+            raise MarlRayError(f"expected {REFERENCE}, got a file: did you mean {instead}:{name}?") from error
         raise MarlRayError(
             f"cannot import {module!r} of {reference!r} ({type(error).__name__}: {one_line(error)})"
         ) from error

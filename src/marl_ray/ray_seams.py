@@ -118,6 +118,17 @@ def free_resources() -> dict[str, float]:
     return dict(ray.available_resources())
 
 
+def placed() -> bool:
+    """True if the cluster has booked all resources that this job has asked for in placement groups: what the job still
+    waits for are processes. Ray has no call for the groups of one job, but their ids end with the job's."""
+    import ray
+    from ray.util import placement_group_table
+
+    job = ray.get_runtime_context().get_job_id()
+    states = [group["state"] for id_, group in placement_group_table().items() if id_.endswith(job)]
+    return "CREATED" in states and not {"PENDING", "RESCHEDULING", "PREPARED"} & set(states)
+
+
 class WorkerObserver(Protocol):
     """Is called by Ray Train's controller, in its process."""
 

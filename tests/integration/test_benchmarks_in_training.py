@@ -13,7 +13,9 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks
-from marl_ray.training.loop import Metrics, Run
+from marl_ray.training.loop.listeners import Metrics
+from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.start import RunStart
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.run_log import LOG
 from marl_ray.training.single_process import process_group, train_alone
@@ -50,7 +52,7 @@ def untimed(rows: list[Metrics], *left_out: str) -> list[Metrics]:
 
 
 def weights(checkpoint: Path, *overrides: str) -> dict[str, torch.Tensor]:
-    run = Run(config(*overrides), torch.device("cpu"), [folder_here(checkpoint)], lambda row: None)
+    run = Run(config(*overrides), torch.device("cpu"), RunStart([folder_here(checkpoint)]))
     (model,) = run.team.models.values()
     run.close()
     return {key: value.clone() for key, value in model.state_dict().items()}

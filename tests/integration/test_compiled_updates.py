@@ -11,7 +11,7 @@ from toys.runs import short
 from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic import mlp_kernels
 from marl_ray.training.learner import policy_learner
-from marl_ray.training.loop import Run
+from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
 CARTPOLE = "gymnasium.CartPole-v1"
@@ -52,7 +52,7 @@ def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
             patch.setattr(policy_learner, "is_compiled", lambda policy: False)
-        run = Run(config, torch.device("cpu"), [], lambda metrics: None)
+        run = Run(config, torch.device("cpu"))
         rows = [run.step() for _ in range(iterations)]
         assert [learner.compiled for learner in run.team.learners.values()] == [compiled]
         weights = [parameter.numpy().copy() for parameter in run.team.models["all"].parameters()]
@@ -94,7 +94,7 @@ def test_two_workers_take_the_steps_of_one() -> None:
 def test_other_updates_stay_with_torch(override: str) -> None:
     config = short("ppo", "env={id: mpe2.simple_spread_v3}", override)
     with process_group():
-        run = Run(config, torch.device("cpu"), [], lambda metrics: None)
+        run = Run(config, torch.device("cpu"))
         assert [learner.compiled for learner in run.team.learners.values()] == [False]
         run.close()
 
@@ -106,7 +106,7 @@ def test_a_gradient_that_differs_from_torch_is_not_used(
     with process_group():
         expected = played(config, False)
         monkeypatch.setattr("marl_ray.training.learner.compiled.epochs.TOLERANCE", -1.0)
-        run = Run(config, torch.device("cpu"), [], lambda metrics: None)
+        run = Run(config, torch.device("cpu"))
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)

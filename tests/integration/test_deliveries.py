@@ -149,6 +149,22 @@ def test_rows_that_workers_play_again_are_not_given_again(tmp_path: Path):
     assert taken(tmp_path, "Lines") == list(range(16))
 
 
+def test_rows_that_were_taken_and_not_noted_are_not_given_when_they_are_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a disk that was full, where the mark could not be written; the next workers begin before the sink answers."""
+    monkeypatch.setenv("TRACKED", str(tmp_path))
+    run, folder = run_of(tmp_path, "Moody")
+    (tmp_path / "toy.jsonl").write_text("".join(f'{{"iteration": {k}}}\n' for k in range(4)))
+    journal = Journal(LOCAL, folder)
+    sinks = delivering(run, folder)
+    write(journal, 0, 1)
+    until(lambda: read_mark(LOCAL, folder, "toys.trackers:Moody").rows == 2)
+    write(journal, 2, 9)
+    sinks.close("FINISHED", wait_s=20)
+    assert taken(tmp_path, "toy") == list(range(10))
+
+
 def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_path: Path):
     run, folder = run_of(tmp_path, "tensorboard")
     journal, names = Journal(LOCAL, folder), [MLFLOW, "tensorboard"]

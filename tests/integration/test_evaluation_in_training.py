@@ -12,14 +12,15 @@ from toys.runs import config, short, team_of
 
 from marl_ray.algorithms.constraints.budgets import certified_rate, mean_costs, score, shares, violation
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.envs.copies import make_batch
+from marl_ray.envs.env_copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
-from marl_ray.training import loop
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.play_bundle import play_bundle
+from marl_ray.training.loop.run import UNKNOWN, Run, beats
+from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.tracking.progress_bar import iteration_line
 from marl_ray.training.tracking.summary import run_summary
@@ -95,8 +96,8 @@ def test_of_equal_scores_the_earliest_weights_are_the_best(tmp_path: Path):
 
 
 def test_where_nothing_is_scored_the_newest_weights_are_the_best():
-    assert loop.beats(loop.UNKNOWN, float("-inf")) and loop.beats(loop.UNKNOWN, loop.UNKNOWN)
-    assert loop.beats(-1.0, loop.UNKNOWN) and not loop.beats(loop.UNKNOWN, -1.0) and not loop.beats(1.0, 1.0)
+    assert beats(UNKNOWN, float("-inf")) and beats(UNKNOWN, UNKNOWN)
+    assert beats(-1.0, UNKNOWN) and not beats(UNKNOWN, -1.0) and not beats(1.0, 1.0)
 
 
 def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resume(tmp_path: Path):
@@ -229,11 +230,8 @@ def test_group_algorithms_report_how_their_groups_differ():
 
 def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path: Path):
     """Quick successes cost 1 and slow failures 30; the first to end are all quick."""
-    run = loop.Run(
-        sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"),
-        torch.device("cpu"),
-        [],
-        lambda row: None,
+    run = Run(
+        sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"), torch.device("cpu")
     )
     rows = [run.step() for _ in range(7)]
     assert run.costs["shared"].means is None and not any("return" in row for row in rows)
@@ -241,7 +239,7 @@ def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tm
     assert held > 0
     run.save(folder_here(tmp_path))
     run.saver.wait()
-    again = loop.Run(run.config, torch.device("cpu"), [folder_here(tmp_path)], lambda row: None)
+    again = Run(run.config, torch.device("cpu"), RunStart([folder_here(tmp_path)]))
     for one in (run, again):
         one.step()
         assert one.costs["shared"].means is not None and one.costs["shared"].means[0] > 15

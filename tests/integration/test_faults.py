@@ -2,8 +2,10 @@
 or slow: the same command ends with the journal, the state and the sinks of a run that met nothing."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -61,6 +63,8 @@ class Event:
     mood: Mapping[str, float]
 
 
+RUN = "training/loop/run.py"
+"""A file of the product whose lines a worker runs in every iteration."""
 NUMBERS = count()
 """Of all runs: those of several benches share their trackers."""
 
@@ -68,8 +72,16 @@ NUMBERS = count()
 class Bench:
     """Starts runs of one size, each with a name of its own."""
 
-    def __init__(self, root: Path, storage: str, start: Callable[[Mapping[str, Any], Start], Ended], workers: int):
-        self.root, self.storage, self.start, self.workers = root, storage, start, workers
+    def __init__(
+        self,
+        root: Path,
+        storage: str,
+        start: Callable[[Mapping[str, Any], Start], Ended],
+        workers: int,
+        keys: Mapping[str, Any] | None = None,
+    ):
+        """`keys` of their configs that differ from those of `run`."""
+        self.root, self.storage, self.start, self.workers, self.keys = root, storage, start, workers, keys or {}
         self.sleeps = False
         self.calm = self.run("calm")
         ended = self.start(self.calm.given(), Start())
@@ -103,7 +115,7 @@ class Bench:
             "also": ["tensorboard", "toys.trackers:Moody"],
             "progress": False,
         }
-        return parse_config(RunConfig, data)
+        return parse_config(RunConfig, data | self.keys)
 
 
 class Result:
@@ -191,6 +203,26 @@ def remote(root: Path) -> Iterator[Bench]:
         plain_train(root / "remote", TRACKED=str(root / "tracked")) as start,
     ):
         yield Bench(root, f"{uri}/runs", start, 1)
+
+
+TEAM = {
+    "env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 4}},
+    "team": {
+        "red": {"agents": ["agent_0", "agent_2"], "algorithm": "mappo"},
+        "blue": {"agents": ["agent_1", "agent_3"], "algorithm": "ippo", "hyper": {"lr": 0.003}},
+    },
+}
+"""Two policies of two agents each, with algorithms of their own."""
+
+
+@pytest.fixture(scope="module")
+def teams(root: Path, start: Any) -> Bench:
+    return Bench(root, str(root / "runs"), start, 2, TEAM)
+
+
+@pytest.fixture(scope="module")
+def remote_teams(root: Path, remote: Bench) -> Bench:
+    return Bench(root, remote.storage, remote.start, 2, TEAM)
 
 
 def faults(lines: Mapping[str, int], ranks: int = 1) -> st.SearchStrategy[Fault]:
@@ -304,6 +336,63 @@ def test_a_run_on_an_object_store_that_dies_anywhere_is_as_if_nothing_had_happen
     survives(remote, data.draw(st.lists(events(remote), min_size=1, max_size=3)))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("place", ["teams", "remote_teams"])
+@given(st.data())
+@settings(MANY, max_examples=6)
+def test_a_team_of_two_policies_that_dies_anywhere_is_as_if_nothing_had_happened(
+    request: pytest.FixtureRequest, place: str, data: st.DataObject
+):
+    bench = request.getfixturevalue(place)
+    survives(bench, data.draw(st.lists(events(bench), min_size=1, max_size=3)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_same(teams: Bench):
+    run = teams.run("other-workers")
+    deadly = teams.lines["worker"]["training/loop.py"] // 3
+    for workers, last in ((1, False), (4, False), (2, False), (1, True)):
+        run = parse_config(RunConfig, run.given() | {"resources": {"workers": workers, "max_failures": 0}})
+        how = Start() if last else Start(groups=(Fault("training/loop.py", deadly),))
+        ended = teams.begin(run, how)
+        assert (ended.status == 0 or "The actor died" in ended.said) and "Traceback" not in ended.said, ended.said
+        if ended.status == 0:
+            break
+    result = Result(run)
+    assert [iteration_of(row) for row in result.rows] == EVERY
+    for row, calm in zip(result.rows, teams.result.rows, strict=True):
+        assert row == pytest.approx(calm, rel=1e-3, abs=1e-5)
+    result.check_sinks(teams.root / "tracked")
+    result.check_folder()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", [1000, 1300, 1500])
+def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local: Bench, tmp_path: Path, kilobytes: int):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk]).returncode:
+        pytest.skip("only root can make a small disk here")
+    try:
+        run = parse_config(RunConfig, local.run("full").given() | {"storage": str(disk)})
+        ended = local.begin(run, Start())
+        assert ended.status == 1 and "No space left on device" in ended.said and "Traceback" not in ended.said, (
+            ended.said
+        )
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        ended = local.begin(run, Start())
+        assert ended.status == 0 and "Traceback" not in ended.said, ended.said
+        result = Result(run)
+        assert result.rows == local.result.rows and result.files == local.result.files
+        assert result.state == local.result.state and result.policies == local.result.policies
+        result.check_sinks(local.root / "tracked")
+        result.check_folder()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
     """A run that has ended, and whose driver was killed before it noted that; and its folder."""
     run = bench.run(name)
@@ -322,6 +411,19 @@ def test_a_folder_that_was_being_removed_after_the_last_checkpoint_is_removed_by
     Path(place.path, "checkpoint_00000002_0000000001000", "weights").mkdir(parents=True)
     assert local.begin(run, Start()).status == 0
     Result(run).check_folder()
+
+
+@pytest.mark.slow
+def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run(local: Bench):
+    run, place = reopened(local, "strange")
+    for mark in Path(place.path, "sinks").iterdir():
+        mark.write_text(json.dumps({"rows": "x", "run_id": 3, "ended": [], "iteration": {}}))
+    Path(place.path, "return.png").unlink()
+    Path(place.path, "return.png").mkdir()
+    ended = local.begin(run, Start())
+    assert ended.status == 0 and "Traceback" not in ended.said, ended.said
+    assert "return.png cannot be written: " in ended.said
+    Result(run).check_sinks(local.root / "tracked")
 
 
 @pytest.mark.slow
@@ -354,7 +456,7 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
     longer = {"train": local.calm.given()["train"] | {"total_steps": 32 * (ITERATIONS + 4)}}
     keys = longer | {"resume_from": local.calm.name, "resources": {"max_failures": 0}}
     run = parse_config(RunConfig, local.run("next").given() | keys)
-    ended = local.begin(run, Start(groups=(Fault("training/loop.py", local.lines["worker"]["training/loop.py"] // 2),)))
+    ended = local.begin(run, Start(groups=(Fault(RUN, local.lines["worker"][RUN] // 2),)))
     assert ended.status == 1 and "The actor died" in ended.said, ended.said
     shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
     copy = run.model_copy(update={"storage": str(tmp_path)})  # where the other run is not
@@ -371,11 +473,11 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
 @pytest.mark.slow
 def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed(remote: Bench, tmp_path: Path):
     run = remote.run("copied")
-    lines = remote.lines["worker"]["training/loop.py"]
+    lines = remote.lines["worker"][RUN]
     places = (str(tmp_path / "first"), remote.storage, str(tmp_path / "last"))
     for place, following, deadly in zip(places, (*places[1:], None), (lines // 2, lines // 4, None), strict=True):
         run = parse_config(RunConfig, run.given() | {"storage": place, "resources": {"max_failures": 0}})
-        ended = remote.begin(run, Start(groups=() if deadly is None else (Fault("training/loop.py", deadly),)))
+        ended = remote.begin(run, Start(groups=() if deadly is None else (Fault(RUN, deadly),)))
         assert ended.status == (0 if deadly is None else 1) and "Traceback" not in ended.said, ended.said
         assert deadly is None or "The actor died" in ended.said, ended.said
         if following is not None:

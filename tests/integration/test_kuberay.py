@@ -186,7 +186,7 @@ WRONG = [
     (("status", "rayjob/x", "--context", "none"), "--context none: the kubeconfig has kubox"),
     (("logs", "rayservice/x"), "expected a rayjob"),
     (("logs", "rayjob/x"), "no pod that submits it"),
-    (("apply", "missing.yaml"), "'missing.yaml' cannot be read: [Errno 2] No such file"),
+    (("apply", "missing.yaml"), "'missing.yaml' cannot be read: No such file"),
     (("apply", "Makefile"), "Makefile: not valid YAML at line"),
     (("delete", "rayjob/../x"), "rayjob/../x: expected KIND/NAME"),
     (("wait", "rayjob/x", "--timeout-s", "nan"), "--timeout-s nan: expected 0 or more"),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +22,11 @@ from toys.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import exclusive_file, standing
+from marl_ray.training.run_folder import lease as lease_module
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Disowned, Lease
-from marl_ray.training.run_folder.record import check_folder
-from marl_ray.training.run_folder.standing import OWNER, newest, owner_file, read_standing
+from marl_ray.training.run_folder.record import check_folder, write_json
+from marl_ray.training.run_folder.standing import OWNER, newest, numbers, owner_file, read_standing
 
 LOCAL = fs.LocalFileSystem()
 RUN = "run 'first'"
@@ -247,6 +249,26 @@ def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local: tuple):
         lease.confirmed -= standing.LOST_S
         assert not lease.owns() and not lease.owns() and lost == [1]
         lease.check()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(
+    place: tuple, ends: bool, monkeypatch: pytest.MonkeyPatch
+):
+    filesystem, folder = place
+    with Lease(*place, RUN) as lease:
+
+        def asleep(*arguments: Any) -> None:
+            """Write the file after another process has taken the folder and removed the file that was there."""
+            write_json(filesystem, owner_file(folder, 2), {})
+            filesystem.delete_file(owner_file(folder, 1))
+            write_json(*arguments)
+
+        monkeypatch.setattr(lease_module, "write_json", asleep)
+        if not ends:
+            lease.confirmed -= standing.LOST_S
+            assert not lease.owns()
+    assert numbers(filesystem, folder) == [2]
 
 
 def test_the_link_of_a_copied_run_leads_to_its_own_bundle(tmp_path: Path):

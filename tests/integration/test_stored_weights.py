@@ -35,6 +35,10 @@ def test_two_workers_read_their_shards_alone(tmp_path):
     two_workers(read_alike, saved(tmp_path), [{}, {"lora": LORA, "dtype": "bf16"}], responses())
 
 
+def test_groups_of_workers_read_the_shards_of_their_own_mesh(tmp_path):
+    workers(4, read_alike, saved(tmp_path), [{}], responses(), 2)
+
+
 def test_a_broken_file_of_one_worker_is_every_workers_error(tmp_path):
     folders = [saved(tmp_path / name, "100KB") for name in ("sound", "broken")]
     last = sorted(Path(folders[1]).glob("*.safetensors"))[-1]

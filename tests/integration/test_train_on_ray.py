@@ -26,13 +26,14 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.checkpoints.index import kept, published
 from marl_ray.training.checkpoints.storage import folder_here
-from marl_ray.training.driver import RunResult, finished, train
+from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder import standing
 from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_folder.standing import owner_file
+from marl_ray.training.run_result import RunResult, finished
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 TWO = "resources.workers=2"

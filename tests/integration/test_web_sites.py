@@ -7,7 +7,7 @@ import pytest
 from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
-from marl_ray.envs.copies import warm_up
+from marl_ray.envs.env_copies import warm_up
 from marl_ray.envs.web.site_pack.expert import expert_action
 from marl_ray.envs.web.site_pack.made_tasks import MadeTask, made_tasks
 from marl_ray.envs.web.webarena import WORLD, WebArena

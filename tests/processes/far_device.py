@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from marl_ray.training import loop
+from marl_ray.training import collectives
 
 FAR, KEY = "privateuseone", "PrivateUse1"
 """The device's name, and its key among torch's kernels."""
@@ -136,6 +136,6 @@ def meet(store: str, rank: int) -> None:
     dist.Backend.register_backend("far", FarGroup, devices=[FAR])
     dist.init_process_group(f"{FAR}:far", init_method=f"file://{store}", rank=rank, world_size=2)
     shards = dist.new_group(backend="gloo")
-    loop.init_device_mesh = lambda kind, shape: DeviceMesh.from_group(
+    collectives.init_device_mesh = lambda kind, shape: DeviceMesh.from_group(
         shards, kind
     )  # its own would be of the default group

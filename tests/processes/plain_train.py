@@ -33,8 +33,15 @@ import psutil
 import marl_ray
 
 SOURCES = Path(marl_ray.__file__).parent
-PARTS = ("training/checkpoints", "training/journal", "training/run_folder", "training/tracking", "policies/bundles")
-FILES = ("training/driver.py", "training/worker.py", "training/loop.py", "temporary_folders.py")
+PARTS = (
+    "training/loop",
+    "training/checkpoints",
+    "training/journal",
+    "training/run_folder",
+    "training/tracking",
+    "policies/bundles",
+)
+FILES = ("training/driver.py", "training/run_result.py", "training/worker.py", "temporary_folders.py")
 """Where processes die: folders and files of the product."""
 PRELOADED = (
     "boto3.session",

@@ -14,6 +14,7 @@ from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.gather_shards import unsharded
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh, shard
+from marl_ray.training.collectives import worker_mesh
 
 CPU = torch.device("cpu")
 
@@ -24,9 +25,11 @@ def built(folder: str, unread: bool, **model: object) -> TokenPolicy:
     return build_token_policy(settings, GenerationConfig(), 3, True, 1, unread=unread)
 
 
-def read_alike(folder: str, models: list[dict[str, object]], rows: tuple[torch.Tensor, ...]) -> None:
+def read_alike(
+    folder: str, models: list[dict[str, object]], rows: tuple[torch.Tensor, ...], replicate: int = 1
+) -> None:
     """Shards and copies of weights that stay in files are those of a model that is read at once, before and after a step."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = worker_mesh("cpu", replicate)
     for model in models:
         pairs = []
         for unread in (True, False):

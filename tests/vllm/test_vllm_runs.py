@@ -12,9 +12,10 @@ from toys.texts import TWO_AGENTS, config, trained
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.training.driver import RunResult, train
-from marl_ray.training.loop import Metrics
+from marl_ray.training.driver import train
+from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_result import RunResult
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import Tracker
 

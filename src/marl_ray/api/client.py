@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from marl_ray.api.calls import named_arguments
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.admin import ask_with, key_headers
 
@@ -34,6 +35,7 @@ class Client:
         """`timeout_s` is the deadline of one request in seconds."""
         self._client = httpx.Client(base_url=url, timeout=timeout_s, headers=key_headers(key))
 
+    @named_arguments
     def act(
         self,
         observations: Mapping[str, Any],
@@ -70,6 +72,7 @@ class Client:
         named = {"session_id": session or f"session-{secrets.token_hex(8)}", "prompt": prompt, "experiment": experiment}
         return self.ask("/generate", named | settings)
 
+    @named_arguments
     def outcome(
         self,
         session: str,

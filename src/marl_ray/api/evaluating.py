@@ -1,13 +1,14 @@
-"""`marl_ray.evaluate`: pass@k of a bundle's policies, or of ready samples, on a benchmark."""
+"""`marl_ray.evaluate`: a bundle's policies, or ready samples, on a benchmark; or whole episodes of a bundle."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from marl_ray.api.ray_of_call import ray_of_call
+from marl_ray.api.calls import ray_of_call, short_interrupt
+from marl_ray.api.episodes import MAX_STEPS, SEED, EpisodeScores, evaluate_episodes
 from marl_ray.config import tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 
@@ -44,6 +45,7 @@ class BenchmarkResult:
         return (self.folder / "report.md").read_text()
 
 
+@overload
 def evaluate(
     benchmark: str,
     policy: str | Path | None = None,
@@ -63,16 +65,52 @@ def evaluate(
     tracking: str | None = None,
     progress: "Progress" = lambda counted, done, total: None,
     **writing: Any,
-) -> BenchmarkResult:
-    """Score a bundle's language models (`policy`), or ready samples (`samples`), on a benchmark.
+) -> BenchmarkResult: ...
+@overload
+def evaluate(
+    *,
+    policy: str | Path,
+    episodes: int,
+    seed: int = SEED,
+    greedy: bool = False,
+    env: Mapping[str, Any] | None = None,
+    max_steps: int = MAX_STEPS,
+    tracking: str | None = None,
+) -> EpisodeScores: ...
+@short_interrupt()
+def evaluate(
+    benchmark: str | None = None,
+    policy: str | Path | None = None,
+    samples: str | Path | None = None,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    sha256: str | None = None,
+    out: str | Path | None = None,
+    k: Sequence[int] | None = None,
+    mode: Literal["official", "hardened", "both"] | None = None,
+    timeout: float | None = None,
+    min_level: Literal["limits", "paths", "namespaces"] = "paths",
+    workers: int | None = None,
+    local: bool = False,
+    env: Mapping[str, Any] | None = None,
+    tracking: str | None = None,
+    progress: "Progress" = lambda counted, done, total: None,
+    episodes: int | None = None,
+    **writing: Any,
+) -> BenchmarkResult | EpisodeScores:
+    """Score a bundle's language models (`policy`), or ready samples (`samples`), on a benchmark; or, without a benchmark, a
+    bundle's actor-critics on so many whole `episodes` of the environment that they were trained in.
 
     `benchmark` is a name or `jsonl:FILE`; `data` its file or URI; `k` the values of pass@k (all possible ones when None);
     `timeout` seconds for a program; `local` scores in this process, without Ray; `tracking` the MLflow URI that knows
     `models:/`. `writing` are options of samples that a policy writes: `agent`, `num_samples`, `seed`, `greedy`,
     `temperature`, `max_tokens`, `answer`, `prompt`. Benchmarks in a browser (`webarena`, `miniwob`) are played in this
     process; for them `policy` may be `expert`, `random` or `package.module:NAME`, `env` has the options of the environment,
-    and `workers` is the number of episodes at a time. An evaluation that was cut short goes on in its folder `out`. Raises
-    MarlRayError (a FieldError where one argument is wrong).
+    and `workers` is the number of episodes at a time. An evaluation that was cut short goes on in its folder `out`.
+
+    Episodes without a benchmark take `seed`, `greedy`, `max_steps` and `env`, options of the environment that replace the
+    run's; with one seed all bundles meet the same starts. Raises MarlRayError (a FieldError where one argument is wrong).
     """
     from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, possible_ks, task_of
     from marl_ray.evaluation.scoring.evaluate import evaluate as score
@@ -80,6 +118,18 @@ def evaluate(
     from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level
 
+    if benchmark is None or episodes is not None:
+        others: dict[str, Any] = {
+            "samples": samples,
+            "data": data,
+            "split": split,
+            "sha256": sha256,
+            "out": out,
+            "k": k,
+            "mode": mode,
+        }
+        others |= {"benchmark": benchmark, "timeout": timeout, "workers": workers, "local": local or None}
+        return _episodes(policy, episodes, others, {"env": env, "tracking": tracking, **writing})
     if unknown := writing.keys() - WRITING_OPTIONS:
         name = min(unknown)
         raise FieldError(name, f"is unknown{did_you_mean(name, WRITING_OPTIONS)}")
@@ -125,6 +175,19 @@ def evaluate(
             planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = score(planned, _scorer(workers, planned, local), progress)
     return BenchmarkResult(report, planned.folder)
+
+
+def _episodes(
+    policy: str | Path | None, episodes: int | None, others: Mapping[str, Any], options: Mapping[str, Any]
+) -> EpisodeScores:
+    """Whole episodes of a bundle. Raises FieldError for an argument that belongs to a benchmark."""
+    if episodes is None:
+        raise FieldError("benchmark", "expected a benchmark's name, or `episodes`, a number of whole ones to play")
+    if given := [name for name, value in others.items() if value is not None]:
+        raise FieldError(given[0], "expected none beside `episodes`")
+    if policy is None:
+        raise FieldError("policy", "expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS")
+    return evaluate_episodes(policy, episodes, **options)
 
 
 def _only_in_browser(benchmark: "WebBenchmark", given: Mapping[str, Any]) -> None:

@@ -1,15 +1,16 @@
 """`marl_ray.sweep`: many runs, compared over seeds."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_ray.api.configs import ConfigSource, data_of
-from marl_ray.api.ray_of_call import ray_of_call
+from marl_ray.api.calls import ConfigSource, data_of, ray_of_call, short_interrupt
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
     from marl_ray.tuning.running.driver import SweepResult
 
 
+@short_interrupt()
 def sweep(config: ConfigSource, *, retry: bool = False, **changes: Any) -> "SweepResult":
     """Train many configurations and find the best; a sweep of this name that was interrupted continues.
 
@@ -18,10 +19,10 @@ def sweep(config: ConfigSource, *, retry: bool = False, **changes: Any) -> "Swee
     `winner_model`; `report` is a page of HTML. Raises MarlRayError if the sweep cannot run at all.
     """
     from marl_ray.config import parse_config
-    from marl_ray.config.sweep import SweepConfig, read_sweep
+    from marl_ray.config.sweep import SweepConfig, read_sweep, with_run
 
     data, source = data_of(config, changes, read_sweep)
-    return sweep_here(parse_config(SweepConfig, data, source=source), retry)
+    return sweep_here(parse_config(SweepConfig, with_run(data, Path()), source=source), retry)
 
 
 def sweep_here(config: "SweepConfig", retry: bool) -> "SweepResult":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from marl_ray.api.calls import named_arguments
 from marl_ray.config import GenerationConfig, tracking_uri
 from marl_ray.errors import FieldError, MarlRayError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 
+@named_arguments
 def load(bundle: str | Path, tracking: str | None = None) -> "LoadedTeam":
     """Read a bundle and check its digests.
 
@@ -40,6 +42,7 @@ class LoadedTeam:
         """Agent -> the policy that plays it."""
         return self.bundle.agents
 
+    @named_arguments
     def act(
         self,
         observations: Mapping[str, Any],
@@ -61,6 +64,8 @@ class LoadedTeam:
 
         if not isinstance(observations, Mapping):
             raise MarlRayError(f"observations: expected agent -> observation, got {type(observations).__name__}")
+        if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
+            raise MarlRayError(f"seed: expected a whole number of 0 or more, got {seed!r}")
         if isinstance(self.bundle, Bundle):
             if generation is not None:
                 raise MarlRayError("generation: expected none, the bundle holds actor-critics")

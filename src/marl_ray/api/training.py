@@ -1,19 +1,20 @@
 """`marl_ray.train`: one run from a config to its result."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_ray.api.configs import ConfigSource, data_of
-from marl_ray.api.ray_of_call import cluster_of_call, ray_of_call
+from marl_ray.api.calls import ConfigSource, cluster_of_call, data_of, ray_of_call, short_interrupt
 from marl_ray.config import RunConfig
 from marl_ray.runs.naming import parse_named
 
 if TYPE_CHECKING:
     from marl_ray.api.teams import LoadedTeam
-    from marl_ray.training.driver import RunResult
+    from marl_ray.training.run_result import RunResult
 
 
+@short_interrupt()
 def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
     """Train a team to its end and return the finished run; shows a progress bar if `tracking.progress` is true.
 
@@ -31,12 +32,13 @@ def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
 def train_here(run: RunConfig) -> "RunResult":
     """Check a run before any cluster starts, and train it to its end. Raises MarlRayError."""
     from marl_ray.ray_seams import cpus_here
-    from marl_ray.training.driver import delivered, finished, say_kept
+    from marl_ray.training.driver import say_kept
     from marl_ray.training.driver import train as train_on_ray
+    from marl_ray.training.machines.cluster_capacity import check_cpus
+    from marl_ray.training.machines.interruption import answering
     from marl_ray.training.run_checks import check_run
     from marl_ray.training.run_folder.run_log import RunLog
-    from marl_ray.training.surroundings.cluster_capacity import check_cpus
-    from marl_ray.training.surroundings.interruption import answering
+    from marl_ray.training.run_result import delivered, finished
 
     before = finished(run)
     if before is not None:
@@ -47,13 +49,24 @@ def train_here(run: RunConfig) -> "RunResult":
     console = RunLog(run)
     with answering(lambda: say_kept(run, console)):  # checks may take long, and so does a Ray that is half started
         with console.held_phase("checking the run"):
-            check_run(run)
+            agents = check_run(run)
+        for shared in shared_weights(agents):
+            console.phase(shared)
         warning = environment_warning(run)
         if warning is not None:
             console.say(warning)
         console.phase("starting Ray" if cluster is None else f"connecting to {cluster}")
         with ray_of_call():
             return train_on_ray(run, console, own_ray=cluster is None)
+
+
+def shared_weights(agents: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each policy that several agents share: without `team` all agents do, also with IPPO."""
+    return [
+        f"{', '.join(members)} share the weights of policy {name!r}; `team` gives agents policies of their own"
+        for name, members in agents.items()
+        if len(members) > 1
+    ]
 
 
 def environment_warning(run: RunConfig) -> str | None:

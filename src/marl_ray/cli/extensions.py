@@ -3,6 +3,7 @@
 import importlib
 import sys
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,9 +69,10 @@ def _rendered(point: ExtensionPoint, name: str) -> list[tuple[str, str]]:
     """(file, text) of a kind's templates, the next commands last. Raises MarlRayError if the name or a file is taken."""
     import jinja2
 
-    if not (name.isidentifier() and name == name.lower() and not name.startswith("_")):
+    if not (name.isidentifier() and name == name.lower() and not name.startswith("_")) or iskeyword(name):
         raise MarlRayError(
-            f"NAME {name!r}: expected letters in lower case, digits and underscores, such as my_{point.kind}"
+            f"NAME {name!r}: expected letters in lower case, digits and underscores, such as my_{point.kind}, and no word "
+            "of Python"
         )
     words: dict[str, Any] = {"name": name, "title": name.replace("_", " "), "constant": name.upper()}
     words["class_name"] = "".join(part.capitalize() for part in name.split("_"))

@@ -8,7 +8,6 @@ import typer
 
 from marl_ray.cli.completion import complete_algorithm
 from marl_ray.cli.documents.output import Json, show
-from marl_ray.cli.extensions import check_plugin
 from marl_ray.errors import MarlRayError, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,25 +20,17 @@ def algorithms(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="One algorithm, with its hyper-parameters and defaults; or `check`.", autocompletion=complete_algorithm
+            help="One algorithm, with its hyper-parameters and defaults.", autocompletion=complete_algorithm
         ),
-    ] = None,
-    checked: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The algorithm to check: a built-in or package.module:NAME.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the algorithms; show or check one.
+    """List the algorithms, or show one.
 
-    The list has papers and needs, NAME alone shows its hyper-parameters, and `check NAME` checks it against its formulas.
+    The list has papers and needs; NAME shows the hyper-parameters of one.
     """
     from marl_ray.config import SPECS, spec_of
 
-    if name == "check":
-        _check_algorithm(checked)
-        return
-    if checked is not None:
-        raise MarlRayError(f"algorithms: expected one NAME, or check NAME, got {name} {checked}")
     if name is None:
         listed = [{"name": key, **_description(spec)} for key, spec in SPECS.items()]
         show(as_json, listed, _list_lines(listed))
@@ -120,13 +111,6 @@ def _language_defaults(spec: "Spec") -> dict[str, str]:
         elif by_source["path"][key] != plain[key]:
             words[key] = f"language models: {values['path']}"
     return words
-
-
-def _check_algorithm(name: str | None) -> None:
-    """Print a line for every property of an algorithm; exit with 1 if one does not hold."""
-    if name is None:
-        raise MarlRayError("algorithms check: expected the NAME of an algorithm")
-    check_plugin("algorithm", name)
 
 
 @config_app.command("schema")

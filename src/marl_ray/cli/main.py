@@ -15,17 +15,26 @@ from marl_ray.cli.extensions import check_app, new
 from marl_ray.cli.inspection import algorithms, config_app
 from marl_ray.cli.serving.experiments import experiment_app
 from marl_ray.cli.serving.gateways import deploy, export, lint, serve
+from marl_ray.cli.training.plan import plan
 from marl_ray.cli.training.runs import runs_app
+from marl_ray.cli.training.short_try import try_it
 from marl_ray.cli.training.submit import submit_app
 from marl_ray.cli.training.sweep import report, sweep
 from marl_ray.cli.training.train import demo, train
-from marl_ray.cli.training.trying import try_it
 from marl_ray.errors import MarlRayError
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells report it."""
 COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
-    "Train": {"train": train, "try": try_it, "runs": runs_app, "sweep": sweep, "report": report, "demo": demo},
+    "Train": {
+        "train": train,
+        "plan": plan,
+        "try": try_it,
+        "runs": runs_app,
+        "sweep": sweep,
+        "report": report,
+        "demo": demo,
+    },
     "Measure": {"evaluate": evaluate, "aggregate": aggregate, "tasks": tasks},
     "Serve": {"serve": serve, "deploy": deploy, "experiment": experiment_app, "export": export},
     "Cluster": {"submit": submit_app, "cluster": cluster_app, "lint": lint},

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config.base import Config, words
-from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.errors import MarlRayError, did_you_mean, one_line, why
 
 C = TypeVar("C", bound=Config)
 KINDS = {
@@ -26,6 +26,11 @@ KINDS = {
     "apiVersion": ("a manifest of Kubernetes", "marl-ray cluster apply FILE"),
 }
 """A key that configs of one kind alone have at the top -> the kind, and the command that reads it."""
+
+
+EXPECTED = {"dict_type": "expected a mapping of keys", "tuple_type": "expected a list", "list_type": "expected a list"}
+EXPECTED["model_type"] = EXPECTED["dict_type"]
+"""Type of one of pydantic's errors -> what YAML calls the value."""
 
 
 class YamlLoader(yaml.SafeLoader):
@@ -60,7 +65,7 @@ def read_yaml(path: str | Path) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MarlRayError(f"config file {str(path)!r} cannot be read: {one_line(error)}") from error
+        raise MarlRayError(f"config file {str(path)!r} cannot be read: {why(error, path)}") from error
     return _parse_yaml(text, str(path))
 
 
@@ -132,7 +137,7 @@ def _explain(error: Any, key: str) -> str:
         return f"unknown key {key!r}"
     if error["type"] == "missing":
         return f"missing key {key!r}"
-    message = words(error)
+    message = EXPECTED.get(error["type"]) or words(error)
     shown = repr(error["input"])
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
     suffix = "" if explained else f", got {shown}"

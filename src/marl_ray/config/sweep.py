@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
-from marl_ray.config.load import parse_config, read_yaml
+from marl_ray.config.load import parse_config, read_yaml, with_overrides
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import NAME_PATTERN
 from marl_ray.config.run.unread_keys import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
@@ -290,16 +290,29 @@ def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice"
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep's YAML file and the run's file that it names; raises MarlRayError."""
-    return parse_config(SweepConfig, read_sweep(path), overrides, source=str(path))
+    """Read a sweep's YAML file, and the run's file that it or an override `run=FILE` names; raises MarlRayError."""
+    data = read_yaml(path)
+    runs = [override for override in overrides if override.startswith("run=")]
+    if runs and isinstance(data, dict):
+        data = with_run(with_overrides(data, runs), Path())
+    others = [override for override in overrides if override not in runs]
+    return parse_config(SweepConfig, with_run(data, Path(path).parent), others, source=str(path))
 
 
 def read_sweep(path: str | Path) -> Any:
     """Plain data of a sweep's YAML file, with that of the run's file that it names; raises MarlRayError."""
-    data = read_yaml(path)
-    if isinstance(data, dict) and isinstance(data.get("run"), str):
-        data["run"] = read_yaml(Path(path).parent / data["run"])
-    return data
+    return with_run(read_yaml(path), Path(path).parent)
+
+
+def with_run(data: Any, folder: Path) -> Any:
+    """A sweep's data with those of the run's file that it names, whose path starts at the folder; other data as they are.
+    Raises MarlRayError naming `run`."""
+    if not (isinstance(data, Mapping) and isinstance(data.get("run"), str)):
+        return data
+    try:
+        return {**data, "run": read_yaml(folder / data["run"])}
+    except MarlRayError as error:
+        raise MarlRayError(f"run: {error}") from error
 
 
 def corners(config: SweepConfig) -> list[dict[str, Any]]:

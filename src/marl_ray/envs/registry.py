@@ -2,7 +2,9 @@
 
 import copy
 import importlib
+import inspect
 import pkgutil
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +27,8 @@ EXPECTED = (
     "a BrowserGym id (browsergym/miniwob.click-test)",
     REFERENCE,
 )
+_UNEXPECTED = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
@@ -148,10 +152,29 @@ def _imported(env_id: str) -> Callable[..., Any]:
 def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     try:
         return make(**copy.deepcopy(kwargs))  # an environment may change its arguments; the config stays
-    except (TypeError, ValueError, AssertionError, KeyError) as error:
+    except TypeError as error:
+        unexpected = _UNEXPECTED.search(str(error))
+        if unexpected is None or unexpected[2] not in kwargs:
+            raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({one_line(error)})") from error
+        known = _arguments(unexpected[1], make, error)
+        instead = did_you_mean(unexpected[2], known) if known else ""
+        raise MarlRayError(f"env.kwargs.{unexpected[2]}: {env_id} has no such argument{instead}") from error
+    except (ValueError, AssertionError, KeyError) as error:
         # A bare `assert` has no text; its source line says more than its type.
         reason = one_line(error) if str(error) else traceback.extract_tb(error.__traceback__)[-1].line
         raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({reason})") from error
+
+
+def _arguments(name: str, make: Callable[..., Any], error: TypeError) -> list[str]:
+    """The arguments of the function or class of this name that has refused one, or else of `make`: an environment may hand
+    what it does not know to another, whose names the frame that called it has."""
+    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    refusing = frame.f_locals.get(name, frame.f_globals.get(name, make))
+    try:
+        parameters = inspect.signature(refusing).parameters.values()
+    except (TypeError, ValueError):  # it is no function, or one that is written in C
+        return []
+    return [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
 
 
 def _accepted(env_id: str, env: Any) -> Any:

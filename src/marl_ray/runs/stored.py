@@ -3,12 +3,12 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.storages import open_storage
 from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.record import FINISHED, RECORD, read_json
@@ -85,7 +85,7 @@ class StoredSweep(StoredEntry):
 def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
     """The runs and sweeps of a storage, by name. Raises MarlRayError if it cannot be read; a storage that is not there
     yet has none."""
-    filesystem, root = opened(storage)
+    filesystem, root = open_storage(storage)
     for name in _folders(filesystem, root, storage):
         try:
             entry = _read(filesystem, root, storage, name)
@@ -110,7 +110,7 @@ def find_entry(
     that are close; `what` is the kind in words."""
     place, _, last = name.rstrip("/").rpartition("/")
     storage, name = (place, last) if place else (storage, name)
-    filesystem, root = opened(storage)
+    filesystem, root = open_storage(storage)
     entry = _read(filesystem, root, storage, name)
     if entry is None:
         known = [each.name for each in stored(storage) if isinstance(each, kind)]
@@ -121,16 +121,7 @@ def find_entry(
 
 def names(storage: str) -> list[str]:
     """The names of the folders of a storage, whatever lies in them. Raises MarlRayError if it cannot be read."""
-    return _folders(*opened(storage), storage)
-
-
-def opened(storage: str) -> tuple[fs.FileSystem, str]:
-    """File system and path of a storage; raises MarlRayError."""
-    try:
-        filesystem, root = fs.FileSystem.from_uri(storage if "://" in storage else str(Path(storage).resolve()))
-    except (OSError, ValueError) as error:
-        raise MarlRayError(f"storage: {storage!r} cannot be read: {one_line(error)}") from error
-    return filesystem, root.rstrip("/")
+    return _folders(*open_storage(storage), storage)
 
 
 def _folders(filesystem: fs.FileSystem, root: str, storage: str) -> list[str]:

@@ -9,7 +9,7 @@ from marl_ray.runs.stored import StoredRun, StoredSweep
 from marl_ray.training.checkpoints.index import published
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
-from marl_ray.training.run_folder.record import FINISHED
+from marl_ray.training.run_folder.record import FINISHED, RESULT
 from marl_ray.training.run_folder.run_log import LOG
 
 CURVE = "return.png"
@@ -102,7 +102,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
 
 def details_of(run: StoredRun) -> RunDetails:
     """All about a run; raises MarlRayError as `summary_of` does."""
-    outcome = run.record.get(FINISHED, {}).get("outcome", {})
+    result = run.record.get(FINISHED, {}).get(RESULT, {})
     standing = run.standing()
     selected = f"{run.folder}/errors"
     return RunDetails(
@@ -111,10 +111,10 @@ def details_of(run: StoredRun) -> RunDetails:
         diagnose(run.config, run.rows()),
         run.record.get("given", {}),
         run.config,
-        linked_bundle(run.filesystem, run.folder) or outcome.get("bundle"),
-        outcome.get("model"),
+        linked_bundle(run.filesystem, run.folder) or result.get("bundle"),
+        result.get("model"),
         checkpoints_of(run),
-        {"run_id": run.record.get("mlflow_run_id"), "uri": outcome.get("tracking_uri")},
+        {"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
         f"{run.uri}/{CURVE}" if run.has(CURVE) else None,
         f"{run.uri}/{LOG}" if run.has(LOG) else None,
         [info.path for info in _files(run, selected)],
@@ -146,7 +146,7 @@ def checkpoints_of(run: StoredRun) -> list[dict[str, Any]]:
 
 
 def _finished_score(run: StoredRun) -> Score | None:
-    value = run.record.get(FINISHED, {}).get("outcome", {}).get("best_return")
+    value = run.record.get(FINISHED, {}).get(RESULT, {}).get("best_return")
     return None if value is None else Score(value, None, None, SOURCES["best/"])
 
 

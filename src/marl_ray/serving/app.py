@@ -8,11 +8,10 @@ from typing import Any
 from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.remote import host
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.loading import check_configured
+from marl_ray.serving.loading import check_gateway
 from marl_ray.serving.scaling import GATEWAY_ONGOING, scaling
 
 MAX_ONGOING_REQUESTS = 2_000
@@ -53,15 +52,11 @@ class GatewayReplica:
 def build(args: dict[str, Any]) -> serve.Application:
     """The application of a Serve config: `import_path: marl_ray.serving.app:build`, `args`: a `GatewayConfig`.
 
-    Config, bundles and database are checked here, so that a mistake fails the deployment once, with one line, instead
+    Config, keys, bundles and database are checked here, so that a mistake fails the deployment once, with one line, instead
     of every replica's start. Raises MarlRayError.
     """
     config = parse_config(GatewayConfig, args, source="args")
-    store = ExperimentStore(config.database)
-    try:
-        check_configured(config, store)
-    finally:
-        store.close()
+    check_gateway(config)
     # `ingress` asks the replica for its application, so the gateway is made where it runs and never pickled.
     make_deployment = serve.deployment(
         name="Gateway",

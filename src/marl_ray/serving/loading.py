@@ -18,6 +18,7 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY, pinned
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
+from marl_ray.serving.http.keys import Keys
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 API = "api"
@@ -182,6 +183,17 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
                 f"experiments.{part.config.name}.arms.{state.control}: the control's bundle "
                 f"{part.config.arms[state.control].reference!r} cannot be loaded, and the experiment is {state.status}"
             )
+
+
+def check_gateway(config: GatewayConfig) -> None:
+    """Raise MarlRayError if a gateway of this config could not begin to serve: for a bundle, a database or a file of keys
+    that cannot be read, naming it. The bundles are read in this process."""
+    Keys(config.api_keys)
+    store = ExperimentStore(config.database)
+    try:
+        check_configured(config, store)
+    finally:
+        store.close()
 
 
 def served_here(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:

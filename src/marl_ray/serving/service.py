@@ -20,19 +20,19 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreEr
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.evidence.webhook import Webhook
-from marl_ray.serving.holdings import Holdings, Host
 from marl_ray.serving.http.admission import Admission
+from marl_ray.serving.live_experiments import Host, LiveExperiments
 from marl_ray.serving.loading import Bundles, load_configured
 from marl_ray.serving.logs.act_log import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.logs.spool import Spool, spool_folder
-from marl_ray.serving.readings import Readings
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
+from marl_ray.serving.shared_reads import SharedReads
 from marl_ray.serving.store_follower import StoreFollower
 
 T = TypeVar("T")
@@ -63,21 +63,21 @@ class Service:
         loaded = load_configured(config, self.store, self.bundles)
         self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
         self._noise = np.random.default_rng(seed)
-        self.holdings = Holdings(config, self.store, self.exposures, self.bundles, self._noise, host)
-        self.endpoints = self.holdings.endpoints
+        self.live_experiments = LiveExperiments(config, self.store, self.exposures, self.bundles, self._noise, host)
+        self.endpoints = self.live_experiments.endpoints
         self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
         self.unit_reports = UnitReports(self.store, self.exposures)
         self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
         self.assigner = Assigner(self.store.assignments, config.holdouts, self.metrics)
         self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
         """Experiment -> (time at which its cached curves expire, the curves)."""
-        self.readings = Readings()
+        self.shared_reads = SharedReads()
         self.started: float | None = None
         """Moment at which this replica began to serve, in seconds since 1970."""
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         for part in loaded:
-            self.holdings.open(part)
-        self.follower = StoreFollower(self.holdings, self.notices, self.unit_reports, self.webhook)
+            self.live_experiments.open(part)
+        self.follower = StoreFollower(self.live_experiments, self.notices, self.unit_reports, self.webhook)
         self.follower.look(waits=True)
         for name in config.holdouts.keys() - set(self.endpoints.by_experiment().values()):
             _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
@@ -106,7 +106,7 @@ class Service:
             self.acts.close()
         for router in self.endpoints.routers.values():
             router.close()
-        self.readings.close()
+        self.shared_reads.close()
         self.assigner.close()
         self._threads.shutdown(cancel_futures=True)
         self.store.close()

@@ -17,7 +17,7 @@ from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.evidence.rollout_control import config_of, decide
 from marl_ray.serving.evidence.webhook import Webhook
-from marl_ray.serving.holdings import Holdings
+from marl_ray.serving.live_experiments import LiveExperiments
 from marl_ray.serving.loading import API, check_arms, load_arms, needed, served_here
 from marl_ray.serving.routing.endpoints import DRAIN_S
 from marl_ray.serving.routing.router import Router
@@ -44,13 +44,13 @@ class StoreFollower:
 
     def __init__(
         self,
-        holdings: Holdings,
+        live_experiments: LiveExperiments,
         notices: Notices,
         unit_reports: UnitReports,
         webhook: Webhook | None,
     ):
-        """The follower changes `holdings`, and pokes `webhook` when the store has news."""
-        self._holdings, self._notices, self._webhook = holdings, notices, webhook
+        """The follower changes `live_experiments`, and pokes `webhook` when the store has news."""
+        self._live_experiments, self._notices, self._webhook = live_experiments, notices, webhook
         self._unit_reports = unit_reports
         self._replica = secrets.token_hex(8)
         self._closing = threading.Event()
@@ -107,7 +107,7 @@ class StoreFollower:
             name = router.config.name
             try:
                 self._due.pop(name, None)
-                if decide(self._holdings.store, router.config) is not None and router.is_over:
+                if decide(self._live_experiments.store, router.config) is not None and router.is_over:
                     self._note_due(name)
                 self._record_shadows(name)
             except StoreError:
@@ -123,38 +123,38 @@ class StoreFollower:
 
     def _note_due(self, name: str) -> None:
         """Note when the next outcome window of this ended experiment ends, which is the moment of its next look."""
-        record = self._holdings.store.experiment(name)
-        at = None if record is None else self._holdings.store.next_judged(record)
+        record = self._live_experiments.store.experiment(name)
+        at = None if record is None else self._live_experiments.store.next_judged(record)
         if at is not None:
             self._due[name] = min(at, self._due.get(name, math.inf))
 
     def _preload(self) -> None:
         """Load the bundles that a client asked this or another replica to load ahead of their experiments."""
-        holdings = self._holdings
+        live_experiments = self._live_experiments
         wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)
-        holdings.models = {
-            reference: bundle for reference, bundle in holdings.models.items() if reference in wanted_ahead
+        live_experiments.models = {
+            reference: bundle for reference, bundle in live_experiments.models.items() if reference in wanted_ahead
         }
         now = time.monotonic()
         for reference in wanted_ahead:
-            if reference not in holdings.models and self._preload_at.get(reference, 0.0) <= now:
+            if reference not in live_experiments.models and self._preload_at.get(reference, 0.0) <= now:
                 self._preload_at[reference] = now + TEND_S
                 threading.Thread(target=self._load_model, args=(reference,), name="load-model", daemon=True).start()
 
     def _load_model(self, reference: str) -> None:
         try:
-            bundle = self._holdings.bundles.load(reference)
-            self._holdings.models = self._holdings.models | {reference: bundle}
+            bundle = self._live_experiments.bundles.load(reference)
+            self._live_experiments.models = self._live_experiments.models | {reference: bundle}
         except MarlRayError as error:
             _log.error("a bundle is not loaded ahead: %s", error)
         except Exception:
             _log.exception("bundle %s is not loaded ahead", reference)
 
     def _to_judge(self, now: float) -> list[Router]:
-        routers = self._holdings.endpoints.routers
+        routers = self._live_experiments.endpoints.routers
         names = {name for name, router in routers.items() if not router.is_over}
         if pending := list(self._due.items()):
-            moment = self._holdings.store.settled_at()
+            moment = self._live_experiments.store.settled_at()
             names |= {name for name, due in pending if due <= moment}
         if now >= self._winners_at:
             self._winners_at = now + WINNER_S
@@ -168,11 +168,11 @@ class StoreFollower:
         # One thread at a time, so that no older state replaces a newer one.
         with self._looking:
             asked_at, told_at = time.monotonic(), self._told_at
-            states = self._holdings.store.states()
+            states = self._live_experiments.store.states()
             if states is self._states and asked_at < self._tend_at:
                 self._told_at = asked_at
                 return
-            routers = self._holdings.endpoints.routers
+            routers = self._live_experiments.endpoints.routers
             for name, state in states.items():
                 known = routers.get(name)
                 if known is None:
@@ -187,11 +187,11 @@ class StoreFollower:
 
     def _take_in(self, name: str, state: AssignmentState) -> None:
         """Route to an experiment that was created over HTTP; its arms are loaded later."""
-        record = self._holdings.store.experiment(name) if state.origin == API else None
+        record = self._live_experiments.store.experiment(name) if state.origin == API else None
         if record is None or name in self._missing:
             return  # it belongs to another gateway's config, or this version cannot read its config
         try:
-            self._holdings.take_in(config_of(record), state)
+            self._live_experiments.take_in(config_of(record), state)
         except MarlRayError as error:
             self._missing[name] = {}
             _log.error("experiment %s is not served here: %s", name, error)
@@ -205,7 +205,7 @@ class StoreFollower:
 
     def _tend(self, states: dict[str, AssignmentState], waits: bool) -> None:
         """Load the arms that are needed, and drop all others."""
-        routers, now = self._holdings.endpoints.routers, time.time()
+        routers, now = self._live_experiments.endpoints.routers, time.time()
         self._ended = {name: at for name, at in self._ended.items() if now - at < DRAIN_S}
         self._wanted = needed([s for s in served_here(states, routers) if s.experiment in routers], now, self._ended)
         for name, arms in self._wanted.items():
@@ -221,7 +221,9 @@ class StoreFollower:
                     threading.Thread(target=self._load, args=(router, arms), name=f"load-{name}", daemon=True).start()
 
     def _let_go(self, router: Router, left: dict[str, Arm | TextArm]) -> None:
-        self._holdings.endpoints.hold(router, {arm: part for arm, part in router.arms.items() if arm not in left})
+        self._live_experiments.endpoints.hold(
+            router, {arm: part for arm, part in router.arms.items() if arm not in left}
+        )
         for part in left.values():
             close = getattr(part, "close", None)
             if close is not None:
@@ -230,23 +232,23 @@ class StoreFollower:
     def _load(self, router: Router, arms: Collection[str]) -> None:
         """Load those arms of an experiment that are not loaded yet. A failure is logged once and tried again later;
         until then other arms answer."""
-        holdings, config = self._holdings, router.config
+        live_experiments, config = self._live_experiments, router.config
         lacking = [arm for arm in config.arms if arm in arms and arm not in router.arms]
         missing: dict[str, str] = {}
         try:
-            record = holdings.store.experiment(config.name)
+            record = live_experiments.store.experiment(config.name)
             stored = record.config["arms"] if record is not None else {}
-            loaded, errors = load_arms(config, lacking, holdings.bundles, stored)
+            loaded, errors = load_arms(config, lacking, live_experiments.bundles, stored)
             check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
             missing = {arm: str(error) for arm, error in errors.items()}
             made = {}
             for arm, bundle in loaded.items():
                 try:
-                    made[arm] = holdings.arm(config, arm, bundle)
+                    made[arm] = live_experiments.arm(config, arm, bundle)
                 except MarlRayError as error:
                     missing[arm] = str(error)
             if made:
-                holdings.endpoints.hold(router, {**router.arms, **made})
+                live_experiments.endpoints.hold(router, {**router.arms, **made})
         except MarlRayError as error:
             missing = dict.fromkeys(lacking, str(error))
         except Exception as error:
@@ -266,16 +268,16 @@ class StoreFollower:
         """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         state_by_arm = {}
         for name, arms in self._wanted.items():
-            router, missing = self._holdings.endpoints.routers[name], self._missing.get(name, {})
+            router, missing = self._live_experiments.endpoints.routers[name], self._missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:
                 state_by_arm[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
         return state_by_arm
 
     def _record_shadows(self, name: str) -> None:
-        totals = {arm: asdict(t) for arm, t in self._holdings.endpoints.routers[name].shadows.totals.items()}
+        totals = {arm: asdict(t) for arm, t in self._live_experiments.endpoints.routers[name].shadows.totals.items()}
         if totals and totals != self._recorded_shadows.get(name):
-            self._holdings.store.record_shadows(name, self._replica, totals)
+            self._live_experiments.store.record_shadows(name, self._replica, totals)
             self._recorded_shadows[name] = totals
 
     def _run(self, step: Callable[[], None], every_s: float, pause: float) -> None:

@@ -1,11 +1,13 @@
 """Sums and gathers over the training workers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 SMALL = 1 << 14
 """Greatest number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
@@ -15,6 +17,21 @@ reduction, which needs two rounds of messages."""
 def world() -> tuple[int, int]:
     """Return (this worker's rank, number of workers)."""
     return dist.get_rank(), dist.get_world_size()
+
+
+def worker_mesh(kind: str, replicate: int = 1) -> DeviceMesh:
+    """All workers as one mesh of devices of a kind, whose last dimension spreads weights (FSDP2). With `replicate` above 1
+    there is one more before it, of groups that each hold all weights (HSDP)."""
+    workers = dist.get_world_size()
+    if replicate == 1:
+        return init_device_mesh(kind, (workers,))
+    return init_device_mesh(kind, (replicate, workers // replicate), mesh_dim_names=("replicate", "shard"))
+
+
+def replicas(tensors: Iterable[Tensor]) -> int:
+    """Number of groups of workers that each hold all of these tensors, which are spread alike."""
+    meshes = (tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
+    return next((mesh.size() // mesh.size(-1) for mesh in meshes), 1)
 
 
 def total(tensor: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError, named
+from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.checkpoints.index import checkpoints_in, newest
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.record import (
@@ -17,25 +18,39 @@ from marl_ray.training.run_folder.record import (
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import check_sinks
 
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+"""Schemes of tracking URIs that MLflow has by itself; for others its plug-ins are asked, which takes seconds to load."""
 
-def check_run(config: RunConfig) -> None:
-    """Check a run before any cluster starts; raises MarlRayError that names the key, the file or the argument.
+
+def check_run(config: RunConfig) -> dict[str, list[str]]:
+    """Check a run before any cluster starts, and return each policy's agents; raises MarlRayError that names the key, the
+    file or the argument.
 
     The check builds the environment once, which also compiles its functions and caches them for the workers. It also
     builds the models, language models without their weights.
     """
-    uri_of(config)
+    _check_tracking(uri_of(config))
     check_sinks(config)
     check_folder(config)
     _check_length(config, record_of(config))
     try:
-        _check_environment(config)
+        return _check_environment(config)
     except MarlRayError:
         raise
     except Exception as error:  # a user's environment may raise anything
         where = write_traceback(config, "driver", traceback.format_exc())
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error
+
+
+def _check_tracking(uri: str) -> None:
+    """Refuse a tracking URI that MLflow does not understand. A server is not asked, which may come later."""
+    if uri.partition(":")[0].partition("+")[0] in SCHEMES:
+        return
+    try:
+        mlflow_client(uri)
+    except Exception as error:  # MLflow's, or that of a plug-in
+        raise MarlRayError(f"tracking.uri: {uri!r} cannot be used: {one_line(error)}") from error
 
 
 def _check_length(config: RunConfig, record: Mapping[str, Any]) -> None:
@@ -52,8 +67,8 @@ def _check_length(config: RunConfig, record: Mapping[str, Any]) -> None:
         )
 
 
-def _check_environment(config: RunConfig) -> None:
-    from marl_ray.envs.copies import warm_up
+def _check_environment(config: RunConfig) -> dict[str, list[str]]:
+    from marl_ray.envs.env_copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
     from marl_ray.training.imitation.warm_start import read_decisions
     from marl_ray.training.team.assembly import build_models, team_agents
@@ -77,6 +92,7 @@ def _check_environment(config: RunConfig) -> None:
         if config.warm_start is not None and not config.language:
             read_decisions(config, env, agents)
         _check_origin(config, env, agents)
+        return agents
     finally:
         env.close()
 

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.origin import source_of
-from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
-from marl_ray.training.loop import Keeping, Metrics, run_worker
+from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.loop.start import RunStart
+from marl_ray.training.loop.worker_loop import Keeping, run_worker
 
 
 @contextmanager
@@ -50,9 +52,8 @@ def train_alone(
 
     keeping = None if keep is None else Keeping(lambda iteration: folder_here(keep / str(iteration)))
     origin = None if resume is not None else source_of(config)
-    begin: list[StoredFolder] = [] if resume is None else [folder_here(resume)]
-    if origin is not None:
-        begin = [folder_here(Path(origin))]
+    checkpoint = resume if origin is None else Path(origin)
+    start = RunStart([] if checkpoint is None else [folder_here(checkpoint)], origin)
     with process_group():
-        run_worker(config, torch.device("cpu"), begin, note, keeping, origin=origin)
+        run_worker(config, torch.device("cpu"), start, Listeners(note), keeping)
     return rows

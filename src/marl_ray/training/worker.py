@@ -14,11 +14,11 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
+from marl_ray.training.machines.full_disk import disk_full
 from marl_ray.training.run_folder.bundle_link import link_bundle
 from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 from marl_ray.training.run_folder.temporary_files import remove_temporary
-from marl_ray.training.surroundings.full_disk import disk_full
 
 REFUSED = "refused"
 """Key under which a worker returns the message of an error that would come again after every restart."""
@@ -38,7 +38,9 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.checkpoints.storage import Unwritable
     from marl_ray.training.collectives import from_first
     from marl_ray.training.errors import Diverged
-    from marl_ray.training.loop import Keeping, run_worker
+    from marl_ray.training.loop.listeners import Listeners
+    from marl_ray.training.loop.start import RunStart
+    from marl_ray.training.loop.worker_loop import Keeping, run_worker
     from marl_ray.training.tracking.machine_readings import MachineReadings
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
@@ -47,7 +49,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     rank = ray.train.get_context().get_world_rank()
     system = MachineReadings()
 
-    def emit(metrics: dict[str, float]) -> None:
+    def row(metrics: dict[str, float]) -> None:
         journal.row(metrics | system.read())
 
     def check_owner() -> None:
@@ -94,21 +96,10 @@ def worker(payload: dict[Any, Any]) -> Any:
         last = run_worker(
             config,
             ray.train.torch.get_device(),
-            places,
-            emit=emit,
-            keeping=Keeping(
-                lambda iteration: folder / checkpoint_name(iteration, attempt),
-                before=before,
-                published=tidy,
-            ),
-            run_id=payload["run_id"],
-            show=journal.transcripts,
-            engine_of=_engine_actors(config) if config.engine_actors else None,
-            phase=journal.phase,
-            origin=origin,
-            begins=begin,
-            say=journal.say,
-            best_left=best_left,
+            RunStart(places, origin, payload["run_id"], best_left=best_left),
+            Listeners(row, journal.transcripts, journal.phase, begin, journal.say),
+            Keeping(lambda iteration: folder / checkpoint_name(iteration, attempt), before, tidy),
+            _engine_actors(config) if config.engine_actors else None,
         )
         if rank == 0:
             tidy()  # again, for a worker that was killed after the last checkpoint and before this

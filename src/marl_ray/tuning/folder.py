@@ -16,7 +16,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.storages import absolute, open_storage
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.temporary_files import replace_file
@@ -25,21 +25,13 @@ ROWS = "rows.jsonl"
 """File of a trial's metrics, a row per iteration."""
 
 
-def absolute(storage: str) -> str:
-    """A storage folder as a URI or an absolute path."""
-    return storage if "://" in storage else str(Path(storage).resolve())
-
-
 class Folder:
     """A folder of plain files on any storage. Errors of the storage are raised as OSError."""
 
     def __init__(self, storage: str, *parts: str):
         """Open the folder; raises MarlRayError if the storage cannot be used at all."""
-        try:
-            self.filesystem, root = fs.FileSystem.from_uri(absolute(storage))
-        except (OSError, ValueError) as error:
-            raise MarlRayError(f"storage: {storage!r} cannot be used: {one_line(error)}") from error
-        self.path = "/".join([root.rstrip("/"), *parts])
+        self.filesystem, root = open_storage(storage)
+        self.path = "/".join([root, *parts])
         self.uri = "/".join([absolute(storage).rstrip("/"), *parts])
         """The folder in the form that Ray takes."""
 

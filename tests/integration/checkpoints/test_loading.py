@@ -17,7 +17,9 @@ from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published, tidy
 from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
-from marl_ray.training.loop import Keeping, Metrics, run_worker
+from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.loop.start import RunStart
+from marl_ray.training.loop.worker_loop import Keeping, run_worker
 from marl_ray.training.single_process import process_group, train_alone
 
 PART = "weights/__0_0.distcp"
@@ -40,11 +42,9 @@ def go_on(folder: Path, *newest_first: int) -> tuple[list[Metrics], list[int | N
         run_worker(
             config("evaluation.every=2"),
             torch.device("cpu"),
-            [folder_here(folder / str(number)) for number in newest_first],
-            rows.append,
+            RunStart([folder_here(folder / str(number)) for number in newest_first]),
+            Listeners(rows.append, begin=begins.append, say=lines.append),
             Keeping(lambda iteration: folder_here(folder / f"again-{iteration}")),
-            begins=begins.append,
-            say=lines.append,
         )
     return rows, begins, lines
 
@@ -151,7 +151,7 @@ def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
     lines: list[str] = []
     places = [folder_here(Path(folder, number)) for number in ("4", "2")]
     run = config("resources.workers=2", "evaluation.every=0")
-    run_worker(run, torch.device("cpu"), places, rows.append, None, say=lines.append)
+    run_worker(run, torch.device("cpu"), RunStart(places), Listeners(rows.append, say=lines.append))
     return rows, lines
 
 
@@ -198,7 +198,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base:
     run = config("evaluation.every=2")
     with process_group():
         keeping = Keeping(lambda iteration: bucket / checkpoint_name(iteration, 1))
-        run_worker(run, torch.device("cpu"), [], rows.append, keeping)
+        run_worker(run, torch.device("cpu"), listeners=Listeners(rows.append), keeping=keeping)
         places = checkpoints_in(bucket)
         kept = [each.manifest.iteration for each in published(bucket)]
         assert kept[-1] == 6 and len(kept) == len(places) > 2
@@ -210,7 +210,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base:
         assert all(list(manifest.files[name]) == local[name] for name in (PART, "envs-0.json"))
         with bucket.filesystem.open_output_stream((places[-1] / PART).path) as stream:
             stream.write(b"nonsense")
-        run_worker(run, torch.device("cpu"), places[::-1], again.append, None, say=lines.append)
+        run_worker(run, torch.device("cpu"), RunStart(places[::-1]), Listeners(again.append, say=lines.append))
     assert timeless(again) == timeless([row for row in rows if row["iteration"] > kept[-2]])
     assert f"{places[-1]}/{PART} has 8 bytes, expected " in lines[0]
     assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]

@@ -17,14 +17,17 @@ from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in,
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import Unwritable, folder_here
-from marl_ray.training.loop import Keeping, Run, run_worker
+from marl_ray.training.loop.listeners import Listeners
+from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.start import RunStart
+from marl_ray.training.loop.worker_loop import Keeping, run_worker
 from marl_ray.training.single_process import process_group, train_alone
 
 
 @pytest.fixture
 def run():
     with process_group():
-        run = Run(config(), torch.device("cpu"), [], lambda row: None)
+        run = Run(config(), torch.device("cpu"))
         run.step()
         yield run
         run.close()
@@ -42,7 +45,7 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run: Run, tmp_path: Path):
     for _ in range(3):
         run.step()
     run.saver.wait()
-    again = Run(config(), torch.device("cpu"), [folder_here(tmp_path / "now")], lambda row: None)
+    again = Run(config(), torch.device("cpu"), RunStart([folder_here(tmp_path / "now")]))
     assert again.iteration == 1
     for name, value in tensors_of(again.team.learners).items():
         if value.ndim:
@@ -116,7 +119,7 @@ def keeps_and_tidies(folder: str) -> None:
         tidy(place, 10, None, 1)
 
     keeping = Keeping(lambda number: place / checkpoint_name(number, 1), published=published)
-    run_worker(config("resources.workers=2"), torch.device("cpu"), [], lambda row: None, keeping)
+    run_worker(config("resources.workers=2"), torch.device("cpu"), keeping=keeping)
 
 
 def test_no_worker_writes_its_next_checkpoint_while_the_first_tidies_up(tmp_path: Path):
@@ -142,7 +145,7 @@ def dies(folder: str, iteration: int, published: bool) -> None:
     keep = folder_here(Path(folder))
     with process_group():
         keeping = Keeping(lambda number: keep / f"checkpoint_{number}_1")
-        run_worker(config(), torch.device("cpu"), [], lambda row: None, keeping)
+        run_worker(config(), torch.device("cpu"), keeping=keeping)
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -159,7 +162,9 @@ def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_els
     rows: list[dict[str, float]] = []
     with process_group():
         keeping = Keeping(lambda number: folder / f"checkpoint_{number}_2", published=lambda: tidy(folder, 10, None, 2))
-        run_worker(config(), torch.device("cpu"), checkpoints_in(folder)[::-1], rows.append, keeping)
+        run_worker(
+            config(), torch.device("cpu"), RunStart(checkpoints_in(folder)[::-1]), Listeners(rows.append), keeping
+        )
     assert timeless(rows) == timeless([row for row in whole if row["iteration"] > last.manifest.iteration])
     best = max(int(bundle.parent.name) for bundle in (tmp_path / "whole").glob("*/bundle"))
     (same,) = (tmp_path / "run").glob(f"checkpoint_{best}_*")

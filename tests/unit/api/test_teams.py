@@ -44,12 +44,24 @@ def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path) -> None:
             {"action_masks": {"agent_1": [1] * 6}},
             r"action_masks.agent_1: expected an observation",
         ),
+        (SEES, {"gredy": True}, r"gredy: is unknown; did you mean greedy\?"),
+        (SEES, {"seed": -1}, "seed: expected a whole number of 0 or more, got -1"),
         (SEES, {"generation": {"max_tokens": 3}}, "generation: expected none, the bundle holds actor-critics"),
     ],
 )
 def test_a_wrong_observation_is_named(tmp_path: Path, observations, options, message) -> None:
     with pytest.raises(MarlRayError, match=message):
         marl_ray.load(make_bundle(tmp_path, 4)).act(observations, **options)
+
+
+def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path: Path) -> None:
+    Path(make_bundle(tmp_path, 4)).rename(tmp_path / "bundle")
+    with pytest.raises(MarlRayError, match=rf"it is the folder of a run, whose bundle is {tmp_path}/bundle$"):
+        marl_ray.load(tmp_path)
+    with pytest.raises(
+        MarlRayError, match=r"'mine' has no readable bundle.json: .*; expected a bundle's folder, models:/"
+    ):
+        marl_ray.load("mine")
 
 
 def test_language_models_answer_texts(writers: marl_ray.LoadedTeam) -> None:

@@ -179,7 +179,7 @@ def test_forms_of_results_are_those_of_their_types():
     from marl_ray.evaluation.off_policy.acts import OffPolicyEstimate
     from marl_ray.serving.handlers.openapi.answers import ExperimentReport
     from marl_ray.serving.logs.export import ExportSummary
-    from marl_ray.training.driver import RunResult
+    from marl_ray.training.run_result import RunResult
 
     results = {"train": RunResult, "export": ExportSummary, "experiment off-policy": OffPolicyEstimate}
     for command, result in results.items():

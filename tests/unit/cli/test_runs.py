@@ -17,6 +17,7 @@ from processes.command_line import marl_ray
 from pyarrow import fs
 from toys.runs import config, mark_delivered
 
+import marl_ray as api
 from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -40,15 +41,15 @@ LOCAL = fs.LocalFileSystem()
 def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
     """A run as its driver leaves it, of three evaluations that end with a score."""
     whole = config(f"name={name}", f"storage={storage}", *overrides)
-    outcome = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
-    outcome |= {
+    stored = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
+    stored |= {
         "tracking_uri": "sqlite:///mlflow.db",
         "run_id": "0123",
         "best_return": score,
         "metrics": {},
         "summary": [],
     }
-    done = {"finished": {"total_steps": 192, "outcome": outcome}} if finished else {}
+    done = {"finished": {"total_steps": 192, "outcome": stored}} if finished else {}
     write_record(whole, record_of(whole) | {"mlflow_run_id": "0123"} | done)
     filesystem, folder = filesystem_of(whole)
     rows = [
@@ -126,6 +127,10 @@ def test_a_run_is_shown_with_its_files(storage: Path):
     shown = marl_ray("runs", "show", storage / "second").stdout
     assert "second: finished, mappo on toys.envs:countdown, seed 2" in shown and "score       2.000" in shown
     assert marl_ray("runs", "logs", "second", "--storage", storage).stdout.endswith("  training\n")
+    assert (
+        "goes on     with `marl-ray runs resume other`"
+        in marl_ray("runs", "show", "other", "--storage", storage).stdout
+    )
     assert "did you mean second?" in marl_ray("runs", "show", "secnd", "--storage", storage).stderr
 
 
@@ -281,6 +286,19 @@ def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage: Path):
     assert shown[0].split()[4] == "VALUE" and [line.split()[0] for line in shown[1:3]] == ["first", "third"]
     wrong = marl_ray(*arguments, "--metric", "zzz").stderr
     assert "expected one of entropy" in wrong
+
+
+def test_a_program_compares_runs_as_the_command_does(storage: Path):
+    compared = api.compare(["first", "other", "second"], storage=storage)
+    assert [[run.name for run in group.runs] for group in compared.groups] == [["other"], ["first", "second"]]
+    assert compared.metric == "eval/return" and compared.title == "toys.envs:countdown"
+    first = next(row for row in compared.rows if row["run"] == "first")
+    assert (first["seed"], first["score"], first["low"], first["algorithm"]) == (1, 1.0, 0.5, "mappo")
+    assert str(compared).startswith("other: ippo, seed 0, 3 [") and compared._repr_png_()[1:4] == b"PNG"
+    with pytest.raises(MarlRayError, match=r"^runs: expected a list of names, got 'first'$"):
+        api.compare("first", storage=storage)
+    with pytest.raises(MarlRayError, match=r"^out: '/proc/no/x.png' cannot be written: "):
+        compared.plot("/proc/no/x.png")
 
 
 def test_runs_of_different_metrics_are_not_compared(storage: Path):

@@ -163,6 +163,32 @@ def test_env_copies_divide_among_workers() -> None:
     )
 
 
+LANGUAGE = {
+    "algorithm": "grpo",
+    "env": {"id": "math"},
+    "team": {"a": {"model": {"preset": "tiny-0.2m"}}},
+    "train": {"group_size": 4, "env_copies": 64, "horizon": 1},
+}
+
+
+def test_groups_of_workers_divide_the_workers() -> None:
+    for parallel, groups in (({}, 1), ({"replicate": 2}, 2), ({"shard": 2, "replicate": 2}, 2), ({"shard": 1}, 4)):
+        assert run(resources={"workers": 4, "parallel": parallel}, **LANGUAGE).resources.replicate == groups
+    for parallel, message in (
+        ({"replicate": 3}, "parallel.replicate=3: expected a divisor of resources.workers=4"),
+        ({"shard": 8}, "parallel.shard=8: expected a divisor of resources.workers=4"),
+        ({"shard": 4, "replicate": 2}, "shard=4 x replicate=2, expected their product to be resources.workers=4"),
+        ({"tensor": 2}, "resources.parallel.tensor"),
+    ):
+        assert message in refusal(resources={"workers": 4, "parallel": parallel}, **LANGUAGE)
+    message = "resources.parallel: 2 groups of workers, expected language models"
+    offloaded = LANGUAGE | {"team": {"a": {"model": {"preset": "tiny-0.2m", "cpu_offload": True}}}}
+    assert "team.a.model.cpu_offload: expected one group of workers, got 2 by resources.parallel" in refusal(
+        resources={"workers": 4, "parallel": {"shard": 2}}, **offloaded
+    )
+    assert message in refusal("resources.workers=4", "resources.parallel.replicate=2")
+
+
 def test_frozen_policies() -> None:
     assert "team.a: frozen: true needs `bundle`" in refusal(team={"a": {"frozen": True}})
     frozen = {"frozen": True, "bundle": "/b"}
@@ -268,6 +294,7 @@ def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     words = (*words, "evaluation.samples", "evaluation.benchmarks", "resources.hourly_price", "warm_start.count")
     numbers = ("evaluation.episodes", "evaluation.max_steps")
     unread = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", "data", "team.model.preset", *numbers)
+    unread = (*unread, "team.model.cpu_offload")  # refused beside groups of `resources.parallel`
     others = unread if language else words
     others = (*others, "resume_from")
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]

@@ -15,7 +15,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 from marl_ray.api.training import environment_warning
 from marl_ray.config import CostConfig, EnvConfig, RunConfig, parse_config
 from marl_ray.conformance.extensions.environment import check, first_fault
-from marl_ray.envs.copies import warm_up
+from marl_ray.envs.env_copies import warm_up
 from marl_ray.envs.gridworld import moves
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
 from marl_ray.envs.registry import make_env
@@ -264,10 +264,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"id": "sample_envs:NOT_CALLABLE"}, "env.id: 'sample_envs:NOT_CALLABLE' is not callable"),
     ({"id": "sample_envs:hello"}, "env.id: sample_envs:hello returned str, not a PettingZoo environment: no possible_"),
     ({"id": "sample_envs:Turns", "kwargs": {"parallel": False}}, "env.id: sample_envs:Turns cannot be run in parallel"),
-    ({"id": "sample_envs:Counter", "kwargs": {"size": 3}}, "env.kwargs: sample_envs:Counter rejected {'size': 3} ("),
+    ({"id": "sample_envs:Counter", "kwargs": {"size": 3}}, "env.kwargs.size: sample_envs:Counter has no such arg"),
     ({"id": "sample_envs:Counter", "kwargs": {"length": 0}}, "rejected {'length': 0} (assert length > 0)"),
-    ({"id": SPREAD, "kwargs": {"M": 3}}, f"env.kwargs: {SPREAD} rejected {{'M': 3}} ("),
-    ({"id": EMPTY, "kwargs": {"colour": 1}}, f"env.kwargs: {EMPTY} rejected {{'colour': 1}} ("),
+    ({"id": SPREAD, "kwargs": {"M": 3}}, f"env.kwargs.M: {SPREAD} has no such argument; expected one of N"),
+    ({"id": EMPTY, "kwargs": {"colour": 1}}, f"env.kwargs.colour: {EMPTY} has no such argument"),
+    ({"id": EMPTY, "kwargs": {"agent": 2}}, f"env.kwargs.agent: {EMPTY} has no such argument; did you mean agents"),
+    (
+        {"id": "sample_envs.py:Counter"},
+        "env.id: expected package.module:NAME, got a file: did you mean sample_envs:Co",
+    ),
     ({"id": EMPTY, "kwargs": {"agents": 0}}, "rejected {'agents': 0} (agents=0, expected a positive integer)"),
     ({"id": EMPTY, "kwargs": {"agents": 9}}, "(agents=9, a number that multigrid 0.1.0 fails on)"),
     ({"id": EMPTY, "kwargs": {"agent_view_size": 4}}, "rejected {'agent_view_size': 4} (assert view_size % 2 == 1)"),

@@ -4,14 +4,15 @@ import pytest
 import torch
 from toys.runs import TWO_POLICIES, batch_of, short, team_of
 
-from marl_ray.algorithms.advantages.of_batch import cost_advantages
+from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.preparation.normalisers import updated_norms
+from marl_ray.training.loop.collection import build_collector
+from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
 
@@ -23,14 +24,12 @@ def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team: lis
     with process_group():
         playing = team_of(run)
         for stops in (False, True):
-            collector = loop.build_collector(run, make_env(run.env), playing.agents, 0, 1)
+            collector = build_collector(run, make_env(run.env), playing.agents, 0, 1)
             ended = []
             for iteration in range(12):
                 ended += collector.collect(playing.players(), iteration).episodes
                 if stops:
-                    collector = loop.build_collector(
-                        run, make_env(run.env), playing.agents, 0, 1, state=collector.state()
-                    )
+                    collector = build_collector(run, make_env(run.env), playing.agents, 0, 1, state=collector.state())
             counts.append(ended)
     assert counts[0] == counts[1] and len(counts[0]) > 4
     assert max(episode.length for episode in counts[0]) > run.train.horizon
@@ -43,7 +42,7 @@ def test_a_budget_is_compared_by_whole_episodes() -> None:
     """Decisions per episode are those of the episodes that ended, not the batch's over their number."""
     run = short("p3o", "train.horizon=2", "hyper.minibatches=1", "train.total_steps=96")
     with process_group():
-        training = loop.Run(run, torch.device("cpu"), [], lambda row: None)
+        training = Run(run, torch.device("cpu"))
         while not training.costs["shared"].episodes:
             training.step()
         assert training.costs["shared"].decisions > 2 * run.train.horizon

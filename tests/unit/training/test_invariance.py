@@ -13,11 +13,11 @@ from toys.texts import config as texts
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.training import loop
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, passes, trust_region_step
 from marl_ray.training.learner.optimizers import local_part
 from marl_ray.training.learner.trained_policy import TrainedPolicy
+from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import PER_SEQUENCE, Trajectories
 
@@ -30,7 +30,7 @@ def alone():
 
 def built(config: RunConfig):
     team = team_of(config)
-    return team, loop.build_collector(config, make_env(config.env), team.agents, 0, 1)
+    return team, build_collector(config, make_env(config.env), team.agents, 0, 1)
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,13 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import checkpoint_name, kept
 from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import StoredFolder, Unwritable, folder_here
-from marl_ray.training.driver import RunResult, finished, train
+from marl_ray.training.checkpoints.storage import Unwritable, folder_here
+from marl_ray.training.driver import train
+from marl_ray.training.loop.start import RunStart
+from marl_ray.training.machines.interruption import answering, within
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
+    RESULT,
     filesystem_of,
     identity_hash,
     record_of,
@@ -33,11 +36,11 @@ from marl_ray.training.run_folder.record import (
     write_record,
     write_traceback,
 )
+from marl_ray.training.run_result import RunResult, finished
 from marl_ray.training.single_process import process_group
-from marl_ray.training.surroundings.interruption import answering, within
 from marl_ray.training.worker import REFUSED, worker
 
-OUTCOME = {
+STORED = {
     "name": "toy",
     "model": "models:/toy/1",
     "bundle": "/there/bundle",
@@ -52,7 +55,7 @@ OUTCOME = {
 
 def ended(whole: RunConfig) -> None:
     """What the folder of a run holds that has played all its steps."""
-    done = {"total_steps": whole.train.total_steps, "outcome": OUTCOME}
+    done = {"total_steps": whole.train.total_steps, RESULT: STORED}
     write_record(whole, record_of(whole) | {"mlflow_run_id": "0123", "finished": done})
     mark_delivered(whole, 0)
 
@@ -64,7 +67,7 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: P
     assert finished(whole) is None
     ended(whole)
     told = finished(whole)
-    assert told == RunResult(**OUTCOME | {"curve": Path("/there/return.png")}, trained=False)
+    assert told == RunResult(**STORED | {"curve": Path("/there/return.png")}, trained=False)
     assert finished(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
     assert train(whole) == told  # though there is no Ray here
     assert finished(config(*keys, "train.total_steps=256")) is None
@@ -94,7 +97,7 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path):
     for content in ("{", "[]", "{}"):
         (tmp_path / "toy").mkdir(exist_ok=True)
         (tmp_path / "toy" / "run.json").write_text(content)
-        with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: "):
+        with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: .*; without"):
             check_run(config(f"storage={tmp_path}"))
 
 
@@ -207,7 +210,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
     monkeypatch.setenv(TRACKING_URI, "")
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
-    monkeypatch.setattr("marl_ray.training.loop.run_worker", body)
+    monkeypatch.setattr("marl_ray.training.loop.worker_loop.run_worker", body)
     payload = {
         "config": config().given(),
         "queue": None,
@@ -257,8 +260,8 @@ def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path: Path, 
         publish(folder_here(place), CheckpointManifest(FORMAT, "toy", identity, iteration, 32, 1, 0.0, {}, {}))
         return str(place)
 
-    def places(run: RunConfig, device: Any, resume_from: list[StoredFolder], **more: Any) -> list[str]:
-        return [place.path for place in resume_from]
+    def places(run: RunConfig, device: Any, start: RunStart, *more: Any) -> list[str]:
+        return [place.path for place in start.checkpoints]
 
     other = put(20, identity_hash(config("seed=7")))
     answer = work(monkeypatch, tmp_path, places)

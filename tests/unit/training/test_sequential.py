@@ -55,7 +55,7 @@ def test_a_step_uses_up_the_budget_of_the_next():
         factor = torch.ones_like(data.rewards)
         before = CostStats((4.5,), 3, 6.0)
         assert learner.moved_costs(before, data, factor, None) == before
-        from marl_ray.algorithms.advantages.of_batch import cost_advantages
+        from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 
         raw, _ = cost_advantages(data, learner.policy.hyper)
         shift = 6.0 * (0.1 * raw[..., 0][data.mask]).mean().item()

@@ -10,9 +10,9 @@ from toys import texts
 from toys.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.surroundings import worker_watch
-from marl_ray.training.surroundings.full_disk import DiskFull, disk_full
-from marl_ray.training.surroundings.worker_watch import STARTS, WorkerWatch, exchange_s, spoken
+from marl_ray.training.machines import worker_watch
+from marl_ray.training.machines.full_disk import DiskFull, disk_full
+from marl_ray.training.machines.worker_watch import STARTS, WorkerWatch, exchange_s, spoken
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's answers, as one node of two is left."""
     monkeypatch.setattr(worker_watch, "alive_nodes", lambda: {"10.0.0.1"})
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 1.0, "memory": 1e9})
+    monkeypatch.setattr(worker_watch, "placed", lambda: False)
     monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.3, 0.6))
     monkeypatch.setattr(worker_watch, "LOOK_S", 0.02)
 
@@ -41,6 +42,21 @@ def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster:
     assert begin.startswith("waiting for 2 workers of 1 CPU each, since ") and " and at most until " in begin
     assert free == "the cluster has 1 CPU free on 1 node"
     assert lost == "worker 1 was lost on node 10.0.0.2, which is gone (ConnectionError: the node is gone)"
+
+
+def test_workers_that_have_their_resources_are_said_to_start(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is free then, because the workers have it: the cluster is not full."""
+    monkeypatch.setattr(worker_watch, "placed", lambda: True)
+    monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 0.0})
+    lines: list[str] = []
+    with spoken(lines.append) as notes:
+        watch = WorkerWatch(notes)
+        watch.wanted(2, {"CPU": 1.0})
+        time.sleep(0.25)
+        watch.begun({0: "10.0.0.1", 1: "10.0.0.1"})
+    assert lines[0].startswith("starting the processes of 2 workers of 1 CPU each, since ") and "free" not in lines[0]
 
 
 def test_a_short_wait_is_not_said(cluster: None, tmp_path: Path):

@@ -188,6 +188,21 @@ def test_a_file_names_its_run_by_a_path_beside_it_and_overrides_reach_into_it(tm
         load_sweep(tmp_path / "s.yaml")
 
 
+def test_an_override_names_another_file_of_the_run_by_its_path_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "other.yaml").write_text("name: x\nenv: {id: toys.envs:countdown}\n")
+    (tmp_path / "sweeps/s.yaml").write_text("name: s\nrun: none.yaml\nspace: {hyper.lr: {grid: [1.0e-3]}}\n")
+    monkeypatch.chdir(tmp_path)
+    config = load_sweep("sweeps/s.yaml", ["run.hyper.gamma=0.5", "run=other.yaml"])
+    assert config.run_config({}, "n", 3).hyper.gamma == 0.5
+    with pytest.raises(
+        MarlRayError, match=r"^run: config file 'nowhere.yaml' cannot be read: No such file or directory$"
+    ):
+        load_sweep("sweeps/s.yaml", ["run=nowhere.yaml"])
+
+
 MIXED = {
     "algorithm": {"grid": ["mappo", "pid_lagrangian", "grpo"]},
     "hyper.pid_kp": {"grid": [0.1, 0.2]},

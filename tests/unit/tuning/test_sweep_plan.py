@@ -14,7 +14,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, load_records
-from marl_ray.tuning.search.plan import ENDED, SweepPlan
+from marl_ray.tuning.search.plan import Pause, SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
 
@@ -57,16 +57,16 @@ class Bench:
         running: list[tuple[TrialRecord, int | None]] = []
         for _ in range(most):
             while len(running) < slots:
-                record = self.plan.next()
-                if record is None or record is ENDED:
+                record = self.plan.next_trial()
+                if isinstance(record, Pause):
                     break
                 self.changed(record)
-                running.append((record, self.plan.until(record)))
+                running.append((record, self.plan.leg_end(record)))
             if not running:
                 return self
             record, until = running.pop(0)
             at = TOTAL if until is None else until
-            outcome = {
+            result = {
                 "status": "finished" if until is None else "waiting",
                 "objectives": [self.score(record.values, at)],
                 "error": "",
@@ -74,8 +74,8 @@ class Bench:
                 "played": record.played + at - record.steps,
             }
             if record.number in self.failing:
-                outcome = {"status": "failed", "error": self.failing[record.number]}
-            self.plan.done(record.number, outcome, False, until)
+                result = {"status": "failed", "error": self.failing[record.number]}
+            self.plan.leg_ended(record.number, result, False, until)
         return self
 
     def statuses(self) -> list[str]:
@@ -128,13 +128,13 @@ def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
     bench.plan.scheduler.decide = lambda trials, more: asked.append(more) or decide(trials, more)  # type: ignore[method-assign]
     running: list[TrialRecord] = []
     while True:
-        suggested = [bench.plan.next() for _ in range(5)]  # Ray Tune asks again and again while it has room
+        suggested = [bench.plan.next_trial() for _ in range(5)]  # Ray Tune asks again and again while it has room
         running += [record for record in suggested if isinstance(record, TrialRecord)]
         if not running:
             break
-        record, until = running[0], bench.plan.until(running[0])
+        record, until = running[0], bench.plan.leg_end(running[0])
         score = {"status": "waiting" if until else "finished", "objectives": [by_lr(running.pop(0).values, 1)]}
-        bench.plan.done(record.number, score, False, until)
+        bench.plan.leg_ended(record.number, score, False, until)
     assert bench.statuses().count("finished") == 5
     legs = sum(record.legs for record in bench.records.trials)
     assert len(asked) <= legs + 2
@@ -221,20 +221,20 @@ def test_a_budget_ends_the_sweep_and_a_bigger_one_goes_on(budget: dict[str, Any]
     bench = Bench(config_of(budget=budget), by_lr).run(slots=1)
     assert len(bench.records.trials) == 3
     if status == "cut":
-        assert bench.plan.over() == "budget.steps=2500"
+        assert bench.plan.used_up() == "budget.steps=2500"
     more = Bench(config_of(), by_lr, bench.records).run()
     assert more.statuses() == ["finished"] * 8
 
 
 def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
     bench = Bench(config_of(budget={"steps": 500}), by_lr)
-    record = bench.plan.next()
-    bench.plan.note(record.number, {"steps": 600, "played": 600})
-    bench.plan.done(record.number, None, False, None)
+    record = bench.plan.next_trial()
+    bench.plan.note_progress(record.number, {"steps": 600, "played": 600})
+    bench.plan.leg_ended(record.number, None, False, None)
     assert record.status == "cut"
-    assert bench.plan.next() is ENDED
+    assert bench.plan.next_trial() is Pause.END
     again = Bench(config_of(), by_lr, bench.records)
-    assert again.plan.next().number == record.number
+    assert again.plan.next_trial().number == record.number
 
 
 def test_records_survive_their_file(tmp_path: Path):

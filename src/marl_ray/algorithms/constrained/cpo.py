@@ -7,7 +7,7 @@ g is the gradient of -E[rho A], b_k that of E[rho C_k], H the Fisher matrix, c_k
 its units.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.config import SPECS, AlgorithmConfig

@@ -6,7 +6,7 @@ what the earlier steps left of it: the violation is computed again with the cost
 are expected to make.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constrained.cpo import surrogate
 from marl_ray.config import SPECS

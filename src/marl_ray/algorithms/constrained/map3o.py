@@ -3,7 +3,7 @@
 Actors stay decentralised, and all are updated at once. Every policy's loss has the penalty of the team's violation.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.config import SPECS

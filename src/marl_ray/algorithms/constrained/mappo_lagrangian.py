@@ -7,7 +7,7 @@ L decisions; the authors' code mixes a per-decision mean with a per-episode cost
 damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss

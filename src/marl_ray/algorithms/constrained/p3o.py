@@ -7,7 +7,7 @@ the same standard deviation, so that `penalty` (kappa) means the same for every 
 the whole minibatch over all workers; with large minibatches it seldom switches from step to step.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.config import SPECS

@@ -5,7 +5,7 @@ of the integral alone, the derivative part acts only on rising costs. P and J ar
 smooths both over about twenty batches (0.95), but so late an error damps nothing.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import PID
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss

@@ -10,7 +10,7 @@ d, see `multipliers.Lagrange`; and `multiplier_lr` is a tenth of the paper's 0.0
 are the paper's.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss

@@ -7,7 +7,7 @@ joint action's probability. `update_team` keeps it, and the learner multiplies t
 equals the formula).
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.config import SPECS

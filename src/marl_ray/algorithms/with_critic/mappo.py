@@ -6,7 +6,7 @@ value loss, advantages normalised over the whole batch without dead agents, orth
 layer, one large minibatch. Unlike the paper's code the value bootstraps at a time limit.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.config import SPECS

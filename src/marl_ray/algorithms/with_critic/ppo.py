@@ -6,7 +6,7 @@ with A from generalised advantage estimation (`gae.py`), h the Huber loss, H the
 observation.
 """
 
-from marl_ray.algorithms.advantages.of_batch import gae_advantages
+from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.config import SPECS

@@ -27,6 +27,12 @@ STATE = {
 }
 FORMS: dict[str, dict[str, str]] = {
     "train": RESULT | {"...": "With --dry-run the resolved config instead."},
+    "plan": {
+        "rows": "Policy -> sequences of a pass.",
+        "plans": "Of each number of `gpus` the bytes of one GPU: `weights`, `gradients`, `optimizer`, `gathered`, "
+        "`activations`, `reference`, `sampling`, their `total`, and `resting`, what stays between steps; and `main_memory` "
+        "of a worker with `cpu_offload`.",
+    },
     "runs ls": {
         "[].name, [].kind": "The run or sweep; `run` or `sweep`.",
         "[].state": "finished, running, failed, interrupted, died or unfinished.",

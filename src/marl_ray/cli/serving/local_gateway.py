@@ -3,13 +3,19 @@
 import contextlib
 import os
 import signal
+import sys
+import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from marl_ray.cluster.local_ray import check_port, local_ray
+from marl_ray.config import GatewayConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.admin import GATEWAY, KEY
 from marl_ray.serving.client.deploy import deploy
-from marl_ray.serving.client.lint import read_serve_config
+from marl_ray.serving.client.lint import IMPORT_PATHS, read_serve_config
 from marl_ray.serving.http.keys import new_key
 
 CPUS = 4
@@ -18,21 +24,42 @@ CPUS = 4
 
 def serve_locally(config: Path, timeout_s: float) -> None:
     """Deploy a Serve config on a Ray of its own, print where it answers, and serve until SIGINT or SIGTERM. Gateways without
-    `api_keys` get a new key, which is printed. Raises MarlRayError as `deploy` does, and before Ray starts if the port is
-    taken."""
+    `api_keys` get a new key, which is printed; what takes seconds is shown on stderr. Raises MarlRayError as `deploy` does,
+    and before Ray starts if the port is taken, or if a bundle, a database or a file of keys cannot be read."""
+    phase = partial(_show, time.monotonic())
     data = read_serve_config(config)
     http = data.get("http_options") or {}
     check_port(http.get("host", "0.0.0.0"), http.get("port", 8000))
+    phase(f"checking what {config} names")
+    _check_gateways(data, str(config))
+    phase("starting Ray")
     with local_ray(num_cpus=max(CPUS, os.cpu_count() or 1)) as ray:
         path = ray.temp_dir / "keys.yaml"
         keyless = [part for part in data["applications"] if not (part.setdefault("args", {}) or {}).get("api_keys")]
         key = new_key(path, "local") if keyless else None
         for part in keyless:
             part["args"]["api_keys"] = str(path)
+        phase(f"deploying {', '.join(part.get('name', 'default') for part in data['applications'])}")
         urls = deploy(data, ray.dashboard_url, timeout_s).urls
         print("\n".join(_lines(urls, key)), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
+
+
+def _show(began: float, text: str) -> None:
+    print(f"serve: {time.monotonic() - began:.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def _check_gateways(data: Mapping[str, Any], source: str) -> None:
+    """Raise MarlRayError if a gateway of a Serve config, which has passed the linter, names what cannot be read."""
+    from marl_ray.serving.loading import check_gateway  # imports torch
+
+    for number, application in enumerate(data["applications"]):
+        if application["import_path"] in IMPORT_PATHS:
+            try:
+                check_gateway(GatewayConfig.model_validate(application.get("args") or {}))
+            except MarlRayError as error:
+                raise MarlRayError(f"{source}: applications.{number}.args.{error}") from error
 
 
 def _lines(urls: Mapping[str, str], key: str | None) -> list[str]:

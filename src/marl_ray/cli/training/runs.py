@@ -9,7 +9,7 @@ import typer
 
 from marl_ray.cli.completion import complete_run
 from marl_ray.cli.documents.output import Json, only_result, show, table
-from marl_ray.cli.options import ResumeOverrides, Storage
+from marl_ray.cli.options import ResumeOverrides, Storage, named_as_options
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = 
     if config.name != run.name:
         raise MarlRayError(f"name={config.name}: a run is resumed under its name, {run.name}")
     with only_result(as_json):
-        outcome = train_here(config)
-    show(as_json, outcome, result_lines(outcome))
+        result = train_here(config)
+    show(as_json, result, result_lines(result))
     warn_of(config)
 
 
@@ -118,6 +118,7 @@ def remove_run(
 
 
 @runs_app.command("compare")
+@named_as_options()
 def compare_runs(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of runs.", autocompletion=complete_run)],
     storage: Storage = "runs",
@@ -132,18 +133,13 @@ def compare_runs(
     Runs that differ in their seed alone are one row, with the interval over seeds. Below the table are the keys of the
     config in which the rows differ.
     """
-    from marl_ray.runs.comparison import METRICS, compare
-    from marl_ray.runs.picture import difference, plot_comparison
-    from marl_ray.runs.stored import find_run
+    from marl_ray.api.comparing import compare
+    from marl_ray.runs.comparison import METRICS
+    from marl_ray.runs.picture import difference
 
-    runs = [find_run(name, storage) for name in names]
-    groups = compare(runs, metric)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        plot_comparison(groups, out, runs[0].config["env"]["id"])
-    except OSError as error:
-        raise MarlRayError(f"--out {str(out)!r} cannot be written: {error}") from error
-    used = groups[0].runs[0].metric
+    compared = compare(names, storage=storage, metric=metric)
+    compared.plot(out)
+    groups, used = compared.groups, compared.metric
     heads = ("RUN", "ALGORITHM", "SEED", "STEPS", "SCORE" if used in METRICS else "VALUE", "95 % INTERVAL", "OF")
     rows = [row for group in groups for row in _compared(group)]
     differing = [
@@ -201,6 +197,8 @@ def _lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
     yield f"{run.name}: {run.state}, {run.algorithm} on {run.env}, seed {run.seed}, {total}"
     if details.error and run.state == "failed":
         yield f"  error       {details.error}"
+    if run.state not in ("finished", "running"):
+        yield f"  goes on     with `marl-ray runs resume {run.name}`, from its last checkpoint"
     if run.score is not None:
         yield f"  score       {_number(run.score)} ({run.score.episodes})"
     for sentence in details.warnings:

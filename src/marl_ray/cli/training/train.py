@@ -12,7 +12,7 @@ from marl_ray.cli.options import DryRun, Overrides, RunFile
 
 if TYPE_CHECKING:
     from marl_ray.config import RunConfig
-    from marl_ray.training.driver import RunResult
+    from marl_ray.training.run_result import RunResult
 
 
 def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False, as_json: Json = False) -> None:
@@ -39,23 +39,23 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
         show(as_json, run.resolved(), [yaml.safe_dump(run.resolved(), sort_keys=False).rstrip()])
         return
     with only_result(as_json):
-        outcome = train_here(run)
-    show(as_json, outcome, result_lines(outcome))
+        result = train_here(run)
+    show(as_json, result, result_lines(result))
     warn_of(run)
 
 
-def result_lines(outcome: "RunResult") -> Iterator[str]:
+def result_lines(result: "RunResult") -> Iterator[str]:
     """The result of a run in lines for people."""
-    if not outcome.trained:
+    if not result.trained:
         again = "raise train.total_steps to go on with it, or choose another name"
-        yield f"{outcome.name}: is finished, and nothing was trained; {again}"
-    reached = "" if outcome.best_return is None else f"best return {outcome.best_return:.3f}, "
-    yield f"{outcome.name}: {reached}{outcome.model or 'not registered yet'}"
-    yield from (f"  {line}" for line in outcome.summary)
-    yield f"  bundle  {outcome.bundle}"
-    if outcome.curve:
-        yield f"  curve   {outcome.curve}"
-    yield f"  MLflow  run {outcome.run_id} in {outcome.tracking_uri}"
+        yield f"{result.name}: is finished, and nothing was trained; {again}"
+    reached = "" if result.best_return is None else f"best return {result.best_return:.3f}, "
+    yield f"{result.name}: {reached}{result.model or 'not registered yet'}"
+    yield from (f"  {line}" for line in result.summary)
+    yield f"  bundle  {result.bundle}"
+    if result.curve:
+        yield f"  curve   {result.curve}"
+    yield f"  MLflow  run {result.run_id} in {result.tracking_uri}"
 
 
 def warn_of(run: "RunConfig") -> None:
@@ -76,6 +76,6 @@ def demo(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes played through HTTP.")] = 400,
 ) -> None:
     """Train two teams, serve both, A/B them over HTTP."""
-    from marl_ray.demo import run_demo
+    from marl_ray.first_steps.demo import run_demo
 
     run_demo(folder, episodes, keep)

@@ -42,7 +42,7 @@ class ModelConfig(Config):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass, layer by layer."""
     cpu_offload: bool = False
-    """Keep the sharded weights and the optimiser's state in main memory (GPU only)."""
+    """Keep the sharded weights, gradients and the optimiser's state in main memory; without effect on a CPU."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelConfig":

@@ -140,6 +140,15 @@ class RunConfig(Config):
         plain = [name for name, policy in self.team.items() if policy.model is None]
         if plain and len(plain) < len(self.team):
             raise ValueError(f"team.{plain[0]}.model: expected a language model, as the other policies are")
+        groups = self.resources.replicate
+        if plain and groups > 1:
+            raise ValueError(f"resources.parallel: {groups} groups of workers, expected language models")
+        for name, policy in self.team.items():
+            if groups > 1 and policy.model is not None and policy.model.cpu_offload:
+                raise ValueError(
+                    f"team.{name}.model.cpu_offload: expected one group of workers, got {groups} by resources.parallel; "
+                    "shares of all workers take less of each GPU"
+                )
         if self.train.branch_turns and (plain or not self._compares_groups):
             raise ValueError(
                 f"train.branch_turns={self.train.branch_turns}: expected a language model whose algorithm compares groups"

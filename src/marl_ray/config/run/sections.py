@@ -158,6 +158,10 @@ class ResourcesConfig(Config):
 
     workers: PositiveInt = 1
     """Training processes, one per device."""
+    parallel: dict[Literal["shard", "replicate"], PositiveInt] = {}
+    """Language models: `shard` neighbouring workers hold one set of weights and of the optimiser's state, each its share,
+    and there are `replicate` such groups, over all of which gradients are averaged. All workers are one group when
+    neither is given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where the cluster has a GPU for every worker."""
     cpus_per_worker: PositiveFloat = 1.0
@@ -175,6 +179,24 @@ class ResourcesConfig(Config):
     """Price of one worker for an hour, in any currency: `evaluation.benchmarks` are then also drawn against it."""
     max_failures: NonNegativeInt = 3
     """Worker-group restarts from the last checkpoint before the run fails."""
+
+    @model_validator(mode="after")
+    def _mesh_has_all_workers(self) -> "ResourcesConfig":
+        for key, number in self.parallel.items():
+            if self.workers % number:
+                raise ValueError(f"parallel.{key}={number}: expected a divisor of resources.workers={self.workers}")
+        if self.parallel.get("shard", self.workers // self.replicate) * self.replicate != self.workers:
+            raise ValueError(
+                f"parallel: shard={self.parallel['shard']} x replicate={self.replicate}, expected their product to be "
+                f"resources.workers={self.workers}"
+            )
+        return self
+
+    @property
+    def replicate(self) -> int:
+        """Groups of workers that each hold all weights."""
+        groups = self.workers // self.parallel["shard"] if "shard" in self.parallel else 1
+        return self.parallel.get("replicate", groups)
 
 
 class CheckpointConfig(Config):

@@ -1,4 +1,4 @@
-"""Algorithms: the suite of tiny games, as `marl-ray algorithms check` runs it."""
+"""Algorithms: the suite of tiny games, on which an update is compared with its formulas."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

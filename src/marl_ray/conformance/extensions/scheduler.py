@@ -11,7 +11,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded
 from marl_ray.extensions import SCHEDULER
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
-from marl_ray.tuning.search.plan import ENDED, SweepPlan
+from marl_ray.tuning.search.plan import Pause, SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 
 TOTAL = 100_000
@@ -126,16 +126,16 @@ def _play(plan: SweepPlan, slots: int, legs: int = MOST_LEGS) -> bool:
     running: list[tuple[TrialRecord, int | None]] = []
     for _ in range(legs):
         while len(running) < slots:
-            record = plan.next()
-            if record is None or record is ENDED:
+            record = plan.next_trial()
+            if isinstance(record, Pause):
                 break
-            running.append((record, plan.until(record)))
+            running.append((record, plan.leg_end(record)))
         if not running:
             return True
         record, until = running.pop(0)
         at = TOTAL if until is None else until
         status, score = "finished" if until is None else "waiting", record.values["hyper.lr"] * at
         played = record.played + at - record.steps
-        outcome = {"status": status, "objectives": [score], "error": "", "steps": at, "played": played}
-        plan.done(record.number, copy.deepcopy(outcome), False, until)
+        result = {"status": status, "objectives": [score], "error": "", "steps": at, "played": played}
+        plan.leg_ended(record.number, copy.deepcopy(result), False, until)
     return False

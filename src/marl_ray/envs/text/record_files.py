@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs, parquet
 from pydantic import BaseModel, ValidationError
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, one_line, why
 
 
 class FileRow(NamedTuple):
@@ -31,7 +31,7 @@ def read_bytes(uri: str) -> bytes:
         with system.open_input_stream(path, compression=None) as stream:
             return bytes(stream.read())
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise MarlRayError(f"{uri}: cannot be read: {one_line(error)}") from error
+        raise MarlRayError(f"{uri}: cannot be read: {why(error, uri)}") from error
 
 
 def rows(name: str, data: bytes) -> Iterator[FileRow]:

@@ -59,7 +59,8 @@ def authors_of_bundle(reference: str, tracking_uri: str | None) -> Authors:
     """The language models of a bundle, each read when it is first used. Raises FieldError for any other bundle."""
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, TokenBundle):
-        raise FieldError("policy", f"{reference} holds actor-critics, expected language models")
+        instead = "; from Python, marl_ray.evaluate(policy=..., episodes=...) scores whole episodes of these"
+        raise FieldError("policy", f"{reference} holds actor-critics, expected language models{instead}")
     return authors_of(bundle)
 
 

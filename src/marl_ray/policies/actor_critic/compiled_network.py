@@ -32,7 +32,7 @@ class CompiledNetwork:
 
     def __init__(self, network: Network):
         """Take over the weights of a network that `is_small`."""
-        from marl_ray.policies.actor_critic.mlp_kernels import layout, limit_blas_threads
+        from marl_ray.policies.actor_critic.mlp_arguments import layout, limit_blas_threads
 
         assert isinstance(network.first, VectorLinear)
         limit_blas_threads()

@@ -232,7 +232,11 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
             raise MarlRayError(f"bundle {str(folder)!r}: format {kind.format} of {kind.family!r} is not supported")
         manifest = FAMILIES[kind.family].model_validate_json(raw)
     except OSError as error:
-        raise MarlRayError(f"bundle {str(folder)!r} has no readable {MANIFEST}: {error.strerror}") from error
+        inner = folder / "bundle"
+        instead = f"; it is the folder of a run, whose bundle is {inner}" if (inner / MANIFEST).is_file() else ""
+        if not folder.exists():
+            instead = f"; expected a bundle's folder, {REGISTRY}NAME/VERSION or {REGISTRY}NAME@ALIAS"
+        raise MarlRayError(f"bundle {str(folder)!r} has no readable {MANIFEST}: {error.strerror}{instead}") from error
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))

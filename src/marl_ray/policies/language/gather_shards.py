@@ -18,7 +18,8 @@ ALIGNED = 8
 def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield each complete tensor in turn, on the device of its mesh; every worker takes part.
 
-    Sharded tensors are split along their first dimension over one mesh dimension, as FSDP2 does it.
+    Sharded tensors are split along their first dimension over the last dimension of their mesh, as FSDP2 does it, and
+    replicated over others.
     """
     together: list[Tensor] = []
     size = 0
@@ -40,7 +41,7 @@ def _gathered(tensors: list[Tensor]) -> Iterator[Tensor]:
 
 def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
     mesh = tensors[0].device_mesh
-    workers = mesh.size()
+    workers = mesh.size(-1)
     if workers == 1:  # its shards are the complete tensors
         yield from (tensor.to_local().to(mesh.device_type) for tensor in tensors)
         return
@@ -50,7 +51,7 @@ def _exchanged(tensors: list[DTensor]) -> Iterator[Tensor]:
     own = [tensor.to_local().to(mesh.device_type).reshape(-1).view(torch.uint8) for tensor in tensors]
     own_bytes = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(own, sizes, strict=True)])
     every = own_bytes.new_empty(workers * len(own_bytes))
-    dist.all_gather_single(every, own_bytes, group=mesh.get_group())
+    dist.all_gather_single(every, own_bytes, group=mesh.get_group(mesh.ndim - 1))
     parts = every.view(workers, -1).split(sizes, 1)
     for tensor, part, size in zip(tensors, parts, used, strict=True):
         flat = part[:, :size].reshape(-1).view(tensor.dtype)

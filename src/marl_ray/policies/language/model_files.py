@@ -47,7 +47,8 @@ class StoredWeights:
             return torch.empty_like(parameter, device=device).copy_(stored[:])
         mesh, local = parameter.device_mesh, parameter.to_local()
         # FSDP2 splits as torch.chunk does.
-        begin = min(mesh.get_local_rank() * math.ceil(len(parameter) / mesh.size()), len(parameter))
+        shards = mesh.size(-1)  # the last dimension; others replicate
+        begin = min(mesh.get_local_rank(mesh.ndim - 1) * math.ceil(len(parameter) / shards), len(parameter))
         own = torch.empty(local.shape, dtype=local.dtype, device=device).copy_(stored[begin : begin + len(local)])
         shape, stride = parameter.shape, parameter.stride()
         return DTensor.from_local(own, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)

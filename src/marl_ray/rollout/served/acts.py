@@ -16,7 +16,7 @@ from gymnasium import spaces
 from pyarrow import fs, parquet
 from torch import Tensor
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, why
 from marl_ray.policies.actor_critic.distributions import Categorical, distribution_of
 from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities, row_dtype, row_size, to_row
 from marl_ray.trajectories import Trajectories
@@ -119,7 +119,7 @@ def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str,
                     yield name, begin, table
                     begin += len(table)
     except (OSError, pa.ArrowException, ValueError) as error:  # no such file, not a Parquet file, or not a URI
-        raise MarlRayError(f"{path}: cannot be read: {one_line(error)}") from error
+        raise MarlRayError(f"{path}: cannot be read: {why(error, path)}") from error
 
 
 def _typed(name: str, file: parquet.ParquetFile, group: int, wanted: Mapping[str, pa.DataType]) -> pa.Table:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pettingzoo import AECEnv
 
-from marl_ray.envs.copies import copied
+from marl_ray.envs.env_copies import copied
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.base import Completion
 

@@ -70,7 +70,7 @@ async def create(service: Service, request: Request) -> Response:
         if service.store.experiment(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
         fixed = pin(config, service.config.tracking_uri)
-        router = service.holdings.open(load_whole(fixed, service.bundles), actor, reason, origin=API)
+        router = service.live_experiments.open(load_whole(fixed, service.bundles), actor, reason, origin=API)
         return report(service, router)
 
     return Response(await tried(service, "experiment", open_it), 201)
@@ -98,7 +98,7 @@ async def experiment(service: Service, request: Request) -> Response:
     """`GET /v1/experiments/{name}`."""
     await service.admission.admit_reader(request)
     router = service.endpoints.experiment(path_part(request))
-    return Response(await service.readings.read(("report", router.config.name), partial(report, service, router)))
+    return Response(await service.shared_reads.read(("report", router.config.name), partial(report, service, router)))
 
 
 def report(service: Service, router: Router) -> bytes:
@@ -129,7 +129,7 @@ async def series(service: Service, request: Request) -> Response:
     def read() -> bytes:
         return orjson.dumps({"experiment": router.config.name, "curves": plotted(service, router)})
 
-    return Response(await service.readings.read(("curves", router.config.name), read))
+    return Response(await service.shared_reads.read(("curves", router.config.name), read))
 
 
 def plotted(service: Service, router: Router) -> dict[str, list[list[float | None]]]:
@@ -152,7 +152,7 @@ async def audit(service: Service, request: Request) -> Response:
     def read() -> bytes:
         return orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in service.store.audit(name)]})
 
-    return Response(await service.readings.read(("audit", name), read))
+    return Response(await service.shared_reads.read(("audit", name), read))
 
 
 async def change(service: Service, request: Request) -> Response:

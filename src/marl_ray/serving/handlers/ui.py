@@ -44,7 +44,7 @@ async def _may_read(service: Service, request: Request, form: dict[str, str]) ->
 async def docs(service: Service, request: Request, document: bytes) -> Response:
     """`GET /docs`: the OpenAPI document as a page."""
     base = request.root_path
-    return _page(await service.readings.read(("docs", base), lambda: render.docs_page(document, base)))
+    return _page(await service.shared_reads.read(("docs", base), lambda: render.docs_page(document, base)))
 
 
 async def index(service: Service, request: Request) -> Response:
@@ -64,7 +64,7 @@ async def experiment(service: Service, request: Request) -> Response:
     router = service.endpoints.experiment(request.path.split("/")[3])
     live = request.path.count("/") == 4
     make = partial(_experiment_page, service, router, request.root_path, None, {}, live)
-    return _page(await service.readings.read(("page", router.config.name, request.root_path, live), make))
+    return _page(await service.shared_reads.read(("page", router.config.name, request.root_path, live), make))
 
 
 def _experiment_page(
@@ -102,7 +102,7 @@ async def change(service: Service, request: Request) -> Response:
             error.headers = ASKS if error.status == 401 else error.headers
             raise  # a caller who may not read gets no more than the refusal
         make = partial(_experiment_page, service, router, base, message, form)
-        return _page(await service.readings.read(object(), make), error.status)
+        return _page(await service.shared_reads.read(object(), make), error.status)
     # A redirect to a fresh page, because reloading an answer to a form would send the form again.
     headers = ((b"location", f"{base}/ui/experiments/{router.config.name}".encode()),)
     return Response(b"", 303, HTML, headers)

@@ -41,9 +41,10 @@ class Keys:
         """Read the file of keys; MarlRayError naming `api_keys` if it is not one."""
         self.keys: tuple[Key, ...] = ()
         if path is not None:
-            data = read_yaml(Path(path))
             try:
-                self.keys = KeyFile.model_validate(data).keys
+                self.keys = KeyFile.model_validate(read_yaml(Path(path))).keys
+            except MarlRayError as error:
+                raise MarlRayError(f"api_keys: {error}") from error
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(map(str, first["loc"]))

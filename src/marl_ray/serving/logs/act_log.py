@@ -33,6 +33,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from marl_ray.config.run.sections import NAME_PATTERN
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.serving.logs.spool import Segment
+from marl_ray.storages import open_storage
 from marl_ray.temporary_folders import new_temporary_folder, temporary_folder
 
 PREFIX, PARTIAL, COMPLETE = "decisions-", ".jsonl.partial", ".jsonl.zst"
@@ -119,17 +120,6 @@ LoggedRequest = LoggedAct | LoggedText
 _LOGGED: TypeAdapter[LoggedRequest] = TypeAdapter(Annotated[LoggedRequest, Field(union_mode="left_to_right")])
 
 
-def open_folder(folder: str, argument: str) -> tuple[fs.FileSystem, str]:
-    """The file system and path of a local folder or URI; MarlRayError naming the argument if it is invalid."""
-    try:
-        if "://" in folder:
-            filesystem, path = fs.FileSystem.from_uri(folder)
-            return filesystem, path.rstrip("/")
-        return fs.LocalFileSystem(), os.path.abspath(folder)
-    except (pa.ArrowException, OSError) as error:
-        raise MarlRayError(f"{argument}: {folder!r} cannot be used: {one_line(error)}") from error
-
-
 @dataclass(frozen=True)
 class _Writing:
     segment: Segment
@@ -150,7 +140,7 @@ class ActLog:
     ):
         """Raises MarlRayError if a local folder cannot be written to. For a URI, `staging` is a local folder of this
         machine, from which the next log of the same URI uploads what a killed process left; without it, that is lost."""
-        filesystem, self._root = open_folder(folder, "decision_log")
+        filesystem, self._root = open_storage(folder, "decision_log")
         self._remote = filesystem if "://" in folder else None
         if self._remote is not None:
             # A subfolder for each URI, so that segments left for one are never uploaded to another.
@@ -331,7 +321,7 @@ def read_decisions(folder: str, experiment: str) -> Iterator[LoggedRequest]:
 
 
 def _lines(folder: str, experiment: str) -> Iterator[bytes]:
-    filesystem, root = open_folder(folder, "decisions")
+    filesystem, root = open_storage(folder, "decisions")
     try:
         selector = fs.FileSelector(f"{root}/{experiment}", allow_not_found=True)
         paths = {info.path for info in filesystem.get_file_info(selector)}

@@ -23,11 +23,11 @@ from marl_ray.serving.logs.act_log import (
     LoggedAct,
     LoggedRequest,
     LoggedText,
-    open_folder,
     read_decisions,
     sorted_by_unit,
     upload,
 )
+from marl_ray.storages import open_storage
 
 SCHEMA_VERSION = "1"
 COST = "cost"
@@ -95,7 +95,7 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
         instead = did_you_mean(experiment, known) if known else ""
         raise MarlRayError(f"experiment: unknown experiment {experiment!r}{instead}")
     digests = {arm: part["digest"] for arm, part in record.config["arms"].items()}
-    filesystem, root = open_folder(out, "out")
+    filesystem, root = open_storage(out, "out")
     remote, name = "://" in out, f"{experiment}.parquet"
     try:
         if not remote:

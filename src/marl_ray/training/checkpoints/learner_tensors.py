@@ -7,13 +7,15 @@ Frozen weights, such as the base model under adapters, are not in a checkpoint: 
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from marl_ray.training.collectives import replicas
 from marl_ray.training.learner.policy_learner import Learner
 
 
@@ -85,9 +87,18 @@ class CpuCopy:
         self.tensors: dict[str, Tensor] = {}
         """The copies by name, in the form that torch's distributed checkpoints take."""
 
+    def mesh_on_cpu(self, group: Any) -> DeviceMesh:
+        """The mesh of the DTensors, with all workers of a gloo group on CPU; every worker takes part."""
+        copies = replicas(tensors_of(self.learners).values())
+        if copies == 1:
+            return DeviceMesh.from_group(group, "cpu")
+        shape = (copies, group.size() // copies)
+        names = ("replicate", "shard")
+        return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=dict.fromkeys(names, "gloo"))
+
     @torch.no_grad()
     def take(self, mesh: DeviceMesh) -> None:
-        """Copy the tensors' current values. Every DTensor is sharded over all workers, and `mesh` is these on CPU."""
+        """Copy the tensors' current values. `mesh` is that of `mesh_on_cpu`."""
         optimizers = [learner.policy.optimizer for learner in self.learners.values()]
         states = [id(own) for each in optimizers for state in each.state.values() for own in state.values()]
         if states != self.states or not self.tensors:

@@ -78,7 +78,7 @@ class CheckpointSaver:
         if self.mesh is None:
             # Longer than the wait of the training thread, so that all workers raise the same error.
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
-            self.mesh = DeviceMesh.from_group(self.group, "cpu")
+            self.mesh = self.copy.mesh_on_cpu(self.group)
         self.copy.take(self.mesh)
         self.place, self.began = place, time.monotonic()
         self.written = self.thread.submit(write, place, self.copy.tensors, contents, self.group, published)

@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
-from marl_ray.envs.copies import make_batch
+from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
 from marl_ray.rollout.protocol import BatchCollector

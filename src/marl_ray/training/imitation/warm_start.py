@@ -12,7 +12,7 @@ same for any number of workers.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
@@ -125,8 +125,7 @@ class _Fit:
         if self.critic is not None:
             parts.append(([self.critic], settings.lr or hyper.critic_lr or hyper.lr))
             known = self.data.returns[self.data.valued].double()
-            norm = learner.state.value_norm.updated(float(known.mean()), float(known.square().mean()))
-            learner.state = replace(learner.state, value_norm=norm)
+            learner.note_returns(float(known.mean()), float(known.square().mean()))
         self.optimizer = optimizer_of(hyper, parts)
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:

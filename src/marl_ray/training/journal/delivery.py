@@ -8,8 +8,9 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from pyarrow import fs
@@ -53,10 +54,20 @@ class Mark:
 def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
     """The mark of a sink in a run's folder; that of a new sink where there is none. Raises OSError."""
     try:
-        stored = read_json(filesystem, _path(folder, name))
-        return Mark() if stored is None else Mark(**stored)
-    except (ValueError, TypeError):  # a file of something else: the sink gets all rows
+        return mark_of(read_json(filesystem, _path(folder, name)))
+    except ValueError:  # a file of something else: the sink gets all rows
         return Mark()
+
+
+def mark_of(stored: Any) -> Mark:
+    """The mark that a file of plain data holds, or None for no file; that of a new sink for anything else."""
+    try:
+        mark = Mark(**(stored or {}))
+    except TypeError:
+        return Mark()
+    counts = (mark.rows, 0 if mark.iteration is None else mark.iteration)
+    right = all(type(count) is int for count in counts) and isinstance(mark.run_id, str) and isinstance(mark.ended, str)
+    return mark if right and mark.rows >= 0 else Mark()
 
 
 def _path(folder: str, name: str) -> str:
@@ -87,7 +98,9 @@ class Delivery:
         mark = read_mark(filesystem, folder, name)
         self.mark = replace(mark, ended="")
         self.known = False
-        """True while the mark says exactly what the sink has."""
+        """True while mark and `last` say exactly what the sink has."""
+        self.last: int | None = None
+        """The last iteration that the sink said it has. Workers may be about to play it again."""
         self.problem, self.failures = "", 0
         self.called: float | None = None
         """Time at which the call of the sink began that goes on, by the monotonic clock."""
@@ -140,14 +153,22 @@ class Delivery:
             if run_id != self.mark.run_id:
                 self.mark = Mark(run_id=run_id) if self.mark.run_id else replace(self.mark, run_id=run_id)
                 self._store()
-            self._ask()
+            # A process may have been killed, or a request have run out of time, after the sink took rows and before that
+            # was noted.
+            last_iteration = getattr(self.sink, "last_iteration", None)
+            self.last = None if last_iteration is None else last_iteration()
+            self.known = True
         ends = self.ends.is_set()  # before reading, so that the last rows are not missed
         lines = self.tail.read(self.mark.rows, MOST_ROWS)
-        if lines:
+        rows = [row_of(line) for line in lines]
+        there = list(takewhile(lambda row: self.last is not None and iteration_of(row or {}) <= self.last, rows))
+        if there:
+            self._took(there)
+        elif rows:
             self.known = False
-            self.sink.log([row for row in map(row_of, lines) if row is not None])
+            self.sink.log([row for row in rows if row is not None])
             self.known = True
-            self._took(lines)
+            self._took(rows)
         elif ends:
             self.finish(self.sink)
             self.sink.end(self.status)
@@ -159,27 +180,14 @@ class Delivery:
             self.say(f"{self.name} takes rows again")
             self.problem = ""
         self.failures = 0
-        if len(lines) < MOST_ROWS:
+        if not there and len(lines) < MOST_ROWS:
             self.ends.wait(max(LOG_EVERY_S, self.tail.poll_s))
         return False
 
-    def _ask(self) -> None:
-        """Move the mark on to what the sink says that it has. A process may have been killed, or a request have run out of
-        time, after the sink took rows and before that was noted."""
-        last_iteration = getattr(self.sink, "last_iteration", None)
-        last = None if last_iteration is None else last_iteration()
-        while last is not None and (lines := self.tail.read(self.mark.rows, MOST_ROWS)):
-            known = [line for line in lines if iteration_of(row_of(line) or {}) <= last]
-            self._took(known)
-            if len(known) < len(lines):
-                break
-        self.known = True
-
-    def _took(self, lines: Sequence[str]) -> None:
-        if lines:
-            self.mark.rows += len(lines)
-            self.mark.iteration = iteration_of(row_of(lines[-1]) or {})
-            self._store()
+    def _took(self, rows: Sequence[Mapping[str, float] | None]) -> None:
+        self.mark.rows += len(rows)
+        self.mark.iteration = iteration_of(rows[-1] or {})
+        self._store()
 
     def _store(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: the next note says all

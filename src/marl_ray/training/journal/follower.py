@@ -85,7 +85,8 @@ class Follower:
             self.taken[name] += len(lines)
             for line in lines:
                 with contextlib.suppress(ValueError):  # rubbish is nothing to show
-                    entries.append(json.loads(line))
+                    entry = json.loads(line)
+                    entries += [entry] if isinstance(entry, dict) else []
         return entries
 
     def _failed(self, failure: Mapping[str, Any]) -> None:

@@ -1,14 +1,15 @@
 """Mends `metrics.jsonl` before a run goes on, where something other than the run has changed it."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.journal.delivery import MARKS, Mark
+from marl_ray.training.journal.delivery import MARKS, mark_of
 from marl_ray.training.journal.writer import EVENTS, FAILURES
 from marl_ray.training.run_folder.appended_file import lines_of, replace_lines, take_over_copy
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, row_of
+from marl_ray.training.run_folder.metrics_file import METRICS, is_metrics, iteration_of, row_of
 from marl_ray.training.run_folder.record import read_json
 
 
@@ -49,32 +50,50 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
 
 
 def _sorted_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
-    """(the lines that are rows in the order of iterations, their iterations, the numbers of the other lines from 1)."""
-    kept: list[str] = []
-    iterations: list[int] = []
-    removed: list[int] = []
-    for number, line in enumerate(lines, 1):
+    """(the lines that are rows in the order of iterations, their iterations, the numbers of the other lines from 1).
+
+    Of all lines as many are kept as have iterations in order, so that one whose iteration is wrong costs no other.
+    """
+    iterations: dict[int, int] = {}
+    """Index of each line that is a row -> its iteration."""
+    lasts: list[int] = []
+    ends: list[int] = []
+    """For every length, the index of the line that ends a series of so many with the least iteration; and that iteration."""
+    before: dict[int, int | None] = {}
+    for index, line in enumerate(lines):
         row = row_of(line)
+        if row is None or not is_metrics(row):
+            continue
+        iterations[index] = iteration = iteration_of(row)
         # Epochs of a warm start come before all iterations, and have none.
-        if row is None or (iterations and iteration_of(row) <= iterations[-1] and iterations[-1] >= 0):
-            removed.append(number)
-        else:
-            kept.append(line)
-            iterations.append(iteration_of(row))
-    return kept, iterations, removed
+        length = bisect_right(ends, iteration) if iteration < 0 else bisect_left(ends, iteration)
+        before[index] = lasts[length - 1] if length else None
+        if length == len(lasts):
+            lasts.append(index)
+            ends.append(iteration)
+        elif iteration < ends[length]:  # of two rows of one iteration the first stays
+            lasts[length], ends[length] = index, iteration
+    kept: list[int] = []
+    at = lasts[-1] if lasts else None
+    while at is not None:
+        kept.append(at)
+        at = before[at]
+    kept.reverse()
+    removed = sorted({*range(len(lines))} - {*kept})
+    return [lines[index] for index in kept], [iterations[index] for index in kept], [index + 1 for index in removed]
 
 
 def _fits(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], changed: bool) -> bool:
     """True if the mark in a file counts the rows of these iterations, or more: a group of workers that starts again removes
     rows that sinks have taken, and writes them again."""
     try:
-        mark = Mark(**(read_json(filesystem, path) or {}))
+        mark = mark_of(read_json(filesystem, path))
         at = min(mark.rows, len(iterations))
         if mark.rows == 0 or mark.iteration is None or at == 0:
             return not changed or mark.rows == 0
         ahead = mark.iteration - iterations[at - 1]
         return ahead == mark.rows - at and not (changed and ahead)
-    except (ValueError, TypeError):  # a file of something else: the sink gets all rows
+    except ValueError:  # a file of something else: the sink gets all rows
         return True
 
 

@@ -1,4 +1,4 @@
-"""The epochs of one batch by gradient descent: the same gradients however the batch is cut into passes and workers."""
+"""The epochs of one batch by gradient descent: the same gradients however the batch is divided into passes and workers."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from marl_ray.algorithms.constraints.penalty import exact_penalty_weights
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import Diverged
-from marl_ray.training.learner.minibatches import Cut, micro_batches
+from marl_ray.training.learner.minibatches import Selection, micro_batches
 from marl_ray.training.learner.optimizers import clip_gradients
 from marl_ray.training.learner.pass_loss import METRICS, EvaluatedPass, cost_surrogates, pass_loss
 from marl_ray.training.learner.prepared_batch import PreparedBatch
@@ -31,11 +31,11 @@ def descend(
     sums, steps = torch.zeros(len(METRICS), device=policy.device), 0
     for epoch in prepared.plan:
         before = sums.clone()
-        for cut in epoch:
+        for selection in epoch:
             size = next(rows)
             if not size[0]:
                 continue  # no decision is trained on: a step would only follow the optimiser's momentum
-            state, metrics = _step(policy, state, prepared, cut, size, steps == 0)
+            state, metrics = _step(policy, state, prepared, selection, size, steps == 0)
             sums += metrics
             steps += 1
         if (
@@ -59,7 +59,7 @@ def _step(
     policy: TrainedPolicy,
     state: UpdateState,
     prepared: PreparedBatch,
-    cut: Cut,
+    selection: Selection,
     size: Sequence[float],
     first: bool,
 ) -> tuple[UpdateState, Tensor]:
@@ -69,7 +69,7 @@ def _step(
     """
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
     sharded = cast(FSDPModule, policy.model)
-    parts = list(micro_batches(cut, prepared.shape, policy.pass_copies, prepared.order))
+    parts = list(micro_batches(selection, prepared.shape, policy.pass_size, prepared.order))
     only = EvaluatedPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
     if spec.constraint == "penalty":
@@ -109,7 +109,7 @@ def _penalty_gates(
     policy: TrainedPolicy,
     state: UpdateState,
     prepared: PreparedBatch,
-    parts: Sequence[tuple[Cut, bool]],
+    parts: Sequence[tuple[Selection, bool]],
     only: EvaluatedPass | None,
     size: Sequence[float],
     first: bool,

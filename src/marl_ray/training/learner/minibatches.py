@@ -1,4 +1,4 @@
-"""Cut a batch into minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
+"""Divide a batch into minibatches (a gradient step each) and micro-batches (a forward and backward pass each).
 
 A minibatch is a set of time indices or, where rows are whole episodes, a set of copies. It is the same set for any
 number of workers, because the order is drawn over the copies of all workers. A micro-batch is a part of the copies of a
@@ -42,7 +42,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Selection:
     """Some copies at some time indices; None means all of them."""
 
     copies: Tensor | None
@@ -51,13 +51,13 @@ class Cut:
     """Largest per-worker copy count; it sets the number of passes on all workers."""
 
     def take(self, array: Tensor, agents: int) -> Tensor:
-        """Take the cut's part (R, T', ...) of a (copies * agents, T, ...) array."""
+        """Take the selection's part (R, T', ...) of a (copies * agents, T, ...) array."""
         if self.copies is not None:
             array = array.unflatten(0, (-1, agents))[self.copies].flatten(0, 1)
         return array if self.times is None else array[:, self.times]
 
     def rows(self, inputs: Prepared, shape: Shape, agents: int) -> Prepared:
-        """The cut's part of the prepared inputs of (copies * agents * T) rows."""
+        """The selection's part of the prepared inputs of (copies * agents * T) rows."""
         if self.copies is None and self.times is None:
             return inputs
         device = inputs.values.device
@@ -65,12 +65,12 @@ class Cut:
         return inputs.rows(self.take(number.reshape(-1, shape.steps), agents).reshape(-1))
 
 
-def everything(shape: Shape) -> Cut:
-    """The cut that is the complete batch."""
-    return Cut(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
+def everything(shape: Shape) -> Selection:
+    """The complete batch."""
+    return Selection(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
 
 
-def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Cut]:
+def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Selection]:
     """Draw the `count` minibatches of an epoch; returns this worker's part of each (possibly of no copies)."""
     batch = everything(shape)
     if count == 1:  # the order of a sum's terms does not matter, so no row is moved
@@ -78,27 +78,29 @@ def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape,
     size = shape.all_copies if by_copy else shape.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
     if not by_copy:
-        return [Cut(None, part, batch.most) for part in parts]
-    cuts, inner = [], torch.tensor(shape.bounds[1:])
+        return [Selection(None, part, batch.most) for part in parts]
+    selections, inner = [], torch.tensor(shape.bounds[1:])
     for part in parts:
         holder = torch.bucketize(part, inner, right=True)
         most = int(torch.bincount(holder, minlength=1).max())
-        cuts.append(Cut(part[holder == shape.rank] - shape.first_copy, None, most))
-    return cuts
+        selections.append(Selection(part[holder == shape.rank] - shape.first_copy, None, most))
+    return selections
 
 
-def micro_batches(cut: Cut, shape: Shape, size: int | None, order: Tensor | None = None) -> Iterator[tuple[Cut, bool]]:
+def micro_batches(
+    selection: Selection, shape: Shape, size: int | None, order: Tensor | None = None
+) -> Iterator[tuple[Selection, bool]]:
     """Yield the parts of a minibatch, of at most `size` copies each, with True for the last part.
 
     Every worker gets equally many parts, of which some may be empty. `order` (copies,) puts copies with similar numbers
     into one part, the largest first.
     """
-    if size is None or size >= cut.most:
-        yield cut, True
+    if size is None or size >= selection.most:
+        yield selection, True
         return
-    copies = torch.arange(shape.copies) if cut.copies is None else cut.copies
+    copies = torch.arange(shape.copies) if selection.copies is None else selection.copies
     if order is not None:
         copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
-    passes = -(-cut.most // size)
+    passes = -(-selection.most // size)
     for number in range(passes):
-        yield Cut(copies[number * size : (number + 1) * size], cut.times, size), number + 1 == passes
+        yield Selection(copies[number * size : (number + 1) * size], selection.times, size), number + 1 == passes

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from marl_ray.config import AlgorithmConfig
-from marl_ray.training.collectives import total
+from marl_ray.training.collectives import replicas, total
 
 
 def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
@@ -49,7 +49,8 @@ def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
     """
     shards = [[local_part(p.grad) for p in module.parameters() if p.grad is not None] for module in modules]
     squares = torch.stack([torch.stack([g.float().square().sum() for g in group]).sum() for group in shards])
-    norms = total(squares).sqrt()
+    copies = replicas(p.grad for module in modules for p in module.parameters() if p.grad is not None)
+    norms = (total(squares) / copies).sqrt()
     for group, norm in zip(shards, norms, strict=True):
         torch._foreach_mul_(group, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norms

@@ -13,7 +13,7 @@ from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.algorithms.losses.value_losses import Valued
 from marl_ray.errors import MarlRayError
-from marl_ray.training.learner.minibatches import Cut
+from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.passes import with_a_row
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
@@ -24,13 +24,15 @@ METRICS = ("policy_loss", "value_loss", "cost_value_loss", "entropy", "kl", "cli
 class EvaluatedPass:
     """One micro-batch of R rows and T' steps, evaluated by the current weights with gradients."""
 
-    def __init__(self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, cut: Cut, first: bool):
+    def __init__(
+        self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, selection: Selection, first: bool
+    ):
         """`first`: no gradient step was taken on this batch yet."""
         shape = prepared.shape
-        cut, empty = with_a_row(cut)
-        self.cut, mask = cut, cut.take(prepared.mask, shape.agents)
+        selection, empty = with_a_row(selection)
+        self.selection, mask = selection, selection.take(prepared.mask, shape.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
-            policy.model, prepared.inputs, prepared.batch, mask, shape, cut, state.entropy_coef > 0
+            policy.model, prepared.inputs, prepared.batch, mask, shape, selection, state.entropy_coef > 0
         )
         self.mask = mask & (not empty)
         # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second
@@ -38,13 +40,13 @@ class EvaluatedPass:
         unmoved = first and prepared.recomputed
 
         def old(now: Tensor | None, then: Tensor) -> Tensor:
-            return now.detach() if unmoved and now is not None else cut.take(then, shape.agents)
+            return now.detach() if unmoved and now is not None else selection.take(then, shape.agents)
 
         self.old_log_probs = old(self.log_probs, prepared.old.log_probs)
         self.old_values = old(self.values, prepared.old.values)
         self.old_cost_values = old(self.cost_values, prepared.old.cost_values)
-        self.cost_advantages = cut.take(prepared.cost_advantages, shape.agents)
-        self.advantages = cut.take(prepared.advantages, shape.agents)
+        self.cost_advantages = selection.take(prepared.cost_advantages, shape.agents)
+        self.advantages = selection.take(prepared.advantages, shape.agents)
 
     @property
     def ratio(self) -> Tensor:
@@ -71,7 +73,7 @@ def pass_loss(
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
     """
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.cut.take, prepared.shape.agents
+    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.selection.take, prepared.shape.agents
     tokens, sequences = size
     weights = loss_weights(current.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
     mean = current.mask / max(size[0], 1)
@@ -123,7 +125,7 @@ def _value_losses(
     policy: TrainedPolicy, prepared: PreparedBatch, current: EvaluatedPass, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses of the critic and of all cost critics; `mean` (R, T') weighs decisions. 0 where there is no such critic."""
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.cut.take, prepared.shape.agents
+    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.selection.take, prepared.shape.agents
     value, cost_value = current.log_probs.new_zeros(()), current.log_probs.new_zeros(())
     if prepared.returns is not None and current.values is not None:
         valued = Valued(current.values, current.old_values, part(prepared.returns, agents))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from marl_ray.algorithms.advantages.of_batch import cost_advantages
+from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.training.collectives import total, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
@@ -43,6 +43,16 @@ class Learner:
         self.trust_region = settings.hyper.trust_region
         self.own_groups = self._groups()
         self.compiled, self._compared = is_compiled(self.policy), False
+
+    def limit_passes(self, rows: int) -> None:
+        """Let no pass have more than `rows` sequences from now on; the size of passes changes no result."""
+        settings = self.policy.settings
+        limited = replace(settings, micro_batch=min(rows, settings.micro_batch or rows))
+        self.policy = replace(self.policy, settings=limited)
+
+    def note_returns(self, mean: float, mean_square: float) -> None:
+        """Move the critic's normaliser by returns that no batch had, as a warm start has them."""
+        self.state = replace(self.state, value_norm=self.state.value_norm.updated(mean, mean_square))
 
     def set_progress(self, share: float, batches: int) -> None:
         """Set the learning rates and the trust region for the next batch. `share` (0 to 1) of the run's steps and
@@ -82,7 +92,7 @@ class Learner:
         prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
-            policy.family.adopt_actor(policy.copies, weights)
+            policy.family.adopt_actor(policy.models, weights)
             metrics |= step_metrics
         # Advantages become losses, and losses become gradients and steps.
         self.state, epoch_metrics = self._descend(prepared, where)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 
 
@@ -26,7 +26,7 @@ class PreparedBatch:
 
     batch: Trajectories
     shape: Shape
-    plan: list[list[Cut]]
+    plan: list[list[Selection]]
     """The minibatches of every epoch."""
     mask: Tensor
     """bool: decisions that are trained on."""

@@ -16,7 +16,7 @@ from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import AlgorithmConfig, ConstraintConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.learner.families import family_actor_critic
-from marl_ray.training.learner.families.family import Copies, PolicyFamily
+from marl_ray.training.learner.families.family import PolicyFamily, PolicyModels
 from marl_ray.training.learner.optimizers import optimizer_of
 
 ENGINE_CAP = 2.0
@@ -68,7 +68,7 @@ class TrainedPolicy:
     algorithm: Algorithm
     """The algorithm that the settings name."""
     family: PolicyFamily
-    copies: Copies
+    models: PolicyModels
     optimizer: torch.optim.Optimizer
     device: torch.device
     samples_alike: bool
@@ -80,16 +80,16 @@ class TrainedPolicy:
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker, and shard it."""
         algorithm, family, hyper = algorithm_of(settings.algorithm), family_of(model), settings.hyper
         spec = algorithm.spec
-        copies = family.set_up(model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper))
+        models = family.set_up(model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper))
         # A trust region moves the actor without an optimiser.
-        actor = [family.actor(copies.trained)] if spec.constraint != "trust_region" else []
-        critics = family.critics(copies.trained)
-        in_float32 = all(parameter.dtype == torch.float32 for parameter in copies.rollout.parameters())
+        actor = [family.actor(models.trained)] if spec.constraint != "trust_region" else []
+        critics = family.critics(models.trained)
+        in_float32 = all(parameter.dtype == torch.float32 for parameter in models.rollout.parameters())
         return cls(
             settings=settings,
             algorithm=algorithm,
             family=family,
-            copies=copies,
+            models=models,
             optimizer=optimizer_of(hyper, [(actor, hyper.lr), (critics, hyper.critic_lr or hyper.lr)]),
             device=torch.device(mesh.device_type),
             samples_alike=spec.constraint == "trust_region" or (in_float32 and not settings.mixed_precision),
@@ -108,12 +108,12 @@ class TrainedPolicy:
     @property
     def model(self) -> Any:
         """The module that is trained, sharded over the workers."""
-        return self.copies.trained
+        return self.models.trained
 
     @property
     def rollout_model(self) -> Any:
         """The plain copy that plays."""
-        return self.copies.rollout
+        return self.models.rollout
 
     @property
     def actor(self) -> nn.Module:
@@ -144,14 +144,14 @@ class TrainedPolicy:
         return self.hyper.importance_cap
 
     @property
-    def pass_copies(self) -> int | None:
+    def pass_size(self) -> int | None:
         """Most copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses; None for all."""
         size = self.settings.micro_batch
         return max(1, size // 2) if self.algorithm.spec.pairs and size is not None else size
 
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
-        self.family.refresh(self.copies, self.settings.mixed_precision)
+        self.family.refresh(self.models, self.settings.mixed_precision)
 
 
 def _needs_reference(algorithm: Algorithm, hyper: AlgorithmConfig) -> bool:

@@ -179,15 +179,22 @@ class Lease:
         """Give a beat, or learn that there is another owner. Raises OSError."""
         with self.confirming:
             at = time.time()
-            if newest(self.filesystem, self.folder) <= self.number:
-                self._write(_own(RUNNING))
+            if self._write(_own(RUNNING)):
                 self.confirmed = at
             elif not self.lost.is_set():
                 self.lost.set()
                 self.when_lost()
 
-    def _write(self, own: Standing) -> None:
-        write_json(self.filesystem, owner_file(self.folder, self.number), asdict(own))
+    def _write(self, own: Standing) -> bool:
+        """Write this owner's file; False, and there is no such file, if the folder has a later owner. Raises OSError."""
+        is_owner = newest(self.filesystem, self.folder) <= self.number
+        if is_owner:
+            write_json(self.filesystem, owner_file(self.folder, self.number), asdict(own))
+            # A process that slept meanwhile has made the file anew, which the later owner had removed.
+            is_owner = newest(self.filesystem, self.folder) <= self.number
+        if not is_owner:
+            self._delete(self.number)
+        return is_owner
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:

@@ -29,9 +29,15 @@ def row_of(line: str) -> dict[str, float] | None:
     try:
         row: dict[str, float] = json.loads(line)
         iteration_of(row)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return None
     return row
+
+
+def is_metrics(row: Mapping[str, object]) -> bool:
+    """True if a row is one of a run's: its values are numbers, and the steps are among them. A sink that refuses another
+    would wait for ever at it."""
+    return "steps" in row and all(type(value) in (int, float) for value in row.values())
 
 
 def line_of(row: Mapping[str, float]) -> str:

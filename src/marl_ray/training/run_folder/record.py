@@ -23,6 +23,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.storages import absolute, open_storage
 from marl_ray.training.run_folder.temporary_files import temporary_path, write_complete
 from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
@@ -34,6 +35,8 @@ RECORD = "run.json"
 """The file by which a folder is a run's."""
 FINISHED = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
+RESULT = "outcome"
+"""Key of the result within FINISHED. The word is that of the files."""
 ORIGIN = "origin"
 """Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
 PINNED = "pinned"
@@ -44,16 +47,13 @@ NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
 
 def storage_of(config: RunConfig) -> str:
     """The storage as a URI or an absolute path."""
-    return config.storage if "://" in config.storage else str(Path(config.storage).resolve())
+    return absolute(config.storage)
 
 
 def filesystem_of(config: RunConfig) -> tuple[fs.FileSystem, str]:
     """File system and path of the run's folder; raises MarlRayError."""
-    try:
-        filesystem, root = fs.FileSystem.from_uri(storage_of(config))
-    except (OSError, ValueError) as error:
-        raise _unwritable(config, error) from error
-    return filesystem, f"{root.rstrip('/')}/{config.name}"
+    filesystem, root = open_storage(config.storage)
+    return filesystem, f"{root}/{config.name}"
 
 
 def check_folder(config: RunConfig) -> None:
@@ -122,7 +122,10 @@ def record_of(config: RunConfig) -> dict[str, Any]:
         if recorded_identity is not None:
             recorded_identity.pop("storage", None)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"storage: {folder}/{RECORD} is not the record of a run: {one_line(error)}") from error
+        raise MarlRayError(
+            f"storage: {folder}/{RECORD} is not the record of a run: {one_line(error)}; without this file "
+            "the same command goes on from the last checkpoint"
+        ) from error
     if record is None or recorded_identity is None:
         return {"identity": identity, **config_record(config)}
     own_identity = flatten(json.loads(json.dumps(identity)))

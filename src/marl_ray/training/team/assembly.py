@@ -201,7 +201,7 @@ def build_team(
         return Team(agents, models, learners)
     from marl_ray.policies.engines.sampler import make_engine
     from marl_ray.policies.language.token_policy import TokenPolicy, move, plain_copy
-    from marl_ray.training.team.gpu_pass_limit import limit_passes
+    from marl_ray.training.team.gpu_pass_limit import pass_limits
 
     device, sampling = torch.device(mesh.device_type), {}
     for name, model in models.items():
@@ -211,7 +211,8 @@ def build_team(
             frozen = cast(TokenPolicy, model)
             move(frozen, device)
             sampling[name] = plain_copy(frozen, device)
-    limit_passes(learners.values())
+    for name, rows in pass_limits(learners).items():
+        learners[name].limit_passes(rows)
     make = engine_of or (lambda name, model: make_engine(model))
     return Team(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
 

@@ -4,8 +4,7 @@ A worker that runs out of memory cannot try a smaller pass: the other workers wo
 the pass that it left.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,28 +17,28 @@ USABLE_MEMORY_SHARE = 0.85
 """The share of the free memory that passes may take; the rest is left for fragmentation."""
 
 
-def limit_passes(learners: Iterable[Learner]) -> None:
-    """Lower `micro_batch` of language models' learners on GPUs until a pass fits, to the same number on every worker.
+def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
+    """Measure how many sequences fit into a pass of each learner on a GPU: the same number on every worker, at least 1.
 
     Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context.
     """
-    together = [learner for learner in learners if learner.policy.device.type == "cuda"]
+    together = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
     # Adam makes its two moments in the first step.
     coming = sum(
         2 * _bytes(group["params"])
-        for learner in together
+        for learner in together.values()
         for group in learner.policy.optimizer.param_groups
         if learner.policy.hyper.optimizer == "adamw"
     )
-    for learner in together:
+    limits = {}
+    for name, learner in together.items():
         policy = learner.policy
         learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
         peaks = [_peak(policy, rows, learn_entropy) for rows in (1, 2)]
         free, _ = torch.cuda.mem_get_info(policy.device)
         free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
-        rows = min(gather(rows_that_fit(peaks[0], peaks[1], USABLE_MEMORY_SHARE * free - coming)))
-        limited = replace(policy.settings, micro_batch=min(rows, policy.settings.micro_batch or rows))
-        learner.policy = replace(policy, settings=limited)
+        limits[name] = min(gather(rows_that_fit(peaks[0], peaks[1], USABLE_MEMORY_SHARE * free - coming)))
+    return limits
 
 
 def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:

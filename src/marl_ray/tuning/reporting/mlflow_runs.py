@@ -17,10 +17,10 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
+from marl_ray.training.machines.interruption import within
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.run_folder.standing import whose_folder
-from marl_ray.training.surroundings.interruption import within
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, Tracker, uri_of
 from marl_ray.training.tracking.summary import best_score_of
 from marl_ray.tuning.folder import Folder

@@ -5,7 +5,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.training.surroundings.cluster_capacity import check_capacity, most_resources, node_resources
+from marl_ray.training.machines.cluster_capacity import check_capacity, most_resources, node_resources
 
 DRIVER_BYTES = 1 << 20
 """Bytes of memory that a trial's driver reserves, because Tune takes no trial that needs nothing."""

@@ -7,7 +7,6 @@ own, and `Tuner.restore` reads that; the sweep's records are JSON.
 """
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,13 +16,12 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.temporary_folders import new_temporary_folder
+from marl_ray.storages import absolute
+from marl_ray.training.machines.interruption import answering
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.surroundings.interruption import answering
-from marl_ray.tuning.folder import Folder, absolute, read_rows, trial_folder
+from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
-    FAILED,
     REPORT,
     RecordsFile,
     SweepRecords,
@@ -39,15 +37,11 @@ from marl_ray.tuning.reporting.event_files import EventFiles
 from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
 from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
-from marl_ray.tuning.running.capacity import TrialResources, need_of, resources_of, slots
-from marl_ray.tuning.running.trial_files import Leg, read_state, write_state
-from marl_ray.tuning.running.trials import named_trial
-from marl_ray.tuning.search.plan import SweepPlan
+from marl_ray.tuning.running.capacity import TrialResources, need_of, slots
+from marl_ray.tuning.running.trial_files import Leg, Takeover, take_over
+from marl_ray.tuning.search.plan import SweepPlan, retry_failed
 from marl_ray.tuning.search.schedulers import Exploit
 from marl_ray.tuning.search.spaces import check_space
-
-LOST_RETRIES = 3
-"""Number of times that a leg is restarted after its process was lost."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +88,12 @@ def _run(
 ) -> SweepResult:
     records = _claim(config, folder)
     if retry:
-        for record in records.trials:
-            if record.status in FAILED:
-                record.state, record.status, record.error = "running", "", ""
+        retry_failed(records)
     sweep = _Sweep(config, folder, records, lease)
     shield = ExitStack()
     try:
         shield.enter_context(answering(sweep.interrupted))
-        if sweep.plan.left():
+        if sweep.plan.has_work():
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
             with cluster(), answering(sweep.interrupted), sweep.progress:
                 sweep.run()
@@ -162,52 +154,18 @@ class _Sweep:
         return {}
 
     def run(self) -> None:
-        import ray.tune
-
-        from marl_ray.tuning.running.ray_tune import RowsCallback, Searcher, quieten, stopper
+        """Run the legs that the plan decides on, until it has none or the budget is used up."""
+        from marl_ray.tuning.running.ray_tune import LegCalls, run_legs
 
         first = next((r.values for r in self.records.trials if r.state != "ended"), None)
         need = self._biggest_need() if first is None else self._need(first)
         concurrent = min(slots(need), self.config.max_concurrent or sys.maxsize)
-        settings = {
-            "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # ours writes into the sweep's folder
-            # Ctrl-C ends the sweep at once; running the same command again continues it
-            "TUNE_DISABLE_SIGINT_HANDLER": "1",
-            "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own pickled state is never read
-            "RAY_AIR_NEW_OUTPUT": "0",
-        }
-        quieten()
-        before = {key: os.environ.get(key) for key in settings}
-        os.environ.update(settings)
-        scratch = new_temporary_folder("tune")
-        try:
-            tuner = ray.tune.Tuner(
-                ray.tune.with_resources(named_trial(self.config.name), resources_of),
-                tune_config=ray.tune.TuneConfig(
-                    search_alg=Searcher(self.plan, self.begin, self.leg_ended),
-                    num_samples=-1,
-                    max_concurrent_trials=concurrent,
-                    reuse_actors=True,
-                    trial_name_creator=lambda t: Leg(**t.config["leg"]).name,
-                    trial_dirname_creator=lambda t: Leg(**t.config["leg"]).name,
-                ),
-                run_config=ray.tune.RunConfig(
-                    name=self.config.name,
-                    storage_path=str(scratch),
-                    failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
-                    callbacks=[RowsCallback(self.note_rows)],
-                    stop=stopper(lambda: self.lease.lost.is_set() or bool(self.plan.over())),
-                    verbose=0,
-                ),
-            )
-            tuner.fit()
-        finally:
-            for key, value in before.items():
-                if value is None:
-                    os.environ.pop(key, None)
-                else:
-                    os.environ[key] = value
-            shutil.rmtree(scratch, ignore_errors=True)
+        calls = LegCalls(self.begin, self.leg_ended, self.note_rows, self.is_over)
+        run_legs(self.config.name, concurrent, self.plan, calls)
+
+    def is_over(self) -> bool:
+        """True if another process owns the sweep, or its budget is used up."""
+        return self.lease.lost.is_set() or bool(self.plan.used_up())
 
     def _biggest_need(self) -> TrialResources:
         """The largest need among the configurations of a grid; for another search the need of the first
@@ -259,21 +217,20 @@ class _Sweep:
 
     def note_rows(self, leg: Leg, rows: list[dict[str, float]]) -> None:
         """Note rows of metrics that a leg has sent."""
-        self.plan.note(leg.number, {"steps": int(rows[-1]["steps"]), "played": int(rows[-1]["played"])})
-        record = self.records.trials[leg.number]
+        last, record = rows[-1], self.records.trials[leg.number]
         names = [f"objective/{metric.name}" for metric in self.config.metric]
-        if all(rows[-1].get(name) is not None for name in names):
-            record.objectives = [rows[-1][name] for name in names]
+        objectives = [last[name] for name in names] if all(last.get(name) is not None for name in names) else None
+        self.plan.note_progress(leg.number, {"steps": int(last["steps"]), "played": int(last["played"])}, objectives)
         self.file.mark(record)
         self.tracker.log(record, rows)
         self.events.log(leg.name, rows)
         self.progress.show()
 
-    def leg_ended(self, leg: Leg, outcome: Mapping[str, Any] | None, failed: bool) -> None:
+    def leg_ended(self, leg: Leg, result: Mapping[str, Any] | None, failed: bool) -> None:
         """Note that a leg has ended, with a result unless its process was lost."""
         self.events.end(leg.name)
         problem = {"error": "its process was lost again and again"} if failed else {}
-        self.plan.done(leg.number, outcome or problem or None, failed, leg.until)
+        self.plan.leg_ended(leg.number, result or problem or None, failed, leg.until)
 
     def leg(self, record: TrialRecord) -> Leg:
         """The record's next leg, with a run config for each seed."""
@@ -282,8 +239,7 @@ class _Sweep:
             own = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
             configs.append(self._run_config(record.values).model_copy(update=own).given() | own)
         need = self._need(record.values)
-        record.configs, record.cpus = configs, need.total["CPU"]
-        record.gpus = need.total.get("GPU", 0.0)
+        self.plan.note_leg(record, configs, need.total["CPU"], need.total.get("GPU", 0.0))
         return Leg(
             self.config.name,
             absolute(self.config.storage),
@@ -291,7 +247,7 @@ class _Sweep:
             record.legs,
             configs,
             [metric.model_dump() for metric in self.config.metric],
-            self.plan.until(record),
+            self.plan.leg_end(record),
             need.nested,
             need.use_gpu,
             need.cpus,
@@ -301,24 +257,14 @@ class _Sweep:
 
     def exploit(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         """Copy the donor's checkpoint and bundles into the recipient's folder. Both wait, so no process writes there."""
-        source = trial_folder(self.config.storage, self.config.name, donor.number)
         target = trial_folder(self.config.storage, self.config.name, recipient.number)
-        state = read_state(target)
-        if any(exploit["at"] == at for exploit in state.exploits):
-            return  # the previous driver copied them before it was killed
-        name = f"exploit-{at}"
-        target.copy_from(source, read_state(source).checkpoints[-1], name)
-        if source.exists("bundles"):
-            target.copy_from(source, "bundles", "bundles")
-        state.checkpoints.append(name)
-        state.exploits.append({"at": at, "donor": donor.number, "values": dict(what.values)})
-        state.foreign = True
-        write_state(target, state)
-        print(
-            f"{self.config.name}: trial {recipient.number:04d} takes over {donor.number:04d} at {at:,} steps: "
-            f"{shown(what.values)}",
-            flush=True,
-        )
+        source = trial_folder(self.config.storage, self.config.name, donor.number)
+        if take_over(target, source, Takeover(at, donor.number, dict(what.values))):
+            print(
+                f"{self.config.name}: trial {recipient.number:04d} takes over {donor.number:04d} at {at:,} steps: "
+                f"{shown(what.values)}",
+                flush=True,
+            )
 
     def changed(self, *records: TrialRecord) -> None:
         """Save and show these records after a change."""
@@ -365,7 +311,7 @@ class _Sweep:
         """Choose and register the winner."""
         records = self.records
         records.seconds = self.plan.seconds()
-        over = self.plan.over()
+        over = self.plan.used_up()
         records.status, records.error = ("cut", f"{over} is used up") if over else ("finished", "")
         candidates = ranked(records, self.config.metric)
         if candidates:

@@ -1,21 +1,98 @@
-"""Adapters to Ray Tune's interfaces: a searcher, a callback for rows and a stopper."""
+"""The legs of a sweep on Ray Tune, behind adapters to its interfaces: a searcher, a callback for rows and a stopper."""
 
 import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray.tune
 from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
 
+from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.tuning.records import TrialRecord
+from marl_ray.tuning.running.capacity import resources_of
 from marl_ray.tuning.running.trial_files import Leg
-from marl_ray.tuning.search.plan import ENDED, SweepPlan
+from marl_ray.tuning.running.trials import named_trial
+from marl_ray.tuning.search.plan import Pause, SweepPlan
 
 QUIET = ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state", "ray.tune.utils.util")
 """Tune's loggers that warn about files which nobody reads, and about every operation that takes half a second."""
+
+
+LOST_RETRIES = 3
+"""Number of times that a leg is restarted after its process was lost."""
+SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # ours writes into the sweep's folder
+    # Ctrl-C ends the sweep at once; running the same command again continues it
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own pickled state is never read
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+"""Environment variables of Tune while a sweep runs."""
+
+
+@dataclass(frozen=True)
+class LegCalls:
+    """The functions that are called while legs run."""
+
+    begin: Callable[[TrialRecord], Leg]
+    """Makes a record's next leg."""
+    ended: Callable[[Leg, Mapping[str, Any] | None, bool], None]
+    """Gets a leg, its result (None if there is none) and True if it failed."""
+    rows: Callable[[Leg, list[dict[str, float]]], None]
+    """Gets the rows that a leg has just sent."""
+    over: Callable[[], bool]
+    """Returns True once all legs are to end."""
+
+
+def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> None:
+    """Run the legs that `plan` decides on, `concurrent` at a time, until it has no more."""
+    quieten()
+    scratch = new_temporary_folder("tune")
+    try:
+        with _environment(SETTINGS):
+            tuner = ray.tune.Tuner(
+                ray.tune.with_resources(named_trial(sweep), resources_of),
+                tune_config=ray.tune.TuneConfig(
+                    search_alg=Searcher(plan, calls),
+                    num_samples=-1,
+                    max_concurrent_trials=concurrent,
+                    reuse_actors=True,
+                    trial_name_creator=lambda t: Leg(**t.config["leg"]).name,
+                    trial_dirname_creator=lambda t: Leg(**t.config["leg"]).name,
+                ),
+                run_config=ray.tune.RunConfig(
+                    name=sweep,
+                    storage_path=str(scratch),
+                    failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
+                    callbacks=[RowsCallback(calls.rows)],
+                    stop=stopper(calls.over),
+                    verbose=0,
+                ),
+            )
+            tuner.fit()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a block."""
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
 
 
 def quieten() -> None:
@@ -27,34 +104,25 @@ def quieten() -> None:
 class Searcher(TuneSearcher):
     """Hands Tune the legs that the sweep's plan decides on."""
 
-    def __init__(
-        self,
-        plan: SweepPlan,
-        begin: Callable[[TrialRecord], Leg],
-        ended: Callable[[Leg, Mapping[str, Any] | None, bool], None],
-    ):
-        """`begin` makes a record's next leg. `ended` gets a leg, its result (None if there is none) and whether it
-        failed."""
+    def __init__(self, plan: SweepPlan, calls: LegCalls):
         super().__init__()
-        self.plan, self.begin, self.ended = plan, begin, ended
+        self.plan, self.calls = plan, calls
         self.legs: dict[str, Leg] = {}
 
     def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
         return True
 
     def suggest(self, trial_id: str) -> Any:
-        record = self.plan.next()
-        if record is ENDED:
-            return TuneSearcher.FINISHED
-        if record is None:
-            return None
-        leg = self.begin(record)
+        record = self.plan.next_trial()
+        if isinstance(record, Pause):
+            return TuneSearcher.FINISHED if record is Pause.END else None
+        leg = self.calls.begin(record)
         self.legs[trial_id] = leg
         return {"leg": asdict(leg)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         text = (result or {}).get("leg_result")
-        self.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
+        self.calls.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
 
     def save(self, checkpoint_path: str) -> None:
         pass  # the sweep's records hold the state

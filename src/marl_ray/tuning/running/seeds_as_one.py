@@ -21,7 +21,9 @@ from marl_ray.evaluation.statistics import iqm
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.errors import Diverged
-from marl_ray.training.loop import UNKNOWN, Metrics, Run
+from marl_ray.training.loop.listeners import Metrics
+from marl_ray.training.loop.run import UNKNOWN, Run
+from marl_ray.training.loop.start import RunStart
 
 OBJECTIVES = "objectives.json"
 """The file of a checkpoint with the recent values of the metrics, which the objectives are means of."""
@@ -47,7 +49,7 @@ class SeedsAsOne:
         self.runs = {}
         for config in configs:
             places = [] if resume_from is None else [folder_here(resume_from / f"seed-{config.seed}")]
-            self.runs[config.seed] = Run(config, device, places, lambda row: None, own_hyper=own_hyper)
+            self.runs[config.seed] = Run(config, device, RunStart(places, own_hyper=own_hyper))
         state = {} if resume_from is None else json.loads((resume_from / OBJECTIVES).read_text())
         self.iteration: int = state.get("iteration", 0)
         saved = state.get("recent", {})

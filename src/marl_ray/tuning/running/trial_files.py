@@ -72,6 +72,35 @@ def write_state(folder: Folder, state: TrialState) -> None:
     folder.write_json(STATE, asdict(state))
 
 
+@dataclass(frozen=True)
+class Takeover:
+    """A trial takes over the weights of another trial."""
+
+    at: int
+    """Decision point: environment steps that every seed has played."""
+    donor: int
+    """Number of the trial whose weights they are."""
+    values: dict[str, Any]
+    """The new values of the trial that takes over."""
+
+
+def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
+    """Copy the donor's newest checkpoint and its bundles into a trial's folder; returns False if a driver that was killed
+    has done so before. Raises OSError."""
+    state = read_state(folder)
+    if any(exploit["at"] == takeover.at for exploit in state.exploits):
+        return False
+    name = f"exploit-{takeover.at}"
+    folder.copy_from(donor, read_state(donor).checkpoints[-1], name)
+    if donor.exists("bundles"):
+        folder.copy_from(donor, "bundles", "bundles")
+    state.checkpoints.append(name)
+    state.exploits.append(asdict(takeover))
+    state.foreign = True
+    write_state(folder, state)
+    return True
+
+
 class TrialWriter:
     """Writes the rows, checkpoints, bundles and times of a trial's process to the trial's folder."""
 
@@ -84,7 +113,8 @@ class TrialWriter:
         """Folder that this process alone writes to: a predecessor may still be writing to its own."""
         self.rows = read_rows(folder)
         self.file, self.written = folder.appended(ROWS), len(self.rows)
-        self.origin: int | None = None
+        self.played_before: int | None = None
+        """Environment steps of the checkpoint that this trial has not played itself: they are a donor's."""
         self.before, self.since = self.state.seconds, time.monotonic()
 
     @property
@@ -92,13 +122,13 @@ class TrialWriter:
         return self.state.checkpoints[-1] if self.state.checkpoints else None
 
     def begun(self, played: int) -> None:
-        if self.origin is None:
-            self.origin = played - self.state.played
+        if self.played_before is None:
+            self.played_before = played - self.state.played
 
     def row(self, row: dict[str, float]) -> None:
         """Add a row; it replaces rows from its iteration on, which a restart has played again."""
         exploits = len(self.state.exploits)
-        row = row | {"played": row["played"] - (self.origin or 0), "exploits": exploits}
+        row = row | {"played": row["played"] - (self.played_before or 0), "exploits": exploits}
         while self.rows and self.rows[-1]["iteration"] >= row["iteration"] and self.rows[-1]["exploits"] == exploits:
             self.rows.pop()
         if len(self.rows) < self.written:
@@ -119,7 +149,7 @@ class TrialWriter:
                 self.folder.copy_from(self.folder, f"{name}/seed-{seed}/bundle", f"bundles/seed-{seed}")
         checkpoints = [*self.state.checkpoints, name]
         self.state.checkpoints, self.state.foreign = checkpoints[-self.keep :], False
-        self.state.steps, self.state.played = steps, played - (self.origin or 0)
+        self.state.steps, self.state.played = steps, played - (self.played_before or 0)
         self.state.seconds = self.before + time.monotonic() - self.since
         self.file.append((json.dumps(row) for row in self.rows[self.written :]), durable=True)
         self.written = len(self.rows)

@@ -19,9 +19,9 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.journal.tail import Tail
+from marl_ray.training.machines.torch_trainer import torch_trainer
+from marl_ray.training.machines.worker_watch import exchange_s
 from marl_ray.training.run_folder.record import work_in
-from marl_ray.training.surroundings.torch_trainer import torch_trainer
-from marl_ray.training.surroundings.worker_watch import exchange_s
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
 from marl_ray.tuning.running.trial_files import Leg, TrialWriter

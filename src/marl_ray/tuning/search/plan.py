@@ -6,7 +6,8 @@ The plan has no state besides the records, so a sweep whose driver was killed is
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
@@ -18,12 +19,28 @@ from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
 WORST = -1e300
 """Score of a trial that has not reported its metric yet; JSON has no infinity."""
-ENDED: Any = object()
-"""Returned by `SweepPlan.next` when nothing will run any more."""
+
+
+class Pause(Enum):
+    """The reason why no leg is to run now."""
+
+    WAIT = auto()
+    """All trials wait for those that run."""
+    END = auto()
+    """Nothing will run any more."""
+
+
+def retry_failed(records: SweepRecords) -> None:
+    """Let the trials that failed or were lost run again from their last checkpoints."""
+    for record in records.trials:
+        if record.status in FAILED:
+            record.state, record.status, record.error = "running", "", ""
 
 
 class SweepPlan:
-    """Decides which trial a sweep runs next, and for how long, from its records, its search and its scheduler."""
+    """Decides which trial a sweep runs next, and for how long, from its records, its search and its scheduler.
+
+    While a sweep runs, it alone changes the records of the trials, but for the ids of their runs in MLflow."""
 
     def __init__(
         self,
@@ -35,7 +52,7 @@ class SweepPlan:
     ):
         """`exploit(recipient, donor, what, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
         never run this configuration; `changed(*records)` gets the trials that a change of the records is about. A trial
-        that `next` returns has changed too."""
+        that `next_trial` returns has changed too."""
         self.config, self.records, self.changed = config, records, changed
         self.exploit, self.check = exploit, check
         self.search = SEARCHES[config.search.kind](config)
@@ -52,18 +69,18 @@ class SweepPlan:
         """True if the scheduler may decide otherwise than it did last."""
         self.exhausted = False
         for record in records.trials:
-            if record.status == "cut" and not self.over():
+            if record.status == "cut" and not self.used_up():
                 record.state, record.status = "running", ""
             if record.state == "ended":
-                self._tell(record)
-            self._stand(record)
+                self._tell_search(record)
+            self._update_standing(record)
         self.ready = deque(record.number for record in records.trials if record.state == "running")
 
     def seconds(self) -> float:
         """Wall time in seconds, over all times that the sweep ran."""
         return self.before + time.monotonic() - self.since
 
-    def over(self) -> str:
+    def used_up(self) -> str:
         """The budget that is used up, such as `budget.hours=2`; empty while none is."""
         budget = self.config.budget
         if budget.hours is not None and self.seconds() >= budget.hours * 3600:
@@ -72,28 +89,29 @@ class SweepPlan:
             return f"budget.steps={budget.steps}"
         return ""
 
-    def next(self) -> Any:
-        """The record whose next leg is to run, None while all wait for those that run, ENDED when nothing is left."""
+    def next_trial(self) -> TrialRecord | Pause:
+        """The record whose next leg is to run, or the reason why none is."""
         while True:
-            if self.over():
-                return None if self.active else ENDED
+            if self.used_up():
+                return Pause.WAIT if self.active else Pause.END
             if not self.ready and self.undecided:
                 self._decide()
             if self.ready:
                 return self._start(self.records.trials[self.ready.popleft()])
-            record = self._more()
+            record = self._new_trial()
             if record is not None:
                 return self._start(record)
             if self.active:
-                return None
+                return Pause.WAIT
             if not self.waiting or not self._decide():
-                return ENDED  # also where the scheduler makes no decision
+                return Pause.END  # also where the scheduler makes no decision
 
-    def left(self) -> bool:
+    def has_work(self) -> bool:
         """True if work is left; False for a sweep that has ended."""
-        return not self.over() and (any(record.state != "ended" for record in self.records.trials) or self.more() != 0)
+        unended = any(record.state != "ended" for record in self.records.trials)
+        return not self.used_up() and (unended or self.trials_left() != 0)
 
-    def more(self) -> int | None:
+    def trials_left(self) -> int | None:
         """Number of configurations that may still be started; None if only the budget of hours or steps ends them."""
         number, most = len(self.records.trials), self.config.budget.trials
         if self.exhausted:
@@ -102,15 +120,15 @@ class SweepPlan:
             most = min(len(self.search.listed), sys.maxsize if most is None else most)
         return None if most is None else max(0, most - number)
 
-    def until(self, record: TrialRecord) -> int | None:
+    def leg_end(self, record: TrialRecord) -> int | None:
         """Environment steps at which the record's next leg ends; None for the end of training."""
         return self.scheduler.next_stop(max(record.scores, default=0))
 
-    def done(self, number: int, result: Mapping[str, Any] | None, died: bool, until: int | None) -> None:
+    def leg_ended(self, number: int, result: Mapping[str, Any] | None, died: bool, until: int | None) -> None:
         """Note that a leg has ended: with a result, or `died` with its process, or cut short by the budget."""
         record = self.records.trials[number]
         self.active.discard(number)
-        self.note(number, result or {})
+        self.note_progress(number, result or {})
         status = "lost" if died else "cut" if result is None else result["status"]
         if status == "waiting":
             record.objectives = result["objectives"] if result else None
@@ -118,19 +136,25 @@ class SweepPlan:
             scores = signed(self.config.metric, record.objectives)
             record.scores[until] = WORST if scores is None else scores[0]
             record.state = "waiting"
-            self._stand(record)
+            self._update_standing(record)
         else:
             self._end(record, status, (result or {}).get("error", ""))
             if result is not None and result.get("objectives") is not None:
                 record.objectives = result["objectives"]
-            self._tell(record)
+            self._tell_search(record)
         self.undecided = True
         self.records.seconds = self.seconds()
         self.changed(record)
 
-    def note(self, number: int, counts: Mapping[str, Any]) -> None:
-        """Note the progress of a running trial."""
+    def note_leg(self, record: TrialRecord, configs: list[dict[str, Any]], cpus: float, gpus: float) -> None:
+        """Note the run config of each seed in the leg that begins, and the CPUs and GPUs that it occupies."""
+        record.configs, record.cpus, record.gpus = configs, cpus, gpus
+
+    def note_progress(self, number: int, counts: Mapping[str, Any], objectives: Sequence[float] | None = None) -> None:
+        """Note the progress of a running trial, and its objectives so far if all are known."""
         record = self.records.trials[number]
+        if objectives is not None:
+            record.objectives = list(objectives)
         self.played += counts.get("played", record.played) - record.played
         for key in ("steps", "played", "seconds"):
             if key in counts:
@@ -139,15 +163,15 @@ class SweepPlan:
     def _start(self, record: TrialRecord) -> TrialRecord:
         record.state, record.legs = "running", record.legs + 1
         self.active.add(record.number)
-        self._stand(record)
+        self._update_standing(record)
         return record
 
-    def _more(self) -> TrialRecord | None:
+    def _new_trial(self) -> TrialRecord | None:
         """Start a new configuration. One that cannot run is recorded as refused, and the next is tried; None if there
         is none."""
         while not self.exhausted:
             number = len(self.records.trials)
-            values = None if self.more() == 0 else self.search.ask(number)
+            values = None if self.trials_left() == 0 else self.search.ask(number)
             if values is None:
                 self.exhausted = self.undecided = True
                 return None
@@ -168,7 +192,7 @@ class SweepPlan:
         self.undecided = False
         if not self.waiting:
             return False
-        verdicts = self.scheduler.decide(MappingProxyType(self.standings), self.more())
+        verdicts = self.scheduler.decide(MappingProxyType(self.standings), self.trials_left())
         changed: dict[int, TrialRecord] = {}
         for number, what in verdicts.exploits.items():
             record, donor = self.records.trials[number], self.records.trials[what.donor]
@@ -185,11 +209,11 @@ class SweepPlan:
         for number in sorted(verdicts.stop):
             changed[number] = record = self.records.trials[number]
             self._end(record, "stopped", "")
-            self._tell(record)
+            self._tell_search(record)
         for number in sorted(verdicts.go & self.waiting):
             changed[number] = record = self.records.trials[number]
             record.state = "running"
-            self._stand(record)
+            self._update_standing(record)
             self.ready.append(number)
         if changed:
             self.changed(*changed.values())
@@ -197,9 +221,9 @@ class SweepPlan:
 
     def _end(self, record: TrialRecord, status: str, error: str) -> None:
         record.state, record.status, record.error = "ended", status, error
-        self._stand(record)
+        self._update_standing(record)
 
-    def _stand(self, record: TrialRecord) -> None:
+    def _update_standing(self, record: TrialRecord) -> None:
         """Note what the scheduler sees of a trial."""
         if record.status in FAILED:
             self.standings.pop(record.number, None)
@@ -207,7 +231,7 @@ class SweepPlan:
             self.standings[record.number] = _standing_of(record)
         (self.waiting.add if record.state == "waiting" else self.waiting.discard)(record.number)
 
-    def _tell(self, record: TrialRecord) -> None:
+    def _tell_search(self, record: TrialRecord) -> None:
         if record.status != "cut":
             scores = None if record.status in FAILED else signed(self.config.metric, record.objectives)
             self.search.tell(record.number, record.values, scores)

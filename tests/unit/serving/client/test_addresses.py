@@ -1,8 +1,12 @@
-"""What `serve --local` prints for another terminal, and how the error of a silent gateway ends."""
+"""What `serve --local` refuses before Ray starts, what it prints for another terminal, and how the error of a silent
+gateway ends."""
+
+from pathlib import Path
 
 import pytest
 
-from marl_ray.cli.serving.local_gateway import _lines
+from marl_ray.cli.serving.local_gateway import _lines, serve_locally
+from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.admin import ask
 
@@ -16,6 +20,27 @@ def test_what_a_second_terminal_needs_is_printed_for_pasting() -> None:
         "serving until Ctrl-C",
     ]
     assert not any("KEY" in line for line in _lines({"one": "http://127.0.0.1:8000"}, None))
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ("{experiments: [{name: x, arms: {a: {bundle: nowhere}}}]}", "experiments.x.arms.a: bundle 'nowhere'"),
+        ("{experiments: [], api_keys: keys.yaml}", "api_keys: config file 'keys.yaml' cannot be read"),
+    ],
+)
+def test_what_a_gateway_names_is_read_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: str, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("serve.yaml").write_text(
+        f"http_options: {{host: 127.0.0.1, port: {free_port()}}}\n"
+        f"applications: [{{name: x, import_path: 'marl_ray.serving.app:build', args: {args}}}]\n"
+    )
+    with pytest.raises(MarlRayError, match=f"^serve.yaml: applications.0.args.{named}"):
+        serve_locally(Path("serve.yaml"), 60)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("s  checking what serve.yaml names")
 
 
 def test_a_gateway_that_does_not_answer_is_an_error_with_the_remedy() -> None:

@@ -10,7 +10,8 @@ from toys import object_graph, runs, texts
 
 from marl_ray.config import RunConfig
 from marl_ray.training.checkpoints.storage import folder_here
-from marl_ray.training.loop import Run
+from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import process_group
 
 VERSION = "counts the refreshes of this process's copy, and only numbers of one process are compared"
@@ -30,7 +31,7 @@ OF_TEXTS = {
     "run.collector.groups": "holds the copies",
     "run.collector.group_sums": "is that of the last batch, and is in its metrics",
     "run.team.engines[speaker]._policy()[version]": VERSION,
-    "run.team.learners[speaker].policy.copies[1]()[version]": VERSION,
+    "run.team.learners[speaker].policy.models[1]()[version]": VERSION,
     "run.team.models[speaker]()[version]": VERSION,
 }
 COSTS = "constraints=[{budget: 4}]"
@@ -59,13 +60,13 @@ def pair(
     config: RunConfig = CASES[request.param][0]
     place = tmp_path_factory.mktemp("complete") / "3"
     with process_group():
-        before = Run(config, torch.device("cpu"), [], lambda row: None)
+        before = Run(config, torch.device("cpu"))
         before.begin()
         for _ in range(3):
             before.step()
         before.save(folder_here(place))
         before.saver.wait()
-        after = Run(config, torch.device("cpu"), [folder_here(place)], lambda row: None)
+        after = Run(config, torch.device("cpu"), RunStart([folder_here(place)]))
         yield before, after, request.param, place
         after.close()
         before.close()

@@ -9,18 +9,13 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
-from marl_ray.policies.actor_critic.mlp_kernels import (
-    DecisionArrays,
-    PPOTerms,
-    adam_step,
-    ppo_gradient,
-    standardise,
-)
+from marl_ray.policies.actor_critic.mlp_arguments import DecisionArrays, PPOTerms
+from marl_ray.policies.actor_critic.mlp_kernels import adam_step, ppo_gradient, standardise
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import Diverged
 from marl_ray.training.learner.compiled.flat_state import FlatState
-from marl_ray.training.learner.minibatches import Cut
+from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.optimizers import local_part
 from marl_ray.training.learner.pass_loss import EvaluatedPass, pass_loss
 from marl_ray.training.learner.prepared_batch import PreparedBatch
@@ -62,10 +57,10 @@ class CompiledBatch:
         self.number = torch.arange(prepared.mask.numel()).view(prepared.mask.shape)
         self.prepared = prepared
 
-    def gradient(self, weights: np.ndarray, cut: Cut, decisions: float, sums: np.ndarray) -> np.ndarray:
+    def gradient(self, weights: np.ndarray, selection: Selection, decisions: float, sums: np.ndarray) -> np.ndarray:
         """The gradient of a minibatch's loss over all workers; adds this worker's metrics to `sums` (5,)."""
         agents = self.prepared.shape.agents
-        chosen = cut.take(self.number, agents)[cut.take(self.prepared.mask, agents)].numpy()
+        chosen = selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
         gradient, terms = np.empty_like(weights), self.terms._replace(decisions=max(float(decisions), 1.0))
         networks = self.actor, self.critic
         ppo_gradient(weights, *networks, self.rows, self.allowed, chosen, self.data, terms, gradient, sums)
@@ -75,11 +70,11 @@ class CompiledBatch:
 def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
     """The greatest difference of the first minibatch's compiled gradient from torch's, as `TOLERANCE` measures it; equal on
     all workers. Changes nothing."""
-    cut, size = prepared.plan[0][0], prepared.sizes[0].tolist()
+    selection, size = prepared.plan[0][0], prepared.sizes[0].tolist()
     flat = FlatState(policy)
-    compiled = CompiledBatch(policy, state, prepared).gradient(flat.weights, cut, size[0], np.zeros(5))
+    compiled = CompiledBatch(policy, state, prepared).gradient(flat.weights, selection, size[0], np.zeros(5))
     policy.optimizer.zero_grad(set_to_none=True)
-    evaluated = EvaluatedPass(policy, state, prepared, cut, True)
+    evaluated = EvaluatedPass(policy, state, prepared, selection, True)
     loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
     (loss * world()[1]).backward()
     worst = 0.0
@@ -104,10 +99,10 @@ def descend(
     sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
     for epoch in prepared.plan:
         before = sums.copy()
-        for cut in epoch:
+        for selection in epoch:
             if not (size := next(sizes)):
                 continue  # no decision is trained on: a step would only follow the optimiser's momentum
-            gradient = batch.gradient(flat.weights, cut, size, sums)
+            gradient = batch.gradient(flat.weights, selection, size, sums)
             flat.step, steps = flat.step + 1, steps + 1
             moments = flat.weights, gradient, flat.first, flat.second
             settings = hyper.max_grad_norm, hyper.adam_betas, hyper.adam_eps, flat.step

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 
 
@@ -23,8 +23,8 @@ class Outputs(NamedTuple):
     """(R, T, K); None without a cost critic."""
 
 
-class Copies(NamedTuple):
-    """The copies of a policy that a learner holds."""
+class PolicyModels(NamedTuple):
+    """The models of one policy that a learner holds: equal weights for different uses."""
 
     trained: Any
     """Sharded over the workers."""
@@ -42,7 +42,7 @@ class PolicyFamily(Protocol):
     meanwhile. That is fast for weights that fit in memory. Otherwise every pass gathers the weights and reduces the
     gradients."""
 
-    def set_up(self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
+    def set_up(self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> PolicyModels:
         """Take over `model`, which has the same weights on every worker."""
 
     def actor(self, model: Any) -> nn.Module:
@@ -51,10 +51,10 @@ class PolicyFamily(Protocol):
     def critics(self, model: Any) -> list[nn.Module]:
         """The parts of the model that estimate values and cost values."""
 
-    def refresh(self, copies: Copies, mixed_precision: bool) -> None:
+    def refresh(self, models: PolicyModels, mixed_precision: bool) -> None:
         """Copy the trained weights into the rollout copy; every worker takes part."""
 
-    def adopt_actor(self, copies: Copies, parameters: Mapping[str, Tensor]) -> None:
+    def adopt_actor(self, models: PolicyModels, parameters: Mapping[str, Tensor]) -> None:
         """Give the rollout copy's and the trained actor these weights, which are equal on all workers. For trust regions,
         which language models do not have."""
 
@@ -78,7 +78,7 @@ class PolicyFamily(Protocol):
         batch: Trajectories,
         mask: Tensor,
         shape: Shape,
-        cut: Cut,
+        selection: Selection,
         learn_entropy: bool = False,
     ) -> Outputs:
         """Evaluate a part of the batch in one pass; the outputs are valid where `mask` (R, T') is True.
@@ -86,7 +86,7 @@ class PolicyFamily(Protocol):
         Without `learn_entropy` the entropy may have no gradients.
         """
 
-    def reference(self, copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
+    def reference(self, models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
         """Log-probabilities (R, T') under the reference policy, without gradients."""
 
     def log_ratio(self, rollout: Any, batch: Trajectories) -> Tensor:

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.policies.actor_critic.policy import ActorCritic, Prepared
 from marl_ray.training.collectives import world
-from marl_ray.training.learner.families.family import Copies, Outputs
-from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.families.family import Outputs, PolicyModels
+from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 
 accumulates = True
@@ -26,7 +26,7 @@ class EncodedInputs(NamedTuple):
     critic: Prepared
 
 
-def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
+def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> PolicyModels:
     """Shard a copy of `model` for training; `model` itself becomes the rollout copy."""
     device = torch.device(mesh.device_type)
     trained = copy.deepcopy(model).to(device)
@@ -36,7 +36,7 @@ def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, referenc
     # The whole policy is one group: one gather and one reduction per gradient step. Its networks are small, so the
     # gathered weights stay until the backward pass.
     fully_shard(trained, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    return Copies(trained, model, fixed)
+    return PolicyModels(trained, model, fixed)
 
 
 def actor(model: ActorCritic) -> nn.Module:
@@ -49,23 +49,23 @@ def critics(model: ActorCritic) -> list[nn.Module]:
     return list(model.critics)
 
 
-def refresh(copies: Copies, mixed_precision: bool) -> None:
+def refresh(models: PolicyModels, mixed_precision: bool) -> None:
     """Gather the sharded weights, and copy them into the rollout copy; every worker takes part."""
-    sharded = cast(FSDPModule, copies.trained)
+    sharded = cast(FSDPModule, models.trained)
     if not mixed_precision:
         sharded.unshard()  # one gather for all parameters; mixed precision would round them
     with torch.no_grad():
-        for plain, parameter in zip(copies.rollout.parameters(), copies.trained.parameters(), strict=True):
+        for plain, parameter in zip(models.rollout.parameters(), models.trained.parameters(), strict=True):
             plain.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
     sharded.reshard()
 
 
-def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> None:
+def adopt_actor(models: PolicyModels, parameters: Mapping[str, Tensor]) -> None:
     """Give the rollout copy's and the sharded actor these weights, which are equal on all workers."""
     with torch.no_grad():
-        for plain, value in zip(copies.rollout.actor.parameters(), parameters.values(), strict=True):
+        for plain, value in zip(models.rollout.actor.parameters(), parameters.values(), strict=True):
             plain.copy_(value)
-        for plain, parameter in zip(copies.rollout.actor.parameters(), copies.trained.actor.parameters(), strict=True):
+        for plain, parameter in zip(models.rollout.actor.parameters(), models.trained.actor.parameters(), strict=True):
             sharded = cast(DTensor, parameter)
             moved = plain.to(sharded.device)
             sharded.copy_(distribute_tensor(moved, sharded.device_mesh, sharded.placements, src_data_rank=None))
@@ -103,16 +103,18 @@ def evaluate(
     batch: Trajectories,
     mask: Tensor,
     shape: Shape,
-    cut: Cut,
+    selection: Selection,
     learn_entropy: bool = False,
 ) -> Outputs:
-    """Evaluate the cut (R rows, T' steps) of a batch by the model. All decisions are evaluated, also outside of `mask`."""
-    rows = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)
+    """Evaluate the selection (R rows, T' steps) of a batch by the model, also the decisions outside of `mask`."""
+    rows = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)
     heads, size = shape.agents if model.central else 1, mask.shape
     outputs, *values = model.evaluate(
-        cut.rows(inputs.actor, shape, shape.agents), cut.rows(inputs.critic, shape, shape.agents // heads), rows
+        selection.rows(inputs.actor, shape, shape.agents),
+        selection.rows(inputs.critic, shape, shape.agents // heads),
+        rows,
     )
-    actions = cut.take(batch.actions, shape.agents).flatten(0, 1)
+    actions = selection.take(batch.actions, shape.agents).flatten(0, 1)
     named = iter(values)
     return Outputs(
         model.distribution.log_prob(outputs, actions).reshape(size),
@@ -128,13 +130,13 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
     return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
 
 
-def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
-    """Log-probabilities (R, T') of the cut's actions under the reference actor."""
-    distribution = copies.trained.distribution
-    allowed = None if batch.action_masks is None else cut.take(batch.action_masks, shape.agents).flatten(0, 1)
-    observations = cut.take(batch.observations, shape.agents)
-    outputs = distribution.normalize(copies.reference.infer(observations.flatten(0, 1)), allowed)
-    actions = cut.take(batch.actions, shape.agents).flatten(0, 1)
+def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+    """Log-probabilities (R, T') of the selection's actions under the reference actor."""
+    distribution = models.trained.distribution
+    allowed = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)
+    observations = selection.take(batch.observations, shape.agents)
+    outputs = distribution.normalize(models.reference.infer(observations.flatten(0, 1)), allowed)
+    actions = selection.take(batch.actions, shape.agents).flatten(0, 1)
     return cast(Tensor, distribution.log_prob(outputs, actions).reshape(observations.shape[:2]))
 
 

@@ -12,14 +12,14 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, move, plain_copy, shard
 from marl_ray.training.collectives import total, world
-from marl_ray.training.learner.families.family import Copies, Outputs
-from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.families.family import Outputs, PolicyModels
+from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 
 accumulates = False
 
 
-def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> Copies:
+def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> PolicyModels:
     """Shard `model`, which becomes the trained policy. With adapters the reference is the same model without them."""
     fixed: TokenPolicy | None = None
     if reference:
@@ -31,7 +31,7 @@ def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, referenc
     move(model, device)
     rollout = plain_copy(model, device)
     shard(model, mesh, mixed_precision)
-    return Copies(model, rollout, fixed)
+    return PolicyModels(model, rollout, fixed)
 
 
 def actor(model: TokenPolicy) -> nn.Module:
@@ -44,12 +44,12 @@ def critics(model: TokenPolicy) -> list[nn.Module]:
     return list(model.heads)
 
 
-def refresh(copies: Copies, mixed_precision: bool) -> None:
+def refresh(models: PolicyModels, mixed_precision: bool) -> None:
     """Gather the trained weights, and copy them into the rollout copy; every worker takes part."""
-    token_policy.refresh(copies.rollout, copies.trained)
+    token_policy.refresh(models.rollout, models.trained)
 
 
-def adopt_actor(copies: Copies, parameters: Mapping[str, Tensor]) -> NoReturn:
+def adopt_actor(models: PolicyModels, parameters: Mapping[str, Tensor]) -> NoReturn:
     """Raise MarlRayError: second-order steps are for small policies."""
     raise MarlRayError("algorithm: a trust region trains actor-critics, not language models")
 
@@ -92,21 +92,21 @@ def evaluate(
     batch: Trajectories,
     mask: Tensor,
     shape: Shape,
-    cut: Cut,
+    selection: Selection,
     learn_entropy: bool = False,
 ) -> Outputs:
-    """Evaluate the cut (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
+    """Evaluate the selection (R rows, T' tokens) of a batch by the model, where `mask` (R, T') is True."""
     assert batch.prompts is not None
-    prompts, responses = (cut.take(x, shape.agents) for x in (batch.prompts, batch.actions))
+    prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))
     outputs = model.evaluate(prompts, responses, mask, learn_entropy=learn_entropy)
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
-def reference(copies: Copies, batch: Trajectories, shape: Shape, cut: Cut) -> Tensor:
-    """Log-probabilities (R, T') of the cut's tokens under the reference model."""
+def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+    """Log-probabilities (R, T') of the selection's tokens under the reference model."""
     assert batch.prompts is not None
-    parts = (cut.take(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
-    return cast(TokenPolicy, copies.reference).reference_evaluate(*parts)
+    parts = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
+    return cast(TokenPolicy, models.reference).reference_evaluate(*parts)
 
 
 def log_ratio(rollout: TokenPolicy, batch: Trajectories) -> NoReturn:

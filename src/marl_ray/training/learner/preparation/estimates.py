@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.algorithms.advantages.groups import compared
 from marl_ray.algorithms.advantages.normalization import standardise
-from marl_ray.algorithms.advantages.of_batch import cost_advantages
 from marl_ray.config import AlgorithmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.trained_policy import TrainedPolicy

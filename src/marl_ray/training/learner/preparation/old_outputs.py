@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.algorithms.losses.kl import kl_estimate
-from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.passes import evaluate_all, in_passes
 from marl_ray.training.learner.preparation.normalisers import normalised
 from marl_ray.training.learner.prepared_batch import OldOutputs
@@ -22,7 +22,7 @@ def old_outputs(
     batch: Trajectories,
     mask: Tensor,
     shape: Shape,
-    plan: list[list[Cut]],
+    plan: list[list[Selection]],
 ) -> OldOutputs:
     """Take the outputs that the rollout recorded, or evaluate the batch again where `policy.recomputes`.
 
@@ -43,12 +43,18 @@ def old_outputs(
     )
 
 
-def reference_log_probs(policy: TrainedPolicy, batch: Trajectories, shape: Shape, cuts: Sequence[Cut]) -> Tensor | None:
+def reference_log_probs(
+    policy: TrainedPolicy, batch: Trajectories, shape: Shape, selections: Sequence[Selection]
+) -> Tensor | None:
     """Log-probabilities (B, T) under the reference policy, or None where the update reads no reference policy."""
     if not policy.needs_reference:
         return None
     (log_probs,) = in_passes(
-        policy, batch, shape, lambda cut: [policy.family.reference(policy.copies, batch, shape, cut)], cuts
+        policy,
+        batch,
+        shape,
+        lambda selection: [policy.family.reference(policy.models, batch, shape, selection)],
+        selections,
     )
     return log_probs
 
@@ -60,7 +66,7 @@ def estimated_divergence(
     old_log_probs: Tensor,
     reference: Tensor | None,
     shape: Shape,
-    cuts: Sequence[Cut],
+    selections: Sequence[Selection],
 ) -> Tensor:
     """Estimate the KL divergence (B, T) (nats) of the policy from the reference before the first step; 0 where unused."""
     hyper = policy.hyper
@@ -68,5 +74,5 @@ def estimated_divergence(
         return torch.zeros_like(old_log_probs)
     own = old_log_probs
     if policy.settings.served:  # the old log-probabilities are those of the policies that wrote the batch
-        own = evaluate_all(policy, inputs, batch, batch.mask, shape, cuts).log_probs
+        own = evaluate_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
     return kl_estimate(own, reference, hyper.kl_estimator)

@@ -10,7 +10,7 @@ from marl_ray.algorithms.advantages.normalization import standardise
 from marl_ray.algorithms.constraints.penalty import constraint_violation
 from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.passes import fit_critic
 from marl_ray.training.learner.preparation.estimates import Estimates, centred_costs, estimate, split_rows
 from marl_ray.training.learner.preparation.normalisers import normalised, updated_norms
@@ -26,7 +26,7 @@ def prepare(
     state: UpdateState,
     batch: Trajectories,
     shape: Shape,
-    plan: list[list[Cut]],
+    plan: list[list[Selection]],
     costs: CostStats,
     factor: Tensor | None,
     where: str,

@@ -7,7 +7,7 @@ from marl_ray.algorithms.advantages.normalization import moments
 from marl_ray.algorithms.losses.aggregation import counts
 from marl_ray.training.collectives import totals
 from marl_ray.training.errors import Diverged
-from marl_ray.training.learner.minibatches import Cut, Shape
+from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.estimates import Estimates
 from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -26,7 +26,7 @@ def batch_sums(
     mask: Tensor,
     left_out: Tensor,
     shape: Shape,
-    plan: list[list[Cut]],
+    plan: list[list[Selection]],
 ) -> dict[str, Tensor]:
     """Add up over all workers what they must agree on: counts, and moments (count, sum, sum of squares) over `mask`.
 
@@ -42,7 +42,9 @@ def batch_sums(
         "divergence": moments(divergence, mask),
         "costs": _signal_moments(estimates.cost_advantages, mask),
         "cost_targets": _signal_moments(estimates.cost_targets, mask),
-        "minibatches": torch.stack([counts(cut.take(mask, shape.agents)) for epoch in plan for cut in epoch]),
+        "minibatches": torch.stack(
+            [counts(selection.take(mask, shape.agents)) for epoch in plan for selection in epoch]
+        ),
         "batch": counts(mask),
         "left_out": left_out.sum().double(),
     }

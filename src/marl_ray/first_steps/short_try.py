@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.demo import KEYS, deploy_endpoint, new_folder, plain_console, step
+from marl_ray.first_steps.demo import KEYS, deploy_endpoint, new_folder, plain_console, step
 from marl_ray.serving.http.keys import new_key
 
 RUN: dict[str, Any] = {

@@ -22,7 +22,7 @@ Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
 """Starts an arm in a deployment of its own, given its bundle, the bundle's reference and the arm's config."""
 
 
-class Holdings:
+class LiveExperiments:
     """The experiments, arms and bundles of one replica."""
 
     def __init__(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named
-from marl_ray.ray_seams import alive_nodes, free_resources, lost_after
+from marl_ray.ray_seams import alive_nodes, free_resources, lost_after, placed
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.surroundings.full_disk import DiskFull
+from marl_ray.training.machines.full_disk import DiskFull
 
 SAY_S = (10.0, 60.0, 300.0)
 """Seconds of a wait after which it is said; then again every time the last of them has gone by."""
@@ -122,16 +122,18 @@ class WorkerWatch:
         """One line about the wait."""
         nodes, free = alive_nodes(), free_resources()
         need = " and ".join(f"{number:g} {kind}" for kind, number in each.items() if number)
+        needing = f"{workers} worker{'s' * (workers > 1)} of {need} each, since {_clock(self.since)}"
         have = " and ".join(f"{free.get(kind, 0.0):g} {kind}" for kind, number in each.items() if number)
         lost = [
             f"worker {rank} was lost on node {node}{'' if node in nodes else ', which is gone'} ({cause})"
             for rank, cause in sorted(self.causes.items())
             for node in [self.nodes.get(rank)]
         ]
+        if placed():  # nothing is free because the workers have it
+            return "; ".join([f"starting the processes of {needing}", *lost[:2]])
         return "; ".join(
             [
-                f"waiting for {workers} worker{'s' * (workers > 1)} of {need} each, since {_clock(self.since)} and at most "
-                f"until {_clock(self.since + self.wait_s)}",
+                f"waiting for {needing} and at most until {_clock(self.since + self.wait_s)}",
                 f"the cluster has {have} free on {len(nodes)} node{'s' * (len(nodes) > 1)}",
                 *lost[:2],
             ]

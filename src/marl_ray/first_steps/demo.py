@@ -19,7 +19,7 @@ from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.http.keys import new_key
 
-CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
+CONFIGS = Path(__file__).parents[3] / "jobs" / "configs"
 ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
 ENDPOINT = "gridworld"
@@ -47,7 +47,7 @@ DEPLOY_S = 120.0
 def run_demo(folder: Path, episodes: int, keep: bool) -> None:
     """Train, serve, play, print the table, shut down. Everything written lies under `folder`/TIME."""
     from marl_ray.cluster.local_ray import local_ray
-    from marl_ray.envs.copies import warm_up
+    from marl_ray.envs.env_copies import warm_up
 
     absent = [str(path) for path in ARMS.values() if not path.is_file()]
     if absent:

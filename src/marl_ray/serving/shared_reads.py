@@ -1,7 +1,7 @@
-"""Readings: reports, charts and pages, which take the database and a processor, and must not slow acts and outcomes.
+"""Reads that requests share: reports, charts and pages. They need the database and a processor, and must not slow acts.
 
-Readings run in threads of their own. Requests for the same reading share one execution, which begins after the last of
-them has asked, so every reader sees all that was stored before the request. Afterwards that reading pauses for a multiple
+These reads run in threads of their own. Requests for the same one share one execution, which begins after the last of
+them has asked, so every reader sees all that was stored before the request. Afterwards that read pauses for a multiple
 of the time that it took, so that clients who ask without pause occupy only a part of one processor.
 """
 
@@ -21,12 +21,12 @@ REST_FACTOR = 10.0
 LONGEST_REST_S = 1.0
 """Upper limit of a reading's pause."""
 MOST_WAITING = 64
-"""Different readings that may wait for a thread; more are refused with 503."""
+"""Different reads that may wait for a thread; more are refused with 503."""
 RETRY_AFTER_S = 1.0
 
 
-class Readings:
-    """All readings of a replica, on one event loop."""
+class SharedReads:
+    """The shared reads of a replica, on one event loop."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Readings:
         self._free = asyncio.Semaphore(threads)
         self._waiting = waiting
         self._next: dict[Hashable, asyncio.Task[Any]] = {}
-        """Readings that have not begun, by what is read; a new request for one of them shares it."""
+        """Reads that have not begun, by what is read; a new request for one of them shares it."""
         self._under_way: dict[Hashable, asyncio.Task[Any]] = {}
         self._rests: dict[Hashable, float] = {}
         """Moment at which a reading's pause ends, by `clock`."""
 
     async def read(self, what: Hashable, make: Callable[[], T]) -> T:
         """Call `make` in a thread, after this request, and return its result. Raises whatever `make` raises, and
-        RequestError 503 if too many different readings wait."""
+        RequestError 503 if too many different reads wait."""
         shared = self._next.get(what)
         if shared is None:
             if len(self._next) >= self._waiting:
@@ -77,7 +77,7 @@ class Readings:
                 del self._under_way[what]
 
     def close(self) -> None:
-        """End the threads, and drop the readings that have not begun."""
+        """End the threads, and drop the reads that have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

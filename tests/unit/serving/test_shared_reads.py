@@ -1,4 +1,4 @@
-"""Readings are shared, fresh, bounded, and leave the processor to others."""
+"""Reads are shared, fresh, bounded, and leave the processor to others."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.readings import Readings
+from marl_ray.serving.shared_reads import SharedReads
 
 
 def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
@@ -21,21 +21,21 @@ def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
         return stored[0]
 
     async def body() -> None:
-        readings = Readings()
-        first = asyncio.create_task(readings.read("a", make))
+        reads = SharedReads()
+        first = asyncio.create_task(reads.read("a", make))
         await asyncio.sleep(0.002)  # it is under way
         stored[0] = 1
-        found = await asyncio.gather(*(readings.read("a", make) for _ in range(50)))
+        found = await asyncio.gather(*(reads.read("a", make) for _ in range(50)))
         assert found == [1] * 50
         await first
         assert len(made) == 2
-        readings.close()
+        reads.close()
 
     asyncio.run(body())
 
 
 class Clock:
-    """Time that passes only in readings and in pauses."""
+    """Time that passes only in reads and in pauses."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -64,10 +64,10 @@ def test_a_reading_pauses_ten_times_as_long_as_it_took_and_a_second_at_most(took
     clock = Clock()
 
     async def body() -> None:
-        readings = Readings(clock=clock, sleep=clock.sleep)
+        reads = SharedReads(clock=clock, sleep=clock.sleep)
         for _ in range(3):
-            await asyncio.gather(*(readings.read("a", clock.taking(took_s)) for _ in range(20)))
-        readings.close()
+            await asyncio.gather(*(reads.read("a", clock.taking(took_s)) for _ in range(20)))
+        reads.close()
 
     asyncio.run(body())
     assert clock.pauses == pytest.approx([pause_s, pause_s])
@@ -77,31 +77,31 @@ def test_no_reading_waits_for_the_pause_of_another_or_for_one_that_is_over():
     clock = Clock()
 
     async def body() -> None:
-        readings = Readings(clock=clock, sleep=clock.sleep)
+        reads = SharedReads(clock=clock, sleep=clock.sleep)
         for what in ("a", "b"):
-            await readings.read(what, clock.taking(0.01))
+            await reads.read(what, clock.taking(0.01))
         clock.now += 0.3
-        await readings.read("a", clock.taking(0.01))
-        readings.close()
+        await reads.read("a", clock.taking(0.01))
+        reads.close()
 
     asyncio.run(body())
     assert clock.pauses == []
 
 
-def test_different_readings_wait_in_a_bounded_queue_and_errors_reach_every_reader():
+def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_reader():
     async def body() -> list[BaseException | None]:
-        readings, go = Readings(threads=1, waiting=3), threading.Event()
+        reads, go = SharedReads(threads=1, waiting=3), threading.Event()
 
         def make() -> None:
             go.wait(5)
             raise ValueError("no")
 
-        asked = [asyncio.create_task(readings.read(k, make)) for k in range(6)]
-        asked.append(asyncio.create_task(readings.read(5, make)))
+        asked = [asyncio.create_task(reads.read(k, make)) for k in range(6)]
+        asked.append(asyncio.create_task(reads.read(5, make)))
         await asyncio.sleep(0.01)
         go.set()
         found = await asyncio.gather(*asked, return_exceptions=True)
-        readings.close()
+        reads.close()
         return found
 
     found = asyncio.run(body())
@@ -113,20 +113,20 @@ def test_different_readings_wait_in_a_bounded_queue_and_errors_reach_every_reade
 
 def test_a_reader_who_goes_away_leaves_the_answer_to_the_others():
     async def body() -> int:
-        readings = Readings()
+        reads = SharedReads()
 
         def make() -> int:
             time.sleep(0.01)
             return 7
 
-        first = asyncio.create_task(readings.read("a", make))
-        second = asyncio.create_task(readings.read("a", make))
+        first = asyncio.create_task(reads.read("a", make))
+        second = asyncio.create_task(reads.read("a", make))
         await asyncio.sleep(0.001)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
         found = await second
-        readings.close()
+        reads.close()
         return found
 
     assert asyncio.run(body()) == 7

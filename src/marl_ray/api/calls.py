@@ -1,0 +1,105 @@
+"""Configs as files or mappings, arguments that are checked by name, Ctrl-C and Ray: what the calls of the API share."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+from marl_ray.config.load import read_yaml
+from marl_ray.errors import FieldError, MarlRayError, did_you_mean
+
+P = ParamSpec("P")
+R = TypeVar("R")
+ConfigSource: TypeAlias = str | Path | Mapping[str, Any]
+"""A YAML file, or plain data."""
+
+
+def data_of(
+    source: ConfigSource, changes: Mapping[str, Any], read: Callable[[str | Path], Any] = read_yaml
+) -> tuple[dict[str, Any], str]:
+    """Plain data of a config with the changes merged into it, and the name of its source for errors.
+
+    `read` reads a file. A mapping in `changes` changes the keys that it names and leaves the others of its section; any
+    other value replaces the key. Raises MarlRayError for a file that cannot be read, or one that holds no mapping.
+    """
+    if isinstance(source, str | Path):
+        data, name = read(source), str(source)
+    else:
+        data, name = source, "config"
+    if not isinstance(data, Mapping):
+        raise MarlRayError(f"{name}: expected a mapping of keys at the top, got {type(data).__name__}")
+    for key, value in changes.items():
+        section, dot, inner = key.partition(".")
+        if dot:
+            raise MarlRayError(f"{key}: expected the section as an argument: {section}={{{inner!r}: {value!r}}}")
+    return merged(data, changes), name
+
+
+def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the data with the changes, section by section."""
+    result = dict(data)
+    for key, value in changes.items():
+        before = result.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(before, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which answers a misspelt argument with a MarlRayError that says what was meant."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def short_interrupt() -> Iterator[None]:
+    """Let a Ctrl-C within the block end a script with one line instead of a traceback. It raises KeyboardInterrupt all the
+    same, so whoever catches that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        before, own = sys.excepthook, interrupt
+
+        def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if error is own:
+                print("marl-ray: interrupted", file=sys.stderr)
+            else:
+                before(kind, error, trace)
+
+        sys.excepthook = show
+        raise
+
+
+def cluster_of_call() -> str | None:
+    """The cluster that exists already: the one that this process is connected to, or that of RAY_ADDRESS; None if the call
+    starts a Ray of its own."""
+    import ray
+
+    return "the Ray of this process" if ray.is_initialized() else os.environ.get("RAY_ADDRESS")
+
+
+@contextmanager
+def ray_of_call() -> Iterator[None]:
+    """The Ray that this process is connected to, or else that of `ray_here` within the block."""
+    import ray
+
+    from marl_ray.cluster.local_ray import ray_here
+
+    if ray.is_initialized():
+        yield
+        return
+    with ray_here():
+        yield

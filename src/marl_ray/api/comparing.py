@@ -1,0 +1,84 @@
+"""`marl_ray.compare`: runs in one picture and a table."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_ray.api.calls import named_arguments
+from marl_ray.errors import FieldError, MarlRayError, why
+
+if TYPE_CHECKING:
+    from marl_ray.api.training import TrainedRun
+    from marl_ray.runs.comparison import SeedGroup
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Runs by one metric, the best score first. A notebook shows their curves."""
+
+    metric: str
+    groups: "list[SeedGroup]"
+    """Runs that differ in their seed alone are one group: its `runs` with their curves, its `score` with its interval, and
+    the `differences` of its config from the other groups."""
+    title: str
+    """The environment."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each run: `pandas.DataFrame(comparison.rows)` is a table of them."""
+        return [row for group in self.groups for row in _rows(group)]
+
+    def plot(self, out: str | Path) -> Path:
+        """Draw the curves into the PNG `out`, and return its path. Raises FieldError if it cannot be written."""
+        from marl_ray.runs.picture import plot_comparison
+
+        try:
+            Path(out).parent.mkdir(parents=True, exist_ok=True)
+            return plot_comparison(self.groups, Path(out), self.title)
+        except OSError as error:
+            raise FieldError("out", f"{str(out)!r} cannot be written: {why(error, out)}") from error
+
+    def __str__(self) -> str:
+        from marl_ray.runs.picture import legend_of
+
+        return "\n".join(map(legend_of, self.groups))
+
+    def _repr_png_(self) -> bytes:
+        from marl_ray.temporary_folders import temporary_folder
+
+        with temporary_folder("picture") as folder:
+            return self.plot(folder / "comparison.png").read_bytes()
+
+
+@named_arguments
+def compare(
+    runs: "Sequence[str | TrainedRun]", *, storage: str | Path = "runs", metric: str | None = None
+) -> RunComparison:
+    """Compare runs of one environment, as `marl-ray runs compare` does.
+
+    `runs` are results of `marl_ray.train`, names under `storage`, or folders; `metric` is one of `metrics.jsonl`, by default
+    `eval/return`, or else `return`. Raises MarlRayError for a run that is missing, that plays another environment, or that
+    does not have the metric.
+    """
+    from marl_ray.runs.comparison import compare as compare_stored
+    from marl_ray.runs.stored import find_run
+
+    if isinstance(runs, str) or not runs:
+        raise MarlRayError(f"runs: expected a list of names, got {runs!r}")
+    named = [(run, str(storage)) if isinstance(run, str) else (run.name, run.config.storage) for run in runs]
+    stored = [find_run(name, place) for name, place in named]
+    groups = compare_stored(stored, metric)
+    return RunComparison(groups[0].runs[0].metric, groups, stored[0].config["env"]["id"])
+
+
+def _rows(group: "SeedGroup") -> Iterator[dict[str, Any]]:
+    for run in group.runs:
+        row = {"run": run.name, "algorithm": run.algorithm, "seed": run.seed, "steps": run.points[-1][0]}
+        score = run.score
+        row |= (
+            {"score": None, "low": None, "high": None}
+            if score is None
+            else {"score": score.value, "low": score.low, "high": score.high}
+        )
+        yield row | {key: value for key, value in group.differences.items() if key not in row}

@@ -1,0 +1,95 @@
+"""`marl_ray.evaluate` without a benchmark: whole episodes of a bundle's actor-critics."""
+
+import glob
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_ray.api.calls import named_arguments
+from marl_ray.config import tracking_uri
+from marl_ray.errors import FieldError, MarlRayError
+
+SEED = 1000
+"""Seed of starts and actions: another than that of most runs, whose evaluations have chosen their bundles on its starts."""
+MAX_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class EpisodeScores:
+    """Whole episodes of a team, in the order of their starts."""
+
+    returns: list[float]
+    """Return of each episode: its sum of rewards, averaged over the agents."""
+    lengths: list[int]
+    """Environment steps of each episode."""
+    cut: int
+    """Number of episodes that were ended at `max_steps`."""
+
+    @property
+    def score(self) -> float:
+        """Mean return."""
+        return sum(self.returns) / len(self.returns)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Student's 95 % interval of the mean return; None for a single episode."""
+        from marl_ray.runs.comparison import student
+
+        return student(self.returns) if len(self.returns) > 1 else None
+
+    def __str__(self) -> str:
+        interval = "" if self.interval is None else " [{:.3f}, {:.3f}]".format(*self.interval)
+        steps = sum(self.lengths) / len(self.lengths)
+        return f"score {self.score:.3f}{interval} of {len(self.returns)} episodes, {steps:.1f} steps each"
+
+
+@named_arguments
+def evaluate_episodes(
+    policy: str | Path,
+    episodes: int,
+    seed: int = SEED,
+    greedy: bool = False,
+    env: Mapping[str, Any] | None = None,
+    max_steps: int = MAX_STEPS,
+    tracking: str | None = None,
+) -> EpisodeScores:
+    """Play whole episodes of the environment that the bundle was trained in; `env` changes options of it.
+
+    An episode is a function of (weights, seed, number), so two bundles meet the same starts. Raises MarlRayError for a
+    bundle of language models, and if the environment's agents or spaces are not the bundle's.
+    """
+    from marl_ray.policies.bundles.manifest import Manifest, local_folder, read_manifest
+    from marl_ray.training.evaluation.play_bundle import play_bundle
+
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0), ("max_steps", max_steps, 1)):
+        if not isinstance(value, int) or value < least:
+            raise FieldError(name, f"expected a whole number of {least} or more, got {value!r}")
+    with local_folder(str(policy), tracking_uri(tracking)) as folder:
+        manifest = read_manifest(folder)
+        if not isinstance(manifest, Manifest):
+            raise MarlRayError(f"policy: {policy} holds language models; expected actor-critics, or a benchmark")
+        played = play_bundle(_run_of(manifest, env or {}), folder, episodes, seed, max_steps, greedy)
+    return EpisodeScores(
+        [episode.ret for episode in played],
+        [episode.length for episode in played],
+        sum(episode.cut for episode in played),
+    )
+
+
+def _run_of(manifest: Any, options: Mapping[str, Any]) -> Any:
+    """The config of a run whose team has the networks of a bundle, in its environment with these options changed."""
+    from marl_ray.config import RunConfig, parse_config
+
+    env = manifest.lineage.env
+    team: dict[str, Any] = {name: {"agents": [], "network": part.network} for name, part in manifest.policies.items()}
+    for agent, name in manifest.agents.items():
+        team[name]["agents"].append(glob.escape(agent))
+    team = {name: part | {"network": part["network"].model_dump(mode="json")} for name, part in team.items()}
+    data = {
+        "name": "episodes",
+        "algorithm": "ippo",
+        "env": env | {"kwargs": {**env.get("kwargs", {}), **options}},
+        "team": team,
+    }
+    return parse_config(RunConfig, data, source="bundle")

@@ -1,0 +1,25 @@
+"""Opens storages: folders of a machine, and URIs that pyarrow knows, such as `s3://bucket/runs`."""
+
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from marl_ray.errors import MarlRayError, one_line
+
+
+def absolute(storage: str) -> str:
+    """A storage as a URI or an absolute path."""
+    return storage if "://" in storage else str(Path(storage).resolve())
+
+
+def open_storage(storage: str, key: str = "storage") -> tuple[fs.FileSystem, str]:
+    """File system and path of a folder or URI; the path has no slash at its end. It need not exist.
+
+    Raises MarlRayError that names the config's `key`.
+    """
+    try:
+        filesystem, path = fs.FileSystem.from_uri(absolute(storage))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise MarlRayError(f"{key}: {storage!r} cannot be used: {one_line(error)}") from error
+    return filesystem, path.rstrip("/")

@@ -1,0 +1,27 @@
+"""The functions that a run calls while it trains; a run's journal has one for each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Functions that a run calls on one worker while it trains; by default each does nothing."""
+
+    row: Callable[[Metrics], None] = lambda metrics: None
+    """It gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone."""
+    transcripts: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, episodes: None
+    """It gets episodes as text of the iterations that have a checkpoint, before their row, on rank 0 alone."""
+    phase: Callable[[str], None] = lambda name: None
+    """It gets the name of each part of the run that begins."""
+    begin: Callable[[int | None], None] = lambda iteration: None
+    """It gets the iteration of the run's own checkpoint that the run goes on from, or None, before any row."""
+    say: Callable[[str], None] = lambda line: None
+    """It gets a line for people about each checkpoint that is damaged."""
+
+
+SILENT = Listeners()
+"""The listeners of a run whose caller reads its state."""

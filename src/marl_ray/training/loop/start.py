@@ -1,0 +1,72 @@
+"""The weights and the state with which a run starts: new ones, those of its own checkpoint, or those of another run's."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pettingzoo import ParallelEnv
+
+from marl_ray.config import RunConfig
+from marl_ray.training.checkpoints.loading import load_newest
+from marl_ray.training.checkpoints.run_state import fresh_state, state_after
+from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.imitation.warm_start import warm_start
+from marl_ray.training.loop.listeners import Listeners
+from marl_ray.training.team.assembly import Team
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """The checkpoints that a run may start from."""
+
+    checkpoints: Sequence[StoredFolder] = ()
+    """The run takes the first that is whole. If the list is empty, it begins anew."""
+    origin: str | None = None
+    """The checkpoint's URI if another run wrote it (`config.resume_from`)."""
+    run_id: str | None = None
+    """The run's id in MLflow, which its checkpoints hold."""
+    own_hyper: bool = False
+    """True if the checkpoint may be of a run with other hyper-parameters: the run takes its weights and optimiser state, and
+    keeps the hyper-parameters of its config."""
+    best_left: float = math.inf
+    """The greatest score of a bundle that is left, if a better one may be lost."""
+
+    @property
+    def continues(self) -> bool:
+        """True if the run goes on from a checkpoint of its own."""
+        return bool(self.checkpoints) and self.origin is None
+
+
+ANEW = RunStart()
+"""The start of a run that has no checkpoint."""
+
+
+def load_start(
+    config: RunConfig, team: Team, start: RunStart, listeners: Listeners
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Load the weights of the run's start into the team; returns the run's state and the collector's snapshot, if there is
+    one. Raises as `load_newest` does."""
+    names = list(team.models)
+    if not start.checkpoints:
+        return fresh_state(start.run_id, names), None
+    listeners.phase("reading the checkpoint")
+    other = start.own_hyper or start.origin is not None
+    state, snapshot = load_newest(start.checkpoints, team.learners, other, listeners.say)
+    if start.origin is not None:
+        return state_after(config, state, snapshot, start.origin, start.run_id, names)
+    return state | {"best_score": min(state["best_score"], start.best_left)}, snapshot
+
+
+def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+    """Move the team's first weights by the config's warm start, if it has one."""
+    if config.warm_start is None:
+        return
+    if config.language:
+        from marl_ray.training.imitation.fine_tuning import fine_tune
+
+        listeners.phase("fitting the demonstrations")
+        fine_tune(config, env, team, listeners.row)
+    else:
+        listeners.phase("imitating the logged decisions")
+        warm_start(config, env, team, listeners.row)

@@ -1,0 +1,95 @@
+"""The loop of one training worker: iterations, rows and checkpoints until the run is done."""
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from marl_ray.config import RunConfig
+from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
+from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.start import ANEW, RunStart
+
+if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
+    from marl_ray.training.team.assembly import EngineOf
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """The way in which a run keeps its checkpoints."""
+
+    place_of: Callable[[int], StoredFolder]
+    """Iteration -> the folder of its checkpoint."""
+    before: Callable[[], None] = lambda: None
+    """Called on every worker before a checkpoint is begun."""
+    published: Callable[[], None] = lambda: None
+    """Called on rank 0, beside the training, when a checkpoint is complete; it raises nothing."""
+
+
+def run_worker(
+    config: RunConfig,
+    device: torch.device,
+    start: RunStart = ANEW,
+    listeners: Listeners = SILENT,
+    keeping: Keeping | None = None,
+    engine_of: "EngineOf | None" = None,
+) -> Metrics:
+    """Train to the end on this worker; the process group is up, and every worker makes the same call.
+
+    If `keeping` is None, no checkpoint is written. `engine_of` makes the language models' engines (see `build_team`).
+    Returns the metrics of the last iteration.
+    """
+    run = Run(config, device, start, listeners, engine_of)
+    try:
+        _train(run, start, listeners, keeping)
+    except Exception:
+        with suppress(Exception):  # what is being written is complete before the group ends
+            run.saver.wait()
+        raise
+    run.close()
+    return run.metrics
+
+
+def _train(run: Run, start: RunStart, listeners: Listeners, keeping: Keeping | None) -> None:
+    """Run all iterations that are left, and what comes before the first."""
+    if run.fresh:
+        _begin(run, start, listeners, keeping)
+    elif run.done and run.state["best_score"] == -math.inf:  # all bundles are lost
+        if run.config.evaluates:
+            run.evaluate()
+        _save(run, keeping)
+    if not run.done:
+        listeners.phase(f"training from step {run.steps:,} to {run.config.train.total_steps:,}")
+    while not run.done:
+        metrics = run.step()
+        if run.rank == 0:
+            if run.save_due and run.transcripts:
+                listeners.transcripts(run.iteration, run.transcripts)
+            listeners.row(metrics)
+        if run.save_due:
+            _save(run, keeping)
+
+
+def _begin(run: Run, start: RunStart, listeners: Listeners, keeping: Keeping | None) -> None:
+    """Evaluate the weights that training starts from, and keep them where the run needs them."""
+    if run.config.evaluates or run.benchmarks:
+        listeners.phase("evaluating before training")
+    metrics = run.begin()
+    if run.rank == 0 and metrics:
+        listeners.row(metrics)
+    # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
+    # begins with, so that it needs the other no more.
+    if run.done or start.origin is not None or (run.save_due and metrics):
+        _save(run, keeping)
+
+
+def _save(run: Run, keeping: Keeping | None) -> None:
+    if keeping is None:
+        run.save(None)
+        return
+    keeping.before()
+    run.save(keeping.place_of(run.iteration), keeping.published)

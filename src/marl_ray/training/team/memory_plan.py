@@ -1,0 +1,114 @@
+"""The memory that a run of language models takes of each GPU, computed before a cluster is asked for any."""
+
+import math
+from dataclasses import dataclass
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.language.model_files import empty_lm, tied_names
+from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
+from marl_ray.training.team.model_shapes import architecture
+from marl_ray.training.tracking.mlflow_run import uri_of
+
+BF16, FLOAT32 = 2, 4
+"""Bytes of a number."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of each GPU of a run, at the moment of a step when they are most."""
+
+    gpus: int
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    reference: int
+    """Shards of the weights that the divergence is measured from."""
+    sampling: int
+    """Complete copies that sample, on every worker."""
+    resting: int
+    """The part that stays between steps, while the team plays: all of the above but `gathered` and `activations`."""
+    main_memory: int
+    """Bytes of each worker's main memory that `cpu_offload` takes."""
+
+    @property
+    def total(self) -> int:
+        return self.resting + self.gathered + self.activations
+
+
+def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
+    """Compute a dry step of each policy, with every worker on a GPU. Policies learn one after another, so of `gathered`
+    and `activations` the greatest counts.
+
+    Raises MarlRayError if the policies are actor-critics, if groups of `resources.parallel` do not divide the GPUs, or if
+    the shape of a model is not known. Starts and ends a process group, so the process must have none.
+    """
+    shards = shards_of(config, gpus)
+    if not config.language:
+        raise MarlRayError("team: expected language models; actor-critics are small, and their memory is not computed")
+    mixed = config.resources.mixed_precision != "none"
+    frozen_bytes = BF16 if mixed else FLOAT32
+    steps: list[DryPeak] = []
+    reference = sampling = offloaded = 0
+    for name, policy in config.team.items():
+        assert policy.model is not None
+        try:
+            shape = architecture(policy.model, uri_of(config))
+        except MarlRayError as error:
+            raise MarlRayError(f"team.{name}.{error}") from error
+        numbers = _numbers(shape)
+        sampling += numbers * (FLOAT32 if policy.model.dtype == "fp32" else BF16)
+        if policy.frozen:
+            continue
+        compared = (config.hyper_of(name).kl_coef > 0 or config.spec_of(name).pairs) and policy.model.lora is None
+        peak = dry_step(shape, policy.model, shards, pass_of(config, name), mixed, not policy.model.cpu_offload)
+        kept = math.ceil(numbers / shards) * frozen_bytes if compared else 0
+        if policy.model.cpu_offload:  # gradients and moments are of the weights that have gradients
+            offloaded += peak.weights + 3 * peak.gradients + kept
+            peak, kept = peak._replace(weights=0, gradients=0), 0
+        reference += kept
+        steps.append(peak)
+    weights, gradients, optimizer = (
+        sum(getattr(peak, kind) for peak in steps) for kind in ("weights", "gradients", "optimizer")
+    )
+    most = max(steps, key=lambda peak: peak.gathered + peak.activations)
+    return MemoryPlan(
+        gpus=gpus,
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        gathered=most.gathered,
+        activations=most.activations,
+        reference=reference,
+        sampling=sampling,
+        resting=weights + gradients + optimizer + reference + sampling,
+        main_memory=offloaded,
+    )
+
+
+def shards_of(config: RunConfig, gpus: int) -> int:
+    """GPUs that share one set of weights: `resources.parallel.shard`, or, where it is not given, as many as make up
+    `replicate` groups. Raises MarlRayError if there are no whole groups."""
+    parallel = config.resources.parallel
+    for key, number in parallel.items():
+        if gpus % number:
+            raise MarlRayError(f"resources.parallel.{key}={number}: expected a divisor of the {gpus} GPUs")
+    return parallel.get("shard", gpus // parallel.get("replicate", 1))
+
+
+def pass_of(config: RunConfig, name: str) -> DryPass:
+    """The largest pass of a policy: `train.micro_batch` sequences that fill the context, or, where it is not given, one,
+    because workers on GPUs then measure themselves how many fit."""
+    hyper, rows = config.hyper_of(name), config.train.micro_batch or 1
+    if config.spec_of(name).pairs:
+        rows = max(2, rows // 2 * 2)
+    tokens = config.team[name].generation.max_tokens
+    return DryPass(rows, tokens, hyper.entropy_coef > 0 or hyper.entropy_target is not None)
+
+
+def _numbers(shape: object) -> int:
+    """Numbers of a model's weights, of which tied ones count once."""
+    lm = empty_lm(shape)
+    return sum(lm.get_parameter(names[0]).numel() for names in tied_names(lm))

@@ -1,0 +1,60 @@
+"""What calls of the API share: files and mappings with changes by section, names of arguments, Ctrl-C."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from toys.run_configs import GOOD, run
+
+from marl_ray.api.calls import data_of, merged, named_arguments, short_interrupt
+from marl_ray.config import RunConfig, parse_config
+from marl_ray.errors import MarlRayError
+
+
+def test_a_section_keeps_the_keys_that_a_change_does_not_name() -> None:
+    before = {"hyper": {"lr": 1, "gamma": 2}, "seeds": [1, 2]}
+    assert merged(before, {"hyper": {"lr": 3}, "seeds": [4]}) == {"hyper": {"lr": 3, "gamma": 2}, "seeds": [4]}
+    assert before == {"hyper": {"lr": 1, "gamma": 2}, "seeds": [1, 2]}
+
+
+def test_a_file_and_a_mapping_are_the_same_run(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("name: run\nenv: {id: MultiGrid-Empty-5x5-v0}\n")
+    expected = run("hyper.lr=3e-3")
+    for source in (tmp_path / "run.yaml", GOOD):
+        data, name = data_of(source, {"hyper": {"lr": 3e-3}})
+        assert parse_config(RunConfig, data, source=name) == expected
+
+
+def test_what_is_no_config_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    with pytest.raises(MarlRayError, match=r"list.yaml: expected a mapping of keys at the top, got list"):
+        data_of(tmp_path / "list.yaml", {})
+    with pytest.raises(MarlRayError, match=r"config file 'none.yaml' cannot be read"):
+        data_of("none.yaml", {})
+
+
+def test_a_dotted_change_is_answered_with_its_section() -> None:
+    with pytest.raises(MarlRayError, match=r"^hyper.lr: expected the section as an argument: hyper=\{'lr': 0.1\}$"):
+        data_of(GOOD, {"hyper.lr": 0.1})
+
+
+def test_a_misspelt_argument_is_named_with_what_was_meant() -> None:
+    @named_arguments
+    def act(self: int, *, greedy: bool = False) -> bool:
+        return greedy
+
+    assert act(1, greedy=True)
+    with pytest.raises(MarlRayError, match=r"^gredy: is unknown; did you mean greedy\?$"):
+        act(1, gredy=True)
+
+
+def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # the block sets another
+    with pytest.raises(KeyboardInterrupt) as caught, short_interrupt():
+        raise KeyboardInterrupt
+    sys.excepthook(KeyboardInterrupt, caught.value, None)
+    assert capsys.readouterr().err == "marl-ray: interrupted\n"
+    sys.excepthook(ValueError, ValueError("another error"), None)
+    assert capsys.readouterr().err == "ValueError: another error\n"
