@@ -1,6 +1,7 @@
 """Web tasks in a real Chromium, on a small site: every task that can be done scores, and every fault has its ending."""
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -253,6 +254,12 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path: Path, site: L
     assert time.monotonic() - begun < 20
 
 
+def test_a_page_that_never_rests_ends_no_episode(tmp_path: Path, site: LittleSite) -> None:
+    env = made(tmp_path, site, "/restless", patience=None)
+    infos = play(env, *["scroll [down]"] * 5, "goto [http://onestopmarket.com/chair]", "stop [done]")
+    assert (infos["ending"], infos["solved"]) == ("stopped", True)
+
+
 def test_an_element_that_is_gone(tmp_path: Path, site: LittleSite) -> None:
     env = made(tmp_path, site, "/gone")
     env.reset(seed=0)
@@ -315,6 +322,7 @@ def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path: P
         thread.join(60)
     assert [env.infos[AGENT]["solved"] for env in envs] == [True] * 3
     assert shared_chromium(envs[0]).browser.contexts == []
+    gc.collect()  # environments of other tests, which none has closed
     for env in envs:
         assert shared_chromium(env).connected
         env.close()

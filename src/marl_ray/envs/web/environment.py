@@ -32,6 +32,9 @@ ENDINGS = (
 browser broke, or hung; because a site did not answer what scoring asks of it."""
 MOST_PAGES = 10
 """Opening and scoring a task, which may load several pages, have the time of so many steps."""
+_LOOKS = 5
+_LEFT = "Execution context was destroyed"
+"""Words of Playwright's error where a page leaves for another one during a call."""
 _HISTORY = 10
 _MORE = "\n(the page goes on)"
 
@@ -244,10 +247,22 @@ class BrowserEnv(TextEnv):
             session.call(work, name, steps)
         except ActionFault as error:
             return str(error)
+        except BrowserFault as error:
+            if _LEFT not in str(error):
+                raise
+            return "the page left for another one meanwhile"
         return ""
 
     def _look(self, session: BrowserSession) -> None:
-        self.view = session.call(session.view(), "reading the page")
+        """Read the page, again where it leaves for another one meanwhile. Raises PageFault for one that never rests."""
+        for _ in range(_LOOKS):
+            try:
+                self.view = session.call(session.view(), "reading the page")
+                return
+            except BrowserFault as error:
+                if _LEFT not in str(error):
+                    raise
+        raise PageFault(f"the page left for another one {_LOOKS} times while it was read")
 
     def _note_repeats(self, action: WebAction) -> None:
         self._repeats = self._repeats + 1 if action == self._last else 1
