@@ -319,7 +319,7 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
 def store(name: str, result: dict[str, Any], table: str) -> None:
     RESULTS.mkdir(exist_ok=True)
     described = ", ".join(f"{key} {value}" for key, value in result["machine"].items() if isinstance(value, str | int))
-    table += f"\nMachine: {described}. `benchmarks/gridworld.py` writes this file.\n"
+    table += f"\nMachine: {described}. `benchmarks/{Path(sys.argv[0]).name}` writes this file.\n"
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     (RESULTS / f"{name}.md").write_text(table)
     print(table)

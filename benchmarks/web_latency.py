@@ -1,4 +1,4 @@
-"""What the web environments cost beyond the pages themselves, and how long the made tasks take.
+"""Time that the web environments cost beyond the pages themselves, and that the made tasks take.
 
     .venv/bin/python benchmarks/web_latency.py            # under four minutes on two cores
     .venv/bin/python benchmarks/web_latency.py --rounds 5 --no-pack
@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent / "results"
 AGENT = "agent"
 ROUNDS = 30
 SPLITS = {"expert": "all", "random": "test"}
-"""Who plays the made tasks, and which of them."""
+"""The agents that play the made tasks, and the tasks of each."""
 GOAL_MS, GOAL_S = 60.0, 300.0
 WAIT_S = 60.0
 ACTIONS = ("follow a link", "click into a text box", "type ten letters")

@@ -1,0 +1,203 @@
+"""Speed and learning of small policies beside compiled JAX, on one machine, in turn.
+
+    .venv/bin/python benchmarks/compiled_peers.py             speed at three settings of two tasks, then time to a target
+    .venv/bin/python benchmarks/compiled_peers.py --parts speed
+
+The peers (`peers/jax_ppo.py`) run in a Python of their own, `.venv-jax`, which is made on the first run: JaxMARL's
+simple_spread and gymnax's CartPole, with PPO laid out as PureJaxRL lays it out. Both sides have the same network (64 x 64
+tanh, separate actor and critic), four epochs and as many minibatches. Writes `benchmarks/results/compiled_peers.{json,md}`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from gridworld import ROOT, WARM_UP, machine, store
+from tables import spread
+
+PEER = ROOT / "benchmarks/peers/jax_ppo.py"
+PACKAGES = ("jax==0.10.2", "jaxmarl==0.2.0", "gymnax==1.0.1", "optax==0.2.8", "numpy==2.4.6", "six==1.17.0")
+CONFIGS = {
+    "simple_spread": ("jobs/configs/simple_spread_mappo.yaml", "algorithm=ippo"),
+    "cartpole": ("jobs/configs/cartpole_ppo.yaml", "env.id=envpool.CartPole-v1"),
+}
+SETTINGS = {
+    "simple_spread": ((16, 128, 4), (128, 32, 1), (128, 32, 4)),
+    "cartpole": ((16, 128, 4), (128, 128, 4), (512, 128, 4)),
+}
+"""Copies, steps of each in a batch, and minibatches."""
+UPDATES = {"simple_spread": 60, "cartpole": 100}
+TARGETS = {"simple_spread": -22.0, "cartpole": 475.0}
+"""Mean return of the episodes that end while a run trains."""
+TARGET_STEPS = {"simple_spread": 3_000_000, "cartpole": 1_000_000}
+RATES = (2.5e-4, 1e-3)
+"""Learning rates that both sides are given on the way to a target; the sooner one counts."""
+QUIET = ("evaluation.every=0", "checkpoint.every=1000000", "tracking.progress=false", "hyper.epochs=4")
+
+
+def jax_python(folder: Path) -> Path:
+    """The interpreter of the peers' environment, which is made if it is not there."""
+    python = folder / "bin/python"
+    if not (folder / ".installed").exists():
+        print(f"installing JAX into {folder}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        (folder / ".installed").touch()
+    return python
+
+
+def run_peer(python: Path, task: str, setting: tuple[int, int, int], updates: int, *more: str) -> dict[str, Any]:
+    """One training of the peer; `outside` is its process's time before and after the run itself."""
+    copies, steps, minibatches = setting
+    sizes = [f"--copies={copies}", f"--steps={steps}", f"--minibatches={minibatches}", f"--updates={updates}"]
+    begun = time.perf_counter()
+    done = subprocess.run([python, PEER, f"--task={task}", *sizes, *more], capture_output=True, text=True, timeout=1800)
+    seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise SystemExit(f"{PEER.name} {task} {setting} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result | {"outside": seconds - result["seconds"]}
+
+
+def run_own(task: str, setting: tuple[int, int, int], updates: int, workers: int, *more: str) -> dict[str, Any]:
+    """One `marl-ray train`: its rows, and when it began."""
+    copies, steps, minibatches = setting
+    path, *own = CONFIGS[task]
+    sizes = [f"train.env_copies={copies}", f"train.horizon={steps}", f"train.total_steps={updates * copies * steps}"]
+    sizes += [f"hyper.minibatches={minibatches}", f"resources.workers={workers}"]
+    with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
+        command = [sys.executable, "-m", "marl_ray", "train", path, *own, *QUIET, *sizes, *more]
+        begun = time.time()
+        done = subprocess.run(
+            [*command, f"storage={folder}", "name=peer"], cwd=ROOT, capture_output=True, text=True, timeout=1800
+        )
+        if done.returncode:
+            raise SystemExit(f"marl-ray train {path} {setting} failed:\n{done.stderr[-3000:]}")
+        rows = [json.loads(line) for line in Path(folder, "peer", "metrics.jsonl").read_text().splitlines()]
+    return {"begun": begun, "rows": rows}
+
+
+def speed(python: Path, rounds: int) -> list[dict[str, Any]]:
+    """Steps per second of both sides at every setting, learning included; the peers' without their compilation."""
+    measured = []
+    for task, settings in SETTINGS.items():
+        for setting in settings:
+            one: dict[str, Any] = {"task": task, "setting": setting, "peer": [], "own": {1: [], 2: []}, "shares": {}}
+            for _ in range(rounds):
+                peer = run_peer(python, task, setting, UPDATES[task])
+                one["peer"].append(peer["steps_per_second"])
+                one["compile_seconds"], one["packages"] = peer["compile_seconds"], peer["packages"]
+                for workers in (1, 2):
+                    rows = run_own(task, setting, UPDATES[task], workers)["rows"][WARM_UP:]
+                    one["own"][workers].append(statistics.median(row["steps_per_second"] for row in rows))
+                    one["shares"][workers] = {
+                        part: statistics.median(row[f"time/{part}"] for row in rows)
+                        for part in ("rollout", "update", "other")
+                    }
+            print(task, setting, one["peer"], one["own"], flush=True)
+            measured.append(one)
+    return measured
+
+
+def learning(python: Path, seeds: int) -> list[dict[str, Any]]:
+    """Seconds from a process's start until its training return reaches the target, of each side's best setting and rate."""
+    measured = []
+    for task, settings in SETTINGS.items():
+        for setting in settings:
+            updates = TARGET_STEPS[task] // (setting[0] * setting[1])
+            for rate in RATES:
+                one: dict[str, Any] = {"task": task, "setting": setting, "rate": rate, "peer": [], "own": []}
+                for seed in range(seeds):
+                    peer = run_peer(python, task, setting, updates, f"--lr={rate}", f"--seed={seed}", "--decay")
+                    hits = [k for k, ret in enumerate(peer["returns"]) if ret is not None and ret >= TARGETS[task]]
+                    share = (hits[0] + 1) / updates if hits else None
+                    one["peer"].append(None if share is None else peer["outside"] + share * peer["seconds"])
+                    own = run_own(task, setting, updates, 1, f"hyper.lr={rate}", "hyper.lr_decay=true", f"seed={seed}")
+                    ends = [row["timestamp"] for row in own["rows"] if row.get("return", -1e9) >= TARGETS[task]]
+                    one["own"].append(ends[0] - own["begun"] if ends else None)
+                print(task, setting, rate, one["peer"], one["own"], flush=True)
+                measured.append(one)
+    return measured
+
+
+def speed_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "# Beside compiled JAX",
+        "",
+        "Environment steps per second, learning included; median (least-most). The peer's compilation is not counted.",
+        "",
+        "| task | copies x steps, minibatches | peer | its compilation | marl-ray, 1 worker | 2 workers | best / peer |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        copies, steps, minibatches = row["setting"]
+        own = {int(workers): rates for workers, rates in row["own"].items()}
+        best = max(statistics.median(rates) for rates in own.values())
+        lines.append(
+            f"| {row['task']} | {copies} x {steps}, {minibatches} | {spread(row['peer'])} | {row['compile_seconds']:.0f} s "
+            f"| {spread(own[1])} | {spread(own[2])} | {best / statistics.median(row['peer']):.2f} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def learning_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "## Time to a target",
+        "",
+        "Seconds from the start of a process, imports, Ray and compilation included, until the mean return of the episodes",
+        f"that end in training is {TARGETS['simple_spread']:g} for each agent of simple_spread, and {TARGETS['cartpole']:g}",
+        "of CartPole. Median over seeds of each side's best setting and learning rate, of which all settings of the table",
+        f"above and the rates {RATES[0]:g} and {RATES[1]:g} were tried.",
+        "",
+        "| task | peer | setting, rate | marl-ray | setting, rate | peer / marl-ray |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task in SETTINGS:
+        best = {}
+        for side in ("peer", "own"):
+            ended = [row for row in rows if row["task"] == task and None not in row[side]]
+            best[side] = min(ended, key=lambda row: statistics.median(row[side]), default=None)
+        cells = []
+        for side in ("peer", "own"):
+            row = best[side]
+            cells += ["never in all seeds", ""] if row is None else [spread(row[side], 1), _setting(row)]
+        ratio = ""
+        if best["peer"] is not None and best["own"] is not None:
+            ratio = f"{statistics.median(best['peer']['peer']) / statistics.median(best['own']['own']):.2f}"
+        lines.append(f"| {task} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join([*lines, ""])
+
+
+def _setting(row: dict[str, Any]) -> str:
+    copies, steps, minibatches = row["setting"]
+    return f"{copies} x {steps}, {minibatches}; {row['rate']:g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--parts", nargs="+", choices=("speed", "learning"), default=["speed", "learning"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jax-venv", type=Path, default=ROOT / ".venv-jax")
+    options = parser.parse_args()
+    python, path = jax_python(options.jax_venv), ROOT / "benchmarks/results/compiled_peers.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    result["machine"] = machine() | {"load": os.getloadavg()[0]}
+    if "speed" in options.parts:
+        result["speed"] = speed(python, options.rounds)
+    if "learning" in options.parts:
+        result["learning"] = learning(python, options.seeds)
+    text = speed_table(result["speed"]) if "speed" in result else ""
+    text += "\n" + learning_table(result["learning"]) if "learning" in result else ""
+    store("compiled_peers", result, text)
+
+
+if __name__ == "__main__":
+    main()
