@@ -38,7 +38,7 @@ PAGES = {
 """Pages, and the steps of their runs."""
 VARIANTS = 100
 GOAL, LIMIT_S = 0.9, 1200.0
-"""What is asked of every page: the share of variants that are solved, in the mean of its seeds, and the seconds of a run."""
+"""The goal of every page: the share of variants that are solved, in the mean of its seeds, and the seconds of a run."""
 
 
 def run(page: str, seed: int) -> dict[str, Any]:
