@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.training.errors import Diverged
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
+from marl_ray.tuning.running.trial_files import Leg, TrialState, TrialWriter, read_state, write_state
+from marl_ray.tuning.running.trials import run
 
 RETURN = [MetricConfig(name="return", window=2)]
 
@@ -71,12 +74,54 @@ def test_legs_that_are_joined_equal_one_that_was_never_parted(tmp_path: Path):
     first = train(seeds(2), 70, None, tmp_path / "first")
     second = train(seeds(2), None, tmp_path / "first", tmp_path / "second")
     assert first[-1]["steps"] == 96
-    # The first leg is judged where it ends, the whole one is not; no clock and no evaluation is a part of training.
+    # The first leg is judged where it ends, the whole one is not.
     assert "eval/return" in first[-1] and "eval/return" in second[-1]
-    left_out = ("time/", "steps_per_second", "score", "eval/", "best/", "seed-")
-    for one, other in zip(whole, first + second, strict=True):
-        one, other = ({k: v for k, v in row.items() if not k.startswith(left_out)} for row in (one, other))
-        assert one == other
+    assert timeless(whole) == timeless(first + second)
+
+
+LEFT_OUT = ("time/", "timestamp", "steps_per_second", "score", "eval/", "best/", "seed-")
+
+
+def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The rows without what a clock or an evaluation says, both of which are no part of training."""
+    return [{key: value for key, value in row.items() if not key.startswith(LEFT_OUT)} for row in rows]
+
+
+@pytest.mark.parametrize("name", ["objectives.json", "seed-1/manifest.json", "seed-1/weights/__0_0.distcp", ""])
+def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+
+    def play(sweep: str, until: int | None) -> dict[str, Any]:
+        given = [one.given() for one in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
+        metrics = [metric.model_dump() for metric in RETURN]
+        facts = {"storage": str(tmp_path), "nested": False, "use_gpu": False, "cpus": 1.0, "folder": str(tmp_path)}
+        leg = Leg(sweep=sweep, number=0, leg=1, configs=given, metrics=metrics, until=until, tracking_uri="", **facts)
+        return run(leg, lambda row: None)
+
+    calm, trial = trial_folder(str(tmp_path), "calm", 0), trial_folder(str(tmp_path), "damaged", 0)
+    play("calm", None)
+    play("damaged", 70)
+    state = read_state(trial)
+    damaged = Path(trial.path, state.checkpoints[-1])
+    if name:
+        content = (damaged / name).read_bytes()
+        (damaged / name).write_bytes(content[: len(content) // 2])
+    else:
+        shutil.rmtree(damaged)
+    ended = play("damaged", None)
+    (note,) = ended["notes"]
+    assert name in note and str(damaged) in note and f"goes on from {trial.uri}/{state.checkpoints[-2]}" in note
+    assert timeless(read_rows(trial)) == timeless(read_rows(calm))
+    assert not damaged.exists()
+    assert (read_state(trial).played, read_state(trial).steps) == (read_state(calm).played, read_state(calm).steps)
+
+
+def test_a_trial_does_not_go_back_before_a_takeover(tmp_path: Path):
+    folder = Folder(str(tmp_path), "trial")
+    write_state(folder, TrialState(checkpoints=["attempt-1/checkpoint-2", "exploit-64", "attempt-2/checkpoint-4"]))
+    assert TrialWriter(folder, 3, [0], lambda row: None).starts == ["attempt-2/checkpoint-4", "exploit-64"]
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ppo_lagrangian", "pid_lagrangian"])

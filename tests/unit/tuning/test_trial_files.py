@@ -31,7 +31,7 @@ def folder_at(path: Path, remote: bool) -> Folder:
 
 def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
     """Play from the trial's checkpoint to the end; killed after so many rows, checkpoints and halves of checkpoints."""
-    start = int(writer.start.rpartition("-")[2]) if writer.start else 0
+    start = int(writer.starts[0].rpartition("-")[2]) if writer.starts else 0
     writer.begun(start)
     left = LAST * 4 if dies_after is None else dies_after
     for iteration in range(start + 1, LAST + 1):

@@ -17,6 +17,8 @@ from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
 from marl_ray.training.collectives import from_first, gather, world
 from marl_ray.training.learner.policy_learner import Learner
 
+NONE_READABLE = "no checkpoint can be read: "
+
 
 class Unreadable(MarlRayError):
     """The error of a run none of whose checkpoints can be read. Another start would meet it again."""
@@ -57,7 +59,7 @@ def load_newest(
             for each in damages:
                 withdraw(each)
         return loaded
-    raise Unreadable(f"no checkpoint can be read: {'; '.join(lines)}")
+    raise Unreadable(NONE_READABLE + "; ".join(lines))
 
 
 def _try_load(

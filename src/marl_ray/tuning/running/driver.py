@@ -230,6 +230,8 @@ class _Sweep:
         """Note that a leg has ended, with a result unless its process was lost."""
         self.events.end(leg.name)
         problem = {"error": "its process was lost again and again"} if failed else {}
+        for note in (result or {}).get("notes", ()):
+            self.warn(f"trial {leg.number:04d}: {note}")
         self.plan.leg_ended(leg.number, result or problem or None, failed, leg.until)
 
     def leg(self, record: TrialRecord) -> Leg:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,14 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.temporary_folders import temporary_folder
+from marl_ray.training.checkpoints.loading import NONE_READABLE, Unreadable
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.errors import Diverged
 from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.loop.run import UNKNOWN, Run
 from marl_ray.training.loop.start import RunStart
+from marl_ray.tuning.folder import Folder
+from marl_ray.tuning.running.trial_files import is_takeover
 
 OBJECTIVES = "objectives.json"
 """The file of a checkpoint with the recent values of the metrics, which the objectives are means of."""
@@ -46,13 +49,17 @@ class SeedsAsOne:
         own_hyper: bool = False,
     ):
         """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration. Raises
-        MarlRayError, which names the file, for one that is damaged."""
+        Unreadable, which names the file, for one that is damaged."""
         self.metrics = metrics
-        self.runs = {}
-        for config in configs:
-            places = [] if resume_from is None else [folder_here(resume_from / f"seed-{config.seed}")]
-            self.runs[config.seed] = Run(config, device, RunStart(places, own_hyper=own_hyper))
+        self.runs: dict[int, Run] = {}
         state = {} if resume_from is None else _objectives(resume_from / OBJECTIVES)
+        try:
+            for config in configs:
+                places = [] if resume_from is None else [folder_here(resume_from / f"seed-{config.seed}")]
+                self.runs[config.seed] = Run(config, device, RunStart(places, own_hyper=own_hyper))
+        except BaseException:
+            self.close()
+            raise
         self.iteration: int = state.get("iteration", 0)
         saved = state.get("recent", {})
         self.recent = {
@@ -174,7 +181,38 @@ def _objectives(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(path.read_text())
         return {"iteration": state["iteration"], "recent": state["recent"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"{path} is damaged: {one_line(error)}") from None
+        raise Unreadable(f"{path} is damaged: {one_line(error)}") from None
+
+
+class LoadedSeeds(NamedTuple):
+    """The runs of all seeds, and where they come from."""
+
+    seeds: SeedsAsOne
+    start: str | None
+    """Name of the checkpoint; None for new runs."""
+    damages: list[str]
+    """A line for each newer checkpoint, which is damaged."""
+
+
+def load_seeds(
+    folder: Folder,
+    names: Sequence[str],
+    configs: Sequence[RunConfig],
+    metrics: Sequence[MetricConfig],
+    device: torch.device,
+) -> LoadedSeeds:
+    """Begin the runs of all seeds from the first of a trial's checkpoints `names` that is whole, or anew without one. Every
+    worker calls it with the same. Raises Unreadable, which names what is wrong with each, if all are damaged."""
+    damages: list[str] = []
+    for name in names:
+        try:
+            with folder.local(name) as start:
+                return LoadedSeeds(SeedsAsOne(configs, metrics, device, start, is_takeover(name)), name, damages)
+        except (Unreadable, FileNotFoundError) as error:
+            damages.append(one_line(error).removeprefix(NONE_READABLE))
+    if damages:
+        raise Unreadable(NONE_READABLE + "; ".join(damages))
+    return LoadedSeeds(SeedsAsOne(configs, metrics, device, None), None, [])
 
 
 def run_leg(

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,6 +10,8 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.tuning.folder import ROWS, Folder, read_rows
 
 STATE = "trial.json"
+TAKEOVER = "exploit-"
+"""Beginning of the name of a checkpoint that was taken over from another trial."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,6 @@ class TrialState:
     """Wall time in seconds."""
     exploits: list[dict[str, Any]] = field(default_factory=list)
     """One mapping per takeover of another trial, with `at`, `donor` and `values`."""
-    foreign: bool = False
-    """True if the newest checkpoint was written with other hyper-parameters."""
 
 
 def read_state(folder: Folder) -> TrialState:
@@ -88,19 +88,23 @@ class Takeover:
     """The new values of the trial that takes over."""
 
 
+def is_takeover(name: str) -> bool:
+    """Return True if the checkpoint of this name was written with other hyper-parameters, by another trial."""
+    return name.startswith(TAKEOVER)
+
+
 def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
     """Copy the donor's newest checkpoint and its bundles into a trial's folder; returns False if a driver that was killed
     has done so before. Raises OSError."""
     state = read_state(folder)
     if any(exploit["at"] == takeover.at for exploit in state.exploits):
         return False
-    name = f"exploit-{takeover.at}"
+    name = f"{TAKEOVER}{takeover.at}"
     folder.copy_from(donor, read_state(donor).checkpoints[-1], name)
     if donor.exists("bundles"):
         folder.copy_from(donor, "bundles", "bundles")
     state.checkpoints.append(name)
     state.exploits.append(asdict(takeover))
-    state.foreign = True
     write_state(folder, state)
     return True
 
@@ -120,10 +124,28 @@ class TrialWriter:
         self.played_before: int | None = None
         """Environment steps of the checkpoint that this trial has not played itself: they are a donor's."""
         self.before, self.since = self.state.seconds, time.monotonic()
+        self.notes: list[str] = []
+        """Lines for the user about damaged checkpoints."""
 
     @property
-    def start(self) -> str | None:
-        return self.state.checkpoints[-1] if self.state.checkpoints else None
+    def starts(self) -> list[str]:
+        """Checkpoints from which the trial may go on, the newest first. Those before a takeover are of other weights."""
+        names = self.state.checkpoints
+        taken = [place for place, name in enumerate(names) if is_takeover(name)]
+        return names[taken[-1] if taken else 0 :][::-1]
+
+    def go_back(self, name: str, iteration: int, steps: int, damages: Sequence[str]) -> None:
+        """Go on from checkpoint `name` of this iteration and so many steps; those after it are damaged, as the lines say,
+        and are removed."""
+        self.notes += [f"{damage}; the trial goes on from {self.folder.uri}/{name}" for damage in damages]
+        names, exploits = self.state.checkpoints, len(self.state.exploits)
+        last = names.index(name) + 1
+        own = [row for row in self.rows if row["exploits"] < exploits or row["iteration"] <= iteration]
+        self.state.checkpoints, self.state.steps = names[:last], steps
+        self.state.played = int(own[-1]["played"]) if own else 0
+        write_state(self.folder, self.state)
+        for damaged in names[last:]:
+            self.folder.remove(damaged)
 
     def begun(self, played: int) -> None:
         if self.played_before is None:
@@ -152,7 +174,7 @@ class TrialWriter:
             if self.folder.exists(f"{name}/seed-{seed}/bundle"):
                 self.folder.copy_from(self.folder, f"{name}/seed-{seed}/bundle", f"bundles/seed-{seed}")
         checkpoints = [*self.state.checkpoints, name]
-        self.state.checkpoints, self.state.foreign = checkpoints[-self.keep :], False
+        self.state.checkpoints = checkpoints[-self.keep :]
         self.state.steps, self.state.played = steps, played - (self.played_before or 0)
         self.state.seconds = self.before + time.monotonic() - self.since
         self.file.append((json.dumps(row) for row in self.rows[self.written :]), durable=True)

@@ -21,8 +21,8 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import trial_folder
-from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, never_reported, run_leg
-from marl_ray.tuning.running.trial_files import Leg, TrialWriter, read_state
+from marl_ray.tuning.running.seeds_as_one import load_seeds, never_reported, run_leg
+from marl_ray.tuning.running.trial_files import Leg, TrialWriter, is_takeover, read_state
 from marl_ray.tuning.running.worker_group import in_workers
 
 REPORT_S = 0.5
@@ -66,7 +66,8 @@ def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
     if objectives is None and done:
         metric = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in writer.rows))
         raise never_reported(metric, {key for row in writer.rows for key in row})
-    return {"status": "finished" if done else "waiting", "error": "", "objectives": objectives}
+    status = "finished" if done else "waiting"
+    return {"status": status, "error": "", "objectives": objectives, "notes": writer.notes}
 
 
 def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
@@ -79,10 +80,12 @@ def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict
         writer.kept(name, seeds.steps, seeds.played)
 
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
-    with process_group(), writer.folder.local(writer.start) as start:
-        seeds = SeedsAsOne(configs, metrics, torch.device("cpu"), start, writer.state.foreign)
+    with process_group():
+        seeds, start, damages = load_seeds(writer.folder, writer.starts, configs, metrics, torch.device("cpu"))
+        if start is not None and damages:
+            writer.go_back(start, seeds.iteration, seeds.steps, damages)
         writer.begun(seeds.played)
-        run_leg(seeds, leg.until, writer.row, keep, writer.state.foreign)
+        run_leg(seeds, leg.until, writer.row, keep, start is not None and is_takeover(start))
         seeds.close()
         return {"objectives": seeds.objectives(), "done": seeds.done}
 

@@ -23,8 +23,8 @@ from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import exchange_s
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
-from marl_ray.tuning.running.trial_files import Leg, TrialWriter
+from marl_ray.tuning.running.seeds_as_one import load_seeds, run_leg
+from marl_ray.tuning.running.trial_files import Leg, TrialWriter, is_takeover
 
 GROUP_START_S = 300
 """Seconds that a worker group may take to start."""
@@ -46,7 +46,7 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
     controllers: list[Any] = []
     trainer = torch_trainer(
         worker,
-        asdict(leg) | {"place": writer.place, "start": writer.start, "foreign": writer.state.foreign},
+        asdict(leg) | {"place": writer.place, "starts": writer.starts},
         configs[0],
         label=f"{leg.sweep}-{leg.number:04d}",
         name=writer.place,
@@ -108,6 +108,8 @@ def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
 def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
     if "begun" in message:
         writer.begun(message["begun"])
+    elif "back" in message:
+        writer.go_back(*message["back"])
     elif "kept" in message:
         writer.kept(message["kept"], message["steps"], message["played"])
     else:
@@ -139,13 +141,14 @@ def worker(payload: dict[Any, Any]) -> Any:
         gather(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
 
-    latest = from_first(lambda: _latest(folder, place))  # the checkpoint of this attempt, if a worker has died
-    foreign = payload["foreign"] and latest is None
+    own = from_first(lambda: _kept(folder, place))  # the checkpoints of this attempt, if a worker has died
+    starts = [*own, *(name for name in payload["starts"] if name not in own)]
     try:
-        with folder.local(latest or payload["start"]) as start:
-            seeds = SeedsAsOne(configs, metrics, ray.train.torch.get_device(), start, foreign)
+        seeds, start, damages = load_seeds(folder, starts, configs, metrics, ray.train.torch.get_device())
+        if damages:
+            send({"back": [start, seeds.iteration, seeds.steps, damages]})
         send({"begun": seeds.played})
-        run_leg(seeds, leg.until, send, keep, foreign)
+        run_leg(seeds, leg.until, send, keep, start is not None and is_takeover(start))
         seeds.close()
     except MarlRayError as error:  # all workers raise it together, and would raise it again after every restart
         return {"failed": str(error)}
@@ -155,7 +158,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     return {"objectives": seeds.objectives(), "done": seeds.done}
 
 
-def _latest(folder: Folder, place: str) -> str | None:
-    """The last checkpoint that an earlier worker group of this attempt has kept; None if there is none."""
+def _kept(folder: Folder, place: str) -> list[str]:
+    """The checkpoints that earlier worker groups of this attempt have kept and that are still there, the newest first."""
     kept = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES}")]
-    return next((name for name in reversed(kept) if name), None)
+    return [name for name in reversed(kept) if name and folder.exists(name)]
