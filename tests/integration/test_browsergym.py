@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from pettingzoo.test import api_test
 from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
@@ -111,10 +110,6 @@ def test_a_fault_ends_the_episode_and_the_next_one_works(env: BrowserGym, fault:
         broken.reset(options={"index": 0})
         assert "Task: Click the button.\n" in broken.observe(AGENT)
     broken.close()
-
-
-def test_pettingzoos_rules(env: BrowserGym) -> None:
-    api_test(env, num_cycles=3)
 
 
 def test_a_killed_process_leaves_no_browser() -> None:
