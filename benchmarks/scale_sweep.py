@@ -15,7 +15,7 @@ from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import ROWS, Folder, trial_folder
 from marl_ray.tuning.records import SweepRecords, identity_of
 from marl_ray.tuning.running.driver import _Sweep
-from marl_ray.tuning.running.ray_tune import Searcher
+from marl_ray.tuning.running.ray_tune import LegCalls, Searcher
 from marl_ray.tuning.running.trial_files import Leg
 
 SEEDS, SLOTS, TOTAL = 3, 64, 40_960
@@ -103,7 +103,7 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
     clock.watch(sweep, "legs", "leg", "check")
     clock.watch(sweep, "save", "save")
     sweep.plan.check, sweep.plan.changed = sweep.check, sweep.changed
-    searcher = Searcher(sweep.plan, sweep.begin, sweep.leg_ended)
+    searcher = Searcher(sweep.plan, LegCalls(sweep.begin, sweep.leg_ended, sweep.note_rows, sweep.is_over))
     rng, running, started = np.random.default_rng(0), [], 0
     clock.watch(searcher, "loop", "suggest", "on_trial_complete")
     clock.watch(sweep, "loop", "note_rows")

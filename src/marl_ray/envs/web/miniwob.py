@@ -3,7 +3,6 @@
 import functools
 import http.server
 import importlib.util
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
+from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 from marl_ray.rewards.paying import ChosenReward
 
@@ -168,8 +168,4 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
 @functools.cache
 def served_pages() -> str:
     """The base URL of the pages, which a thread of this process serves to this machine alone."""
-    handler = functools.partial(_QuietHandler, directory=str(_folder()))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads, server.block_on_close = True, False
-    threading.Thread(target=server.serve_forever, name="miniwob", daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}"
+    return serve_pages(functools.partial(_QuietHandler, directory=str(_folder())), "miniwob")

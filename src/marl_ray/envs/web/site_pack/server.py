@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
+from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.envs.web.site_pack.pages import NAMES, Visit, reply
 from marl_ray.envs.web.site_pack.world import made_world
 
@@ -39,13 +40,7 @@ class _Visits:
 def serve_sites(seed: int) -> Mapping[str, str]:
     """Base URL of each site in the world of a seed. Threads of this process serve them to this machine alone."""
     visits = _Visits()  # one for all sites, because cookies do not know ports
-    urls = {}
-    for site in NAMES:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(site, seed, visits))
-        server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, name=f"site {site}", daemon=True).start()
-        urls[site] = f"http://127.0.0.1:{server.server_port}"
-    return urls
+    return {site: serve_pages(_handler(site, seed, visits), f"site {site}") for site in NAMES}
 
 
 def _handler(site: str, seed: int, visits: _Visits) -> type[http.server.BaseHTTPRequestHandler]:

@@ -1,0 +1,39 @@
+"""The servers of pages: a browser that leaves in the middle of an answer is no error."""
+
+import http.server
+import socket
+import struct
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+
+from marl_ray.envs.web.page_server import serve_pages
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_only_faults_of_the_pages_are_shown(capfd: pytest.CaptureFixture[str], broken: bool) -> None:
+    gone, over = threading.Event(), threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert gone.wait(10)
+            try:
+                if broken:
+                    raise ValueError("a page is broken")
+                for _ in range(100):
+                    self.wfile.write(bytes(1 << 16))
+            finally:
+                over.set()
+
+    address = urlsplit(serve_pages(Handler, "test"))
+    with socket.create_connection((address.hostname, address.port)) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets the connection
+    gone.set()
+    assert over.wait(10)
+    shown = ""
+    for _ in range(20 if broken else 2):
+        threading.Event().wait(0.05)
+        shown += capfd.readouterr().err
+    assert ("a page is broken" in shown) is broken and ("Error" in shown) is broken
