@@ -240,7 +240,9 @@ def _causes(config: RunConfig) -> Iterator[None]:
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
     except OSError as error:
         full = disk_full(error, storage_of(config))
-        raise MarlRayError(f"run {config.name!r} failed: {full}") if full else error from error
+        if full is None:
+            raise
+        raise MarlRayError(f"run {config.name!r} failed: {full}") from error
 
 
 def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:

@@ -100,6 +100,12 @@ def test_a_full_disk_is_known_by_number_by_words_and_by_what_it_caused():
     assert disk_full(ValueError("no"), "/") is None
 
 
+def test_an_error_that_is_its_own_cause_is_looked_at_once():
+    error = OSError(errno.EACCES, "Permission denied")
+    error.__cause__ = error
+    assert disk_full(error, "/") is None
+
+
 def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(tmp_path: Path):
     lines: list[str] = []
     with spoken(lines.append) as notes:
