@@ -396,8 +396,8 @@ def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
     if any(key in spec.reads for spec in specs.values()):
         return
     if not any(key in spec.hyper.model_fields for spec in specs.values()):
-        known = sorted({name for spec in specs.values() for name in spec.reads})
-        raise ValueError(f"unknown key {where!r}{did_you_mean(key, known, before=where.removesuffix(key))}")
+        readable = sorted({name for spec in specs.values() for name in spec.reads})
+        raise ValueError(f"unknown key {where!r}{did_you_mean(key, readable, before=where.removesuffix(key))}")
     names = " and ".join(specs)
     raise ValueError(
         f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; `marl-ray algorithms NAME` says what is read"
