@@ -93,9 +93,9 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
             log.say(line)
         if config.resume_from is not None and not resumes:
             record[ORIGIN] = source_of(config)
-        # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
         run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
         record["mlflow_run_id"] = run_id
+        # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
         opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
         return _train(_Attempt(config, record, log, lease, opened), use_gpu, notes, own_ray)
 
