@@ -167,7 +167,7 @@ def best_whole(
     return chosen, damaged
 
 
-def kept(config: RunConfig) -> str:
+def resume_line(config: RunConfig) -> str:
     """One sentence that names the checkpoint of the run's folder from which the same command continues."""
     latest = newest(StoredFolder(*filesystem_of(config)))
     if latest is None:
