@@ -15,7 +15,7 @@ from toys.trackers import taken
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.journal import deliveries, delivery
-from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.all_sinks import MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal

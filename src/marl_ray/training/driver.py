@@ -18,7 +18,7 @@ from marl_ray.ray_seams import failures_of, for_ray_of_one_run, unwrapped, watch
 from marl_ray.training.checkpoints.index import checkpoints_in, published, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, Deliveries
+from marl_ray.training.journal.all_sinks import ALL_TAKEN, END_S, MLFLOW, Deliveries
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
