@@ -27,26 +27,26 @@ STORED = {("marl_ray.serving.logs.act_log", "asked")}
 @cache
 def trees() -> dict[str, ast.Module]:
     """Module -> its syntax tree."""
-    found = {}
+    parsed = {}
     for path in SOURCES.glob("marl_ray/**/*.py"):
         parts = list(path.relative_to(SOURCES).with_suffix("").parts)
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
-    return found
+        parsed[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return parsed
 
 
 def imports() -> dict[str, set[str]]:
     """Module -> the modules of the product that it imports, wherever the import stands, also for types alone."""
-    modules, found = trees(), {}
+    modules, graph = trees(), {}
     for module, tree in modules.items():
         named: set[str] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                whole = {f"{node.module}.{alias.name}" for alias in node.names}
-                named |= (whole & modules.keys()) or {node.module}
-        found[module] = (named & modules.keys()) - {module}
-    return found
+                members = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= (members & modules.keys()) or {node.module}
+        graph[module] = (named & modules.keys()) - {module}
+    return graph
 
 
 def test_no_file_imports_one_that_comes_back_to_it():
