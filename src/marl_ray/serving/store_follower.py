@@ -167,10 +167,10 @@ class StoreFollower:
         if the store cannot be read."""
         # One thread at a time, so that no older state replaces a newer one.
         with self._looking:
-            asked_at, reported_at = time.monotonic(), self._reported_at
+            requested_at, reported_at = time.monotonic(), self._reported_at
             states = self._live_experiments.store.states()
-            if states is self._states and asked_at < self._tend_at:
-                self._reported_at = asked_at
+            if states is self._states and requested_at < self._tend_at:
+                self._reported_at = requested_at
                 return
             routers = self._live_experiments.endpoints.routers
             for name, state in states.items():
@@ -179,7 +179,7 @@ class StoreFollower:
                     self._take_in(name, state)
                 elif state != known.state:
                     self._follow(known, state, reported_at)
-            self._reported_at = asked_at
+            self._reported_at = requested_at
             self._tend(states, waits)
             if states is not self._states and self._webhook is not None:
                 self._webhook.poke()
