@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from stores.migrated import migrated
+from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
@@ -52,9 +53,9 @@ def write(folder: str | Path, decisions: list[LoggedAct]) -> None:
 
 def outcome(store: ExperimentStore, unit: str, value: float, arm: str = "a", cost: float | None = None) -> None:
     store.record_exposures([Exposure("exp", unit, Assignment(arm, 1, 0.5), 10.0)])
-    store.record_outcome("exp", unit, value, at=99.0)
+    record_outcome(store, "exp", unit, value, at=99.0)
     if cost is not None:
-        store.record_metrics("exp", unit, {"cost": cost})
+        record_metrics(store, "exp", unit, {"cost": cost})
 
 
 def rows(path: str) -> list[dict]:
