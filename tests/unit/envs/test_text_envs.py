@@ -201,7 +201,7 @@ def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch) -> No
             {"id": "math", "kwargs": {"levels": [9]}},
             r"env.kwargs: math rejected .*\(levels: 9, expected some of 1 to 5",
         ),
-        ({"id": "math", "kwargs": {"colour": 1}}, "env.kwargs: math rejected .*colour"),
+        ({"id": "math", "kwargs": {"colour": 1}}, "env.kwargs.colour: math has no such argument"),
         ({"id": "math", "kwargs": {"prompt": "{question}"}}, r"math rejected .*\(prompt: .* expected only \{task\}\)"),
         ({"id": "math", "kwargs": {"prompt": "{"}}, r"math rejected .*\(prompt: "),
         ({"id": "math", "kwargs": {"tolerance": -1}}, r"math rejected .*\(tolerance=-1, expected 0 or more"),

@@ -24,7 +24,8 @@ from marl_ray.sandbox.server import child, judge, runs
 
 START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
 """Deadlines in seconds: a server's start, its answer beyond a run's own limits, and its end."""
-_JUDGE_GRACE_S = 0.2
+_JUDGE_GRACE_S = 5.0
+"""Seconds in which a judge says its verdict once its candidate has ended: a judge that gets no core is not late."""
 _FOLDERS = "marl-ray-sandbox."
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
