@@ -34,4 +34,5 @@ def main(path: str) -> str:
     return f"processes {left} of the demo are still running" if left else ""
 
 
-sys.exit(main(sys.argv[1]) or 0)
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]) or 0)

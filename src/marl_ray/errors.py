@@ -47,10 +47,12 @@ def install_hint(extra: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "") -> str:
-    """The end of an error about an unknown name: '; did you mean ...?' if some known names are close to it, or one is
-    its initials (lr of learning_rate), else
-    '; expected one of ...' with up to 20 of them, and how many more there are. `further` is what else may be given there,
-    in words; `before` stands before each name that is meant, such as the path of a key."""
+    """Return the end of an error about an unknown name.
+
+    It is '; did you mean ...?' if some known names are close to it, or one is its initials (lr of learning_rate).
+    Otherwise it is '; expected one of ...', with up to 20 known names and the count of the others. `further` describes
+    in words what else is valid. `before` is put before each suggested name, such as the path of a key.
+    """
     names = [other for other in known if not other.startswith("_")]
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
     close = [initials] if initials in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -14,8 +14,8 @@ from toys.trackers import taken
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.training.journal import deliveries, delivery
-from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal import all_sinks, delivery
+from marl_ray.training.journal.all_sinks import MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal
@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "RETRY_S", 0.2)
     monkeypatch.setattr(delivery, "LOG_EVERY_S", 0.1)
     monkeypatch.setattr(delivery, "SILENT_S", 2.0)
-    monkeypatch.setattr(deliveries, "REGISTERED_S", 1.0)
+    monkeypatch.setattr(all_sinks, "REGISTERED_S", 1.0)
 
 
 def delivering(

@@ -28,7 +28,7 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.checkpoints.index import best, published
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import local_copy
+from marl_ray.training.journal.all_sinks import local_copy
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.owners import OWNER

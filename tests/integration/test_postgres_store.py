@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from processes.faults import postgres
 from stores.bet_cases import *  # noqa: F403
 from stores.migration_cases import *  # noqa: F403
+from stores.single_reports import record_outcome
 from stores.state_cases import *  # noqa: F403
 from stores.unit_cases import *  # noqa: F403
 from stores.unit_cases import Clock, config, exposure, look, over
@@ -59,7 +60,7 @@ def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):
         connection.execute(sa.text(insert))
         for k in range(3):
             store.record_exposures([exposure(f"u{k}", "a")])
-            store.record_outcome("exp", f"u{k}", float(k))
+            record_outcome(store, "exp", f"u{k}", float(k))
             over(store)
             # What comes after the oldest open transaction is there, and not counted twice.
             assert look(store).exposed == {1: {"a": k + 1}}

@@ -46,6 +46,22 @@ def train(
     return rows
 
 
+def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monkeypatch: pytest.MonkeyPatch):
+    closed: list[int] = []
+
+    def fail() -> None:
+        raise OSError("the environment does not close")
+
+    with process_group():
+        trained = SeedsAsOne(seeds(2), RETURN, torch.device("cpu"), None)
+        for seed, own in trained.runs.items():
+            monkeypatch.setattr(own.env, "close", lambda seed=seed: closed.append(seed))
+            monkeypatch.setattr(own.collector, "close", fail)
+        with pytest.raises(Diverged, match="the first error"), trained.closing():
+            raise Diverged("the first error")
+    assert closed == [0, 1]
+
+
 @pytest.mark.parametrize("name", ["objectives.json", "seed-0/state.json", "seed-0/weights/__0_0.distcp"])
 def test_a_damaged_checkpoint_of_a_trial_is_named(tmp_path: Path, name: str):
     train(seeds(1), 64, None, tmp_path / "c")

@@ -25,7 +25,7 @@ from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import train
 from marl_ray.training.journal import delivery
-from marl_ray.training.journal.deliveries import MLFLOW
+from marl_ray.training.journal.all_sinks import MLFLOW
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.record import record_of

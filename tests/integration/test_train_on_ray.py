@@ -24,7 +24,7 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.checkpoints.index import kept, published
+from marl_ray.training.checkpoints.index import published, resume_line
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
@@ -33,7 +33,7 @@ from marl_ray.training.run_folder.lease import Disowned, Lease
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.run_folder.record import storage_of
-from marl_ray.training.run_result import RunResult, finished
+from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 TWO = "resources.workers=2"
@@ -120,7 +120,7 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     assert load_bundle("models:/toy@best", outcome.tracking_uri).digest == served.digest
 
     # What is finished is not run again, and says what it has; both need no Ray.
-    assert train(whole) == finished(whole) == replace(outcome, trained=False)
+    assert train(whole) == read_finished_result(whole) == replace(outcome, trained=False)
     with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
         check_run(config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "hyper.lr=0.5"))
 
@@ -144,7 +144,7 @@ def test_a_copied_run_goes_on_where_it_lies_now(died: tuple[RunConfig, RunResult
     before = {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
     options = (TWO, FEW, fragile(storage / "died"), f"storage={tmp_path}", "tracking.progress=false")
     steps = json.loads((tmp_path / "toy" / "run.json").read_text())["finished"]["total_steps"]
-    same = finished(config(*options, f"train.total_steps={steps}"))
+    same = read_finished_result(config(*options, f"train.total_steps={steps}"))
     assert same is not None and same.curve == tmp_path / "toy" / "return.png" and same.curve.exists()
     assert same.bundle == f"{tmp_path}/toy/bundle" and load_bundle(same.bundle).manifest.lineage.run == "toy"
     longer = config(*options, f"train.total_steps={steps + 32}")
@@ -227,7 +227,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         deadline = time.monotonic() + 120
-        while "kept" not in kept(whole):
+        while "kept" not in resume_line(whole):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.1)
         actors = alive(ray_cluster)
@@ -285,7 +285,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
             until("; the cluster has 1 CPU free on 1 node")
             remove_placement_group(held)
             until("its workers are there, after")
-            while "kept iteration" not in kept(whole):
+            while "kept iteration" not in resume_line(whole):
                 time.sleep(0.1)
             stopped = next(actor.pid for actor in alive(ray_cluster) if actor.class_name == "stopped worker")
             os.kill(stopped, signal.SIGSTOP)
@@ -335,7 +335,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay
     whole = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
 
     def fill() -> None:
-        while "kept iteration" not in kept(whole):
+        while "kept iteration" not in resume_line(whole):
             time.sleep(0.1)
         with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
             while file.write(bytes(1 << 12)):
@@ -372,7 +372,7 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
     owner, ended = threading.Event(), threading.Event()
 
     def take() -> None:
-        while "kept" not in kept(whole) and not ended.wait(0.1):
+        while "kept" not in resume_line(whole) and not ended.wait(0.1):
             pass
         with Lease(LocalFileSystem(), str(tmp_path / "taken"), "run 'taken'") as lease:
             owner.set()

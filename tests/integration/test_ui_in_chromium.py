@@ -17,6 +17,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+from stores.single_reports import record_metrics, record_outcome
 from toy_serving.gateways import make_bundle, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
@@ -69,9 +70,9 @@ def fill(store: ExperimentStore, name: str) -> None:
     )
     for k in range(0, UNITS, 2):
         arm, at = table.assign(f"s{k}").arm, begun + step * (k + 1)
-        store.record_outcome(name, f"s{k}", float(noise.normal(MEANS[arm], 0.15)), at)
+        record_outcome(store, name, f"s{k}", float(noise.normal(MEANS[arm], 0.15)), at)
         cost = float(noise.normal(COSTS[arm], 0.2))
-        store.record_metrics(name, f"s{k}", {"cost": cost, "error": float(noise.random() < 0.01)}, at)
+        record_metrics(store, name, f"s{k}", {"cost": cost, "error": float(noise.random() < 0.01)}, at)
     counts = {"acts": 12_840, "errors": 3, "dropped": 41, "decisions": 25_680, "agreed": 24_901, "seconds": 22.0}
     store.record_shadows(name, "replica", {"p3o": counts})
 

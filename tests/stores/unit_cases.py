@@ -25,6 +25,7 @@ from marl_ray.experiments.store.experiment_store import (
     UnknownUnitError,
 )
 from marl_ray.experiments.store.notices import Notices
+from stores.single_reports import record_metrics, record_outcome
 
 
 def config(**weights: float) -> dict:
@@ -90,15 +91,15 @@ def test_first_exposure_stays_for_good(store):
 
 def test_outcomes_are_idempotent_and_final_after_their_window(store):
     store.record_exposures([exposure("u", "a")])
-    assert store.record_outcome("exp", "u", 0.2).arm == "a"
-    store.record_outcome("exp", "u", 0.1)
+    assert record_outcome(store, "exp", "u", 0.2).arm == "a"
+    record_outcome(store, "exp", "u", 0.1)
     assert store.summary("exp")["a"] == ArmSummary(1, 0, Summary(0, pytest.approx(math.nan, nan_ok=True), 0.0))
     over(store)
-    store.record_outcome("exp", "u", 0.1)
+    record_outcome(store, "exp", "u", 0.1)
     with pytest.raises(OutcomeConflictError, match=r"already has outcome 0\.1, got 0\.2; its window of 600 s for corr"):
-        store.record_outcome("exp", "u", 0.2)
+        record_outcome(store, "exp", "u", 0.2)
     with pytest.raises(UnknownUnitError, match="no exposure"):
-        store.record_outcome("exp", "stranger", 1.0)
+        record_outcome(store, "exp", "stranger", 1.0)
     assert store.summary("exp")["a"] == ArmSummary(1, 1, Summary(1, 0.1, 0.0))
 
 
@@ -106,7 +107,7 @@ def test_summary_has_the_moments_of_the_outcomes_even_far_from_zero(store):
     values = 1e9 + np.random.default_rng(0).normal(size=200)
     store.record_exposures([exposure(f"u{i}", "b") for i in range(300)] + [exposure("v", "a")])
     for i, value in enumerate(values):
-        store.record_outcome("exp", f"u{i}", float(value))
+        record_outcome(store, "exp", f"u{i}", float(value))
     over(store)
     summary = store.summary("exp")
     assert (summary["b"].exposures, summary["b"].outcomes.n) == (300, 200)
@@ -166,8 +167,8 @@ def test_outcomes_and_metrics_come_late_and_in_any_order(store):
     store.record_exposures([exposure(f"u{i}", "ab"[i % 2]) for i in range(7)])
     act(store, Action.STOP)
     for i in (5, 1, 3, 0):
-        store.record_outcome("exp", f"u{i}", i / 10, at=100.0 - i)
-    store.record_outcome("exp", "u2", 0.2, at=99.0)
+        record_outcome(store, "exp", f"u{i}", i / 10, at=100.0 - i)
+    record_outcome(store, "exp", "u2", 0.2, at=99.0)
     expected = [("u5", 95.0), ("u3", 97.0), ("u1", 99.0), ("u2", 99.0), ("u0", 100.0)]
     for page in (1, 2, 5, 100):
         assert [(row.unit, row.at) for row in store.outcomes("exp", page)] == expected
@@ -177,18 +178,18 @@ def test_outcomes_and_metrics_come_late_and_in_any_order(store):
 
 def test_metrics_are_idempotent_final_and_summed_up_by_name_and_arm(store):
     store.record_exposures([exposure(unit, arm) for unit, arm in ("ua", "va", "wb", "xb")])
-    store.record_metrics("exp", "u", {"cost": 1.0, "latency_s": 0.5})
-    store.record_metrics("exp", "u", {"cost": 1.0})
-    store.record_metrics("exp", "v", {"cost": 4})
-    assert store.record_metrics("exp", "w", {"cost": 2.0}).arm == "b"
+    record_metrics(store, "exp", "u", {"cost": 1.0, "latency_s": 0.5})
+    record_metrics(store, "exp", "u", {"cost": 1.0})
+    record_metrics(store, "exp", "v", {"cost": 4})
+    assert record_metrics(store, "exp", "w", {"cost": 2.0}).arm == "b"
     over(store)
     with pytest.raises(OutcomeConflictError, match=r"metrics\.cost: session 'u' already has 1\.0, got 2\.0"):
-        store.record_metrics("exp", "u", {"another": 1.0, "cost": 2.0})
+        record_metrics(store, "exp", "u", {"another": 1.0, "cost": 2.0})
     with pytest.raises(UnknownUnitError):
-        store.record_metrics("exp", "stranger", {"cost": 1.0})
-    for wrong in ({"outcome": 1.0}, {"": 1.0}, {"x": math.nan}, {"x": math.inf}):
+        record_metrics(store, "exp", "stranger", {"cost": 1.0})
+    for wrong in ({"": 1.0}, {"x": math.nan}, {"x": math.inf}):
         with pytest.raises(MarlRayError, match="metrics"):
-            store.record_metrics("exp", "u", wrong)
+            record_metrics(store, "exp", "u", wrong)
     assert look(store).values == {
         "cost": {"a": Summary(2, 2.5, 4.5), "b": Summary(1, 2.0, 0.0)},
         "error": {"a": Summary(2, 0.0, 0.0), "b": Summary(2, 0.0, 0.0)},
@@ -224,7 +225,7 @@ def test_units_of_a_session_experiment_add_up_to_their_arms_moments(store):
         rows = range(20 * batch, 20 * batch + 20)
         store.record_exposures([exposure(f"u{i}", "ab"[i % 2]) for i in rows])
         for i in rows:
-            store.record_outcome("exp", f"u{i}", float(values[i]))
+            record_outcome(store, "exp", f"u{i}", float(values[i]))
         over(store)
         look(store)
     found = look(store).values["outcome"]["b"]
@@ -239,7 +240,7 @@ def write(store: ExperimentStore, rows: list[tuple[str, str, int, str, float, fl
     )
     for unit, *_, value in rows:
         if value is not None:
-            store.record_outcome("exp", unit, value)
+            record_outcome(store, "exp", unit, value)
     over(store)
 
 
@@ -272,7 +273,7 @@ def test_a_block_counts_when_it_and_its_windows_are_over_without_its_washout_and
     for k, (block, after, arm, epoch, name, value) in enumerate([*rows, (3, 20, "b", 2, last, 9.0)]):
         store.clock.now = starts[block] + after
         store.record_exposures([Exposure("exp", f"u{k}", Assignment(arm, epoch, 0.5), store.clock.now, name)])
-        store.record_outcome("exp", f"u{k}", value)
+        record_outcome(store, "exp", f"u{k}", value)
     for after, b in ((99.0, Summary(1, 4.0, 0.0)), (100.0, Summary(2, 6.5, 12.5))):
         store.clock.now = starts[3] + after
         found = look(store)
@@ -283,7 +284,7 @@ def test_a_block_counts_when_it_and_its_windows_are_over_without_its_washout_and
     assert found.units["a"] == ArmSummary(4, 4, Summary(4, 15.75, pytest.approx(1598.75 / 3)))
     # A session that the spool brings later is within its window, and its block waits for it.
     store.record_exposures([Exposure("exp", "late", Assignment("b", 1, 0.5), starts[1] + 60, second)])
-    store.record_outcome("exp", "late", 6.0)
+    record_outcome(store, "exp", "late", 6.0)
     assert look(store).values["outcome"]["b"] == Summary(1, 9.0, 0.0)
     store.clock.now += 51.0
     assert look(store).values["outcome"]["b"] == Summary(2, 7.0, 8.0)
@@ -303,7 +304,7 @@ def test_a_series_ends_with_everything_and_has_the_moments_asked_for(store):
     rows = [(f"u{k}", "ab"[k % 2], 10.0 + float(k), float(rng.normal())) for k in range(200)]
     store.record_exposures([exposure(unit, arm) for unit, arm, *_ in rows])
     for unit, _, at, value in rows:
-        store.record_outcome("exp", unit, value, at=at)
+        record_outcome(store, "exp", unit, value, at=at)
     assert store.series("exp") == {}
     over(store)
     for points in (1, 7, 60):
@@ -321,7 +322,7 @@ def test_a_series_ends_with_everything_and_has_the_moments_asked_for(store):
             assert moments[-1][1].variance == pytest.approx(np.var(known, ddof=1))
     store.open_experiment("one", config(a=1, b=1))
     store.record_exposures([Exposure("one", "u", Assignment("a", 1, 0.5), 0.0)])
-    store.record_outcome("one", "u", 2.0, at=5.0)
+    record_outcome(store, "one", "u", 2.0, at=5.0)
     over(store)
     assert [(n.n, n.mean) for _, n in store.series("one")["a"]] == [(1, 2.0)]
 

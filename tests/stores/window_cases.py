@@ -26,6 +26,7 @@ from marl_ray.experiments.store.experiment_store import (
     UnknownUnitError,
 )
 from marl_ray.experiments.store.records import look_design
+from stores.single_reports import record_metrics, record_outcome
 from stores.unit_cases import Clock, config, exposure, look, over
 
 WINDOW, GRACE = 60.0, 1.0
@@ -200,8 +201,8 @@ def test_units_that_report_nothing_count_as_the_config_says(url):
     rails = [{"name": "violation"}, {"name": "cost", "missing": 3.0}, {"name": "latency_s"}]
     store.open_experiment("exp", config(a=1, b=1) | {"missing": -1.0, "guardrails": rails})
     store.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "b")])
-    store.record_outcome("exp", "u", 1.0)
-    store.record_metrics("exp", "u", {"cost": 1.0, "latency_s": 9.0, "violation": 1.0})
+    record_outcome(store, "exp", "u", 1.0)
+    record_metrics(store, "exp", "u", {"cost": 1.0, "latency_s": 9.0, "violation": 1.0})
     over(store)
     assert look(store).values == {
         "outcome": {"a": Summary(2, 0.0, 2.0), "b": Summary(1, -1.0, 0.0)},
@@ -232,18 +233,18 @@ def test_corrections_within_the_window_are_kept_with_what_they_replace(store):
     ]
     over(store)
     with pytest.raises(OutcomeConflictError, match="over"):
-        store.record_metrics("exp", "u", {"cost": 2.0})
+        record_metrics(store, "exp", "u", {"cost": 2.0})
     assert len(store.corrections("exp")) == 2
     assert look(store).values["cost"]["a"] == Summary(1, 3.0, 0.0)
 
 
 def test_a_failure_is_not_taken_back_and_what_was_measured_replaces_nothing(store):
     store.record_exposures([exposure("u", "a")])
-    store.record_metrics("exp", "u", {"error": 1.0, "latency_s": 2.0})
-    store.record_metrics("exp", "u", {"error": 0.0})
+    record_metrics(store, "exp", "u", {"error": 1.0, "latency_s": 2.0})
+    record_metrics(store, "exp", "u", {"error": 0.0})
     store.record("exp", [Report("u", {"outcome": 1.0}, measured={"latency_s": 5.0, "error": 0.0, "more": 1.0})])
     over(store)
-    store.record_metrics("exp", "u", {"error": 0.0})
+    record_metrics(store, "exp", "u", {"error": 0.0})
     found = look(store).values
     assert [found[metric]["a"].mean for metric in ("error", "latency_s", "more")] == [1.0, 2.0, 1.0]
     assert store.corrections("exp") == []
@@ -268,7 +269,7 @@ def test_reports_of_one_batch_are_answered_one_by_one(store):
     store.record_exposures([exposure("u", "a"), exposure("v", "b"), exposure("w", "b")])
     over(store)
     store.record_exposures([exposure("x", "a")])
-    store.record_outcome("exp", "u", 1.0)
+    record_outcome(store, "exp", "u", 1.0)
     reports = [("u", 2.0), ("v", 3.0), ("stranger", 1.0), ("w", math.inf), ("x", 5.0), ("x", 6.0), ("u", 1.0)]
     found = store.record("exp", [Report(unit, {"outcome": value}) for unit, value in reports])
     assert [type(one).__name__ for one in found] == [

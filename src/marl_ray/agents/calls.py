@@ -85,9 +85,9 @@ def parse(text: str) -> ParsedCall:
     made_up = _OBSERVATION.search(spoken)
     spoken = spoken[: made_up.start()] if made_up else spoken
     tag, line = _TAG.search(spoken), _ACTION.search(spoken) or _INPUT.search(spoken)
-    calls_found = [(line.start(), _react(spoken))] if line else []
-    calls_found += [(tag.start(), _tagged(spoken, tag))] if tag else []
-    calls = [call for _, call in sorted(calls_found, key=lambda found_call: found_call[0])]
+    positions = [(line.start(), _react(spoken))] if line else []
+    positions += [(tag.start(), _tagged(spoken, tag))] if tag else []
+    calls = [call for _, call in sorted(positions, key=lambda position: position[0])]
     if not calls:
         calls = [
             _bare(spoken) or ParsedCall(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")

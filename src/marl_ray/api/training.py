@@ -38,11 +38,11 @@ def train_here(run: RunConfig) -> "RunResult":
     from marl_ray.training.machines.interruption import answering
     from marl_ray.training.run_checks import check_run
     from marl_ray.training.run_folder.run_log import RunLog
-    from marl_ray.training.run_result import delivered, finished
+    from marl_ray.training.run_result import deliver_rest, read_finished_result
 
-    before = finished(run)
+    before = read_finished_result(run)
     if before is not None:
-        return delivered(run, before)
+        return deliver_rest(run, before)
     cluster = cluster_of_call()
     if cluster is None:
         check_cpus(run, cpus_here())

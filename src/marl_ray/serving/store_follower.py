@@ -56,7 +56,7 @@ class StoreFollower:
         self._closing = threading.Event()
         self._looking = threading.Lock()
         self._states: dict[str, AssignmentState] = {}
-        self._told_at = -math.inf
+        self._reported_at = -math.inf
         """Moment at which the store last told its state, in monotonic seconds."""
         self._tend_at = 0.0
         self._ended: dict[str, float] = {}
@@ -167,10 +167,10 @@ class StoreFollower:
         if the store cannot be read."""
         # One thread at a time, so that no older state replaces a newer one.
         with self._looking:
-            asked_at, told_at = time.monotonic(), self._told_at
+            requested_at, reported_at = time.monotonic(), self._reported_at
             states = self._live_experiments.store.states()
-            if states is self._states and asked_at < self._tend_at:
-                self._told_at = asked_at
+            if states is self._states and requested_at < self._tend_at:
+                self._reported_at = requested_at
                 return
             routers = self._live_experiments.endpoints.routers
             for name, state in states.items():
@@ -178,8 +178,8 @@ class StoreFollower:
                 if known is None:
                     self._take_in(name, state)
                 elif state != known.state:
-                    self._follow(known, state, told_at)
-            self._told_at = asked_at
+                    self._follow(known, state, reported_at)
+            self._reported_at = requested_at
             self._tend(states, waits)
             if states is not self._states and self._webhook is not None:
                 self._webhook.poke()
@@ -196,9 +196,9 @@ class StoreFollower:
             self._missing[name] = {}
             _log.error("experiment %s is not served here: %s", name, error)
 
-    def _follow(self, router: Router, state: AssignmentState, told_at: float) -> None:
+    def _follow(self, router: Router, state: AssignmentState, reported_at: float) -> None:
         was_over = router.is_over
-        router.follow(state, told_at)
+        router.follow(state, reported_at)
         if router.is_over and not was_over:
             self._ended[router.config.name] = time.time()
             self._due[router.config.name] = -math.inf

@@ -15,10 +15,10 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import failures_of, for_ray_of_one_run, unwrapped, watched_workers
-from marl_ray.training.checkpoints.index import checkpoints_in, kept, published
+from marl_ray.training.checkpoints.index import checkpoints_in, published, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, Deliveries
+from marl_ray.training.journal.all_sinks import ALL_TAKEN, END_S, MLFLOW, Deliveries
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
@@ -26,9 +26,9 @@ from marl_ray.training.journal.repair import repair
 from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.machines.cluster_capacity import check_capacity
 from marl_ray.training.machines.full_disk import disk_full
-from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, answering, within
+from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, answering, run_within
 from marl_ray.training.machines.torch_trainer import torch_trainer
-from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, spoken
+from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, saying_notes
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import (
     ORIGIN,
@@ -42,7 +42,14 @@ from marl_ray.training.run_folder.record import (
     write_record,
 )
 from marl_ray.training.run_folder.run_log import RunLog
-from marl_ray.training.run_result import RunResult, delivered, finished, make_result, register, store_result
+from marl_ray.training.run_result import (
+    RunResult,
+    deliver_rest,
+    make_result,
+    read_finished_result,
+    register,
+    store_result,
+)
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.other_sinks import open_sinks
 from marl_ray.training.worker import REFUSED, STOPPED, worker
@@ -76,15 +83,15 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
     Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
     which checkpoint is kept, and raises.
     """
-    before = finished(config)
+    before = read_finished_result(config)
     if before is not None:
-        return delivered(config, before)
+        return deliver_rest(config, before)
     use_gpu = check_capacity(config)
     filesystem, folder = filesystem_of(config)
     with (
         console or RunLog(config) as log,
         Lease(filesystem, folder, f"run {config.name!r}") as lease,
-        spoken(log.say) as notes,
+        saying_notes(log.say) as notes,
     ):
         record = record_of(config)
         resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
@@ -93,9 +100,9 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
             log.say(line)
         if config.resume_from is not None and not resumes:
             record[ORIGIN] = source_of(config)
-        # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
         run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
         record["mlflow_run_id"] = run_id
+        # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
         opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
         return _train(_Attempt(config, record, log, lease, opened), use_gpu, notes, own_ray)
 
@@ -224,7 +231,7 @@ def _close(attempt: _Attempt, status: str) -> None:
     elif attempt.deliveries is not None and status != ALL_TAKEN:
         attempt.deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
     elif attempt.deliveries is None and attempt.opened:
-        within(LEAVE_S, lambda: attempt.opened[MLFLOW].end(status))
+        run_within(LEAVE_S, lambda: attempt.opened[MLFLOW].end(status))
 
 
 @contextlib.contextmanager
@@ -240,7 +247,9 @@ def _causes(config: RunConfig) -> Iterator[None]:
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
     except OSError as error:
         full = disk_full(error, storage_of(config))
-        raise MarlRayError(f"run {config.name!r} failed: {full}") if full else error from error
+        if full is None:
+            raise
+        raise MarlRayError(f"run {config.name!r} failed: {full}") from error
 
 
 def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
@@ -257,7 +266,7 @@ def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
 
 def say_kept(config: RunConfig, console: RunLog) -> None:
     """Print which checkpoint the same command will continue from."""
-    console.say(f"interrupted; {kept(config)}")
+    console.say(f"interrupted; {resume_line(config)}")
 
 
 def cause(error: BaseException) -> str:

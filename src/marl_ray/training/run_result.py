@@ -12,7 +12,7 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, Published, best_whole, published
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.all_sinks import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
@@ -52,7 +52,7 @@ class RunResult:
     """False if the run had played all its steps already."""
 
 
-def finished(config: RunConfig) -> RunResult | None:
+def read_finished_result(config: RunConfig) -> RunResult | None:
     """Return the result of a run that has played `train.total_steps` already, and None for any other run.
 
     Raises MarlRayError if the folder under its name is another run's.
@@ -69,7 +69,7 @@ def finished(config: RunConfig) -> RunResult | None:
     return RunResult(**stored | {"curve": curve, "bundle": bundle}, trained=False)
 
 
-def delivered(config: RunConfig, result: RunResult) -> RunResult:
+def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
     """Deliver what the sinks have not got of a finished run, and register its bundle if it is not registered yet; returns
     the result with the bundle's name in the registry. It trains nothing and needs no Ray."""
     filesystem, folder = filesystem_of(config)

@@ -148,6 +148,19 @@ def dies(folder: str, iteration: int, published: bool) -> None:
         run_worker(config(), torch.device("cpu"), keeping=keeping)
 
 
+def test_a_run_that_fails_closes_its_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    closed: list[str] = []
+
+    def fail(run: Run) -> Any:
+        monkeypatch.setattr(run.env, "close", lambda: closed.append("environment"))
+        raise ValueError("the first error")
+
+    monkeypatch.setattr(Run, "step", fail)
+    with process_group(), pytest.raises(ValueError, match="the first error"):
+        run_worker(config(), torch.device("cpu"), keeping=Keeping(lambda _: folder_here(tmp_path)))
+    assert closed == ["environment"]
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_else(tmp_path: Path, published: bool):
     whole = train_alone(config(), tmp_path / "whole")

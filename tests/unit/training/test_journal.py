@@ -14,7 +14,7 @@ from toys.object_store import object_store
 from toys.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.journal.deliveries import Deliveries
+from marl_ray.training.journal.all_sinks import Deliveries
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.tail import Tail

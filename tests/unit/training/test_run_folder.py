@@ -18,13 +18,13 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.training.checkpoints.index import checkpoint_name, kept
+from marl_ray.training.checkpoints.index import checkpoint_name, resume_line
 from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import Unwritable, folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.machines.interruption import answering, within
+from marl_ray.training.machines.interruption import answering, run_within
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
     RESULT,
@@ -36,7 +36,7 @@ from marl_ray.training.run_folder.record import (
     write_record,
     write_traceback,
 )
-from marl_ray.training.run_result import RunResult, finished
+from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.single_process import process_group
 from marl_ray.training.worker import REFUSED, worker
 
@@ -64,14 +64,14 @@ def ended(whole: RunConfig) -> None:
 def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: Path, scheme: str):
     keys = (f"storage={scheme}{tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
     whole = config(*keys)
-    assert finished(whole) is None
+    assert read_finished_result(whole) is None
     ended(whole)
-    told = finished(whole)
+    told = read_finished_result(whole)
     assert told == RunResult(**STORED | {"curve": Path("/there/return.png")}, trained=False)
-    assert finished(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
+    assert read_finished_result(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
     assert train(whole) == told  # though there is no Ray here
-    assert finished(config(*keys, "train.total_steps=256")) is None
-    for look in (finished, check_run):
+    assert read_finished_result(config(*keys, "train.total_steps=256")) is None
+    for look in (read_finished_result, check_run):
         with pytest.raises(MarlRayError, match=r"^name: run 'toy' exists under .* with another team.shared.hyper.lr; "):
             look(config(*keys, "hyper.lr=0.5"))
 
@@ -116,13 +116,13 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path):
 
 def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
     whole = config(f"storage={tmp_path}")
-    assert kept(whole) == "no checkpoint had been written, so the same command begins anew"
+    assert resume_line(whole) == "no checkpoint had been written, so the same command begins anew"
     for number, content in enumerate(("", "{", "[]", "{}")):
         folder = tmp_path / "toy" / f"checkpoint_{number + 20}"
         folder.mkdir(parents=True)
         if content:
             (folder / "manifest.json").write_text(content)
-        assert kept(whole).startswith("no checkpoint")
+        assert resume_line(whole).startswith("no checkpoint")
     for number, steps in ((6, 1728), (12, 3456)):
         (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
         publish(
@@ -130,7 +130,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
             CheckpointManifest(FORMAT, "toy", "1", number, steps, 1, 0.0, {}, {}),
         )
     where = f"{tmp_path}/toy/checkpoint_12"
-    assert kept(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
+    assert resume_line(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
 
 
 def test_tracebacks_lie_by_rank(tmp_path: Path):
@@ -197,9 +197,9 @@ def test_the_command_answers_before_ray_has_started_too(
 
 
 def test_a_server_that_does_not_answer_holds_nobody_up():
-    assert within(5.0, lambda: None)
-    assert not within(0.05, threading.Event().wait)
-    assert not within(0.05, lambda: 1 / 0)
+    assert run_within(5.0, lambda: None)
+    assert not run_within(0.05, threading.Event().wait)
+    assert not run_within(0.05, lambda: 1 / 0)
 
 
 def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]) -> Any:

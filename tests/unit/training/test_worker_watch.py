@@ -12,7 +12,7 @@ from toys.runs import config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.machines import worker_watch
 from marl_ray.training.machines.full_disk import DiskFull, disk_full
-from marl_ray.training.machines.worker_watch import STARTS, WorkerWatch, exchange_s, spoken
+from marl_ray.training.machines.worker_watch import STARTS, WorkerWatch, exchange_s, saying_notes
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster: None, tmp_path: Path):
     lines: list[str] = []
-    with spoken(lines.append) as notes:
+    with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.wanted(2, {"CPU": 1.0, "GPU": 0})
         watch.begun({0: "10.0.0.1", 1: "10.0.0.2"})
@@ -51,7 +51,7 @@ def test_workers_that_have_their_resources_are_said_to_start(
     monkeypatch.setattr(worker_watch, "placed", lambda: True)
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 0.0})
     lines: list[str] = []
-    with spoken(lines.append) as notes:
+    with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.wanted(2, {"CPU": 1.0})
         time.sleep(0.25)
@@ -61,7 +61,7 @@ def test_workers_that_have_their_resources_are_said_to_start(
 
 def test_a_short_wait_is_not_said(cluster: None, tmp_path: Path):
     lines: list[str] = []
-    with spoken(lines.append) as notes:
+    with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.wanted(1, {"CPU": 1.0})
         watch.begun({0: "10.0.0.1"})
@@ -100,9 +100,15 @@ def test_a_full_disk_is_known_by_number_by_words_and_by_what_it_caused():
     assert disk_full(ValueError("no"), "/") is None
 
 
+def test_an_error_that_is_its_own_cause_is_looked_at_once():
+    error = OSError(errno.EACCES, "Permission denied")
+    error.__cause__ = error
+    assert disk_full(error, "/") is None
+
+
 def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(tmp_path: Path):
     lines: list[str] = []
-    with spoken(lines.append) as notes:
+    with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.begun({0: "10.0.0.1", 1: "10.0.0.2"})
         for seconds in (3.0, 11.0, 14.0):

@@ -192,6 +192,21 @@ def test_a_population_waits_for_all_then_the_worst_copy_the_best_with_other_valu
     ]
 
 
+def test_a_trial_that_cannot_take_over_another_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
+    def full(recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    bench = Bench(config_of(**PBT), by_lr)
+    monkeypatch.setattr(bench.plan, "exploit", full)
+    bench.run(slots=3)
+    failed = [record for record in bench.records.trials if record.status == "failed"]
+    assert failed and len(failed) < 8
+    assert set(bench.statuses()) == {"failed", "finished"}
+    for record in failed:
+        assert record.error.startswith("exploit of trial ") and "No space left on device" in record.error
+        assert record.exploits == []
+
+
 def test_bandits_move_towards_what_improves_the_score():
     keys = PBT | {"scheduler": {"kind": "pb2", "interval": 100, "quantile": 0.25}}
     bench = Bench(config_of(**keys), lambda v, steps: steps * -abs(v["hyper.lr"] - 0.05)).run(slots=8)

@@ -29,7 +29,7 @@ from marl_ray.extensions import ENGINE
 
 DECISIONS = "decisions://"
 """Prefix of the `data` of a run that learns from texts that were served."""
-ORIGIN_TURNS = 3
+DEFAULT_BRANCH_TURNS = 3
 """Turns after the first that are branched unless `train.branch_turns` says otherwise: a group of an episode of T turns then
 plays about T more for each."""
 
@@ -283,10 +283,10 @@ class RunConfig(Config):
     @property
     def branch_turns(self) -> int:
         """Number of turns after the first at which the members of a group answer one prompt."""
-        asked_turns, possible = self.train.branch_turns, min(ORIGIN_TURNS, self.train.horizon - 1)
+        given_turns, possible = self.train.branch_turns, min(DEFAULT_BRANCH_TURNS, self.train.horizon - 1)
         if self.data is not None:
             return 0
-        return asked_turns if asked_turns is not None else possible if self.language and self._compares_groups else 0
+        return given_turns if given_turns is not None else possible if self.language and self._compares_groups else 0
 
     @property
     def engine_actors(self) -> int:
@@ -396,8 +396,8 @@ def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
     if any(key in spec.reads for spec in specs.values()):
         return
     if not any(key in spec.hyper.model_fields for spec in specs.values()):
-        known = sorted({name for spec in specs.values() for name in spec.reads})
-        raise ValueError(f"unknown key {where!r}{did_you_mean(key, known, before=where.removesuffix(key))}")
+        readable = sorted({name for spec in specs.values() for name in spec.reads})
+        raise ValueError(f"unknown key {where!r}{did_you_mean(key, readable, before=where.removesuffix(key))}")
     names = " and ".join(specs)
     raise ValueError(
         f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; `marl-ray algorithms NAME` says what is read"

@@ -141,24 +141,6 @@ class UnitStore:
                 arms |= {(experiment, unit): Assignment(*rest) for unit, *rest in rows}
         return arms
 
-    def record_outcome(self, experiment: str, unit: str, value: float, at: float | None = None) -> Assignment:
-        """Store a unit's outcome and return the unit's assignment, by the rules of `record`, whose errors it raises."""
-        return self._record_one(experiment, Report(unit, {"outcome": value}, at))
-
-    def record_metrics(
-        self, experiment: str, unit: str, metrics: Mapping[str, float], at: float | None = None
-    ) -> Assignment:
-        """Store named numbers of a unit, all or none, by the rules of `record`, whose errors it raises."""
-        if "outcome" in metrics:
-            raise MarlRayError("metrics: expected names other than 'outcome'")
-        return self._record_one(experiment, Report(unit, metrics, at))
-
-    def _record_one(self, experiment: str, report: Report) -> Assignment:
-        result = self.record(experiment, [report])[0]
-        if isinstance(result, MarlRayError):
-            raise result
-        return result.assignment
-
     def record(
         self, experiment: str, reports: Sequence[Report], actor: str = "client"
     ) -> list[Recorded | MarlRayError]:

@@ -105,10 +105,20 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         digest = router.arms[arm].bundle.digest
         service.acts.put(
             LoggedAct(
-                router.config.name, session, arm, digest, assignment.epoch, assignment.propensity, time.time(), greedy,
-                given, parts["actions"], parts["log_probs"], given_masks,
+                experiment=router.config.name,
+                unit=session,
+                arm=arm,
+                digest=digest,
+                epoch=assignment.epoch,
+                propensity=assignment.propensity,
+                at=time.time(),
+                greedy=greedy,
+                observations=given,
+                actions=parts["actions"],
+                log_probs=parts["log_probs"],
+                masks=given_masks,
             )
-        )  # fmt: skip
+        )
     service.metrics.meters_of(router.config)[arm].observe(seconds)
     return session_arm.head(assignment, arm) | parts
 

@@ -28,6 +28,7 @@ from marl_ray.serving.logs.act_log import (
     upload,
 )
 from marl_ray.storages import open_storage
+from marl_ray.temporary_folders import temporary_folder
 
 SCHEMA_VERSION = "1"
 COST = "cost"
@@ -101,7 +102,8 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
         if not remote:
             Path(root).mkdir(parents=True, exist_ok=True)
         # In the same folder as the file, so that the last step is a rename.
-        with tempfile.TemporaryDirectory(dir=None if remote else root, prefix=".export-") as folder:
+        local = None if remote else tempfile.TemporaryDirectory(dir=root, prefix=".export-")
+        with local or temporary_folder("export") as folder:
             file = Path(folder) / f"{name}.tmp"  # readers of the folder only take *.parquet
             counts = _write(store, experiment, digests, decisions, file)
             if remote:

@@ -125,9 +125,9 @@ class Router:
     def is_over(self) -> bool:
         return self.state.status in (ExperimentStatus.PROMOTED, ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
 
-    def follow(self, state: AssignmentState, told_at: float | None = None) -> None:
+    def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
         """Assign by another state from now on; it must name only arms of the config. One reference is swapped at a
-        time, and a request that has read the older table still assigns correctly by it. `told_at` is the moment at
+        time, and a request that has read the older table still assigns correctly by it. `reported_at` is the moment at
         which the store last reported the previous state (monotonic seconds; now if not given)."""
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
@@ -136,7 +136,7 @@ class Router:
         self.state = state
         self._note_answering()
         # Meanwhile another replica may have exposed the same unit by the other table, and been the first to store it.
-        since = (time.monotonic() if told_at is None else told_at) - OVERLAP_S
+        since = (time.monotonic() if reported_at is None else reported_at) - OVERLAP_S
         for session in list(self._remembered.values()):
             if session.at > since:
                 session.sure = False

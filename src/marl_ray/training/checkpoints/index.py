@@ -167,7 +167,7 @@ def best_whole(
     return chosen, damaged
 
 
-def kept(config: RunConfig) -> str:
+def resume_line(config: RunConfig) -> str:
     """One sentence that names the checkpoint of the run's folder from which the same command continues."""
     latest = newest(StoredFolder(*filesystem_of(config)))
     if latest is None:
@@ -179,16 +179,16 @@ def kept(config: RunConfig) -> str:
 def unneeded(checkpoints: Sequence[Published], keep: int, interval: int | None) -> list[Published]:
     """The checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and the first of
     every `interval` iterations."""
-    kept = {checkpoint.name for checkpoint in checkpoints[-keep:]}
+    needed = {checkpoint.name for checkpoint in checkpoints[-keep:]}
     chosen = best(checkpoints)
     if chosen is not None:
-        kept.add(chosen.name)
+        needed.add(chosen.name)
     if interval is not None:
         firsts: dict[int, str] = {}
         for checkpoint in checkpoints:
             firsts.setdefault(checkpoint.manifest.iteration // interval, checkpoint.name)
-        kept |= set(firsts.values())
-    return [checkpoint for checkpoint in checkpoints if checkpoint.name not in kept]
+        needed |= set(firsts.values())
+    return [checkpoint for checkpoint in checkpoints if checkpoint.name not in needed]
 
 
 def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) -> None:

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.errors import MarlRayError, named
+from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, STATE
 from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
@@ -94,9 +95,10 @@ class CheckpointSaver:
         written.result()
 
     def close(self) -> None:
-        """Leave the group; no checkpoint is being written."""
-        self.thread.shutdown()
-        if self.group is not None:
+        """Leave the group. A checkpoint that is still being written keeps the group and its thread until it is complete."""
+        ended = self.written is None
+        self.thread.shutdown(wait=ended)
+        if ended and self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = self.mesh = None
 
@@ -134,7 +136,9 @@ def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Map
     state = {**contents.state, "learners": contents.learners, SCALARS: scalars}
     files.write(STATE, json.dumps(state).encode())
     if contents.bundle is not None:
-        with TemporaryDirectory(prefix=".bundle-", dir=files.place.path if files.place.is_local else None) as temporary:
+        # On the checkpoint's own disk where there is one: it has room for the bundle, and the temporary folder's may not.
+        local = TemporaryDirectory(prefix=".bundle-", dir=files.place.path) if files.place.is_local else None
+        with local or temporary_folder("bundle") as temporary:
             contents.bundle(Path(temporary, BUNDLE))
             files.copy_in(Path(temporary, BUNDLE), BUNDLE)
 

@@ -30,7 +30,7 @@ def descend(
     rows = iter(prepared.sizes.tolist())
     sums, steps = torch.zeros(len(METRICS), device=policy.device), 0
     for epoch in prepared.plan:
-        before = sums.clone()
+        before, steps_before = sums.clone(), steps
         for selection in epoch:
             size = next(rows)
             if not size[0]:
@@ -41,7 +41,7 @@ def descend(
         if (
             by_gradient
             and hyper.target_kl is not None
-            and float(total((sums - before)[METRICS.index("kl")])) / len(epoch) > hyper.target_kl
+            and float(total((sums - before)[METRICS.index("kl")])) / max(steps - steps_before, 1) > hyper.target_kl
         ):
             break
     means = dict(zip(METRICS, (total(sums) / max(steps, 1)).tolist(), strict=True))

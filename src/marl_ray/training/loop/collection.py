@@ -33,14 +33,14 @@ def build_collector(
         name: config.hyper_of(name).dynamic_sampling for name, policy in config.team.items() if not policy.frozen
     }
     plan = CollectPlan(
-        config.train.horizon,
-        config.whole_episodes,
-        config.train.group_size,
-        config.greedy,
-        max(refills.values()),
-        tuple(name for name, count in refills.items() if count),
-        config.branch_turns,
-        tuple(name for name in refills if config.spec_of(name).groups),
+        steps=config.train.horizon,
+        episodes=config.whole_episodes,
+        group_size=config.train.group_size,
+        greedy=config.greedy,
+        refills=max(refills.values()),
+        judges=tuple(name for name, count in refills.items() if count),
+        branch_turns=config.branch_turns,
+        comparing=tuple(name for name in refills if config.spec_of(name).groups),
     )
     if config.language:
         from marl_ray.training.team.language import build_text_collector

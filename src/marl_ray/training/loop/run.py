@@ -1,5 +1,6 @@
 """A run on one worker, an iteration at a time."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -270,9 +271,20 @@ class Run:
         self.evaluated, self.measured = None, False
 
     def close(self) -> None:
+        """Wait for the checkpoint that is being written, and close all parts; raises what one of them raised."""
+        with contextlib.ExitStack() as parts:
+            parts.callback(self.team.close)
+            self._close_own(parts)
+
+    def abandon(self) -> None:
+        """Close the parts after an error; raises nothing. Engines that other workers sample from end with their process:
+        closed here, they would give those workers a second error, which might be reported in the place of the first."""
+        with contextlib.suppress(Exception), contextlib.ExitStack() as parts:
+            if world()[1] == 1:
+                parts.callback(self.team.close)
+            self._close_own(parts)
+
+    def _close_own(self, parts: contextlib.ExitStack) -> None:
+        for part in (self.env, self.evaluator, self.collector, self.saver):
+            parts.callback(part.close)
         self.saver.wait()
-        self.saver.close()
-        self.collector.close()
-        self.evaluator.close()
-        self.env.close()
-        self.team.close()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,8 +46,7 @@ def run_worker(
     try:
         _train(run, start, listeners, keeping)
     except Exception:
-        with suppress(Exception):  # what is being written is complete before the group ends
-            run.saver.wait()
+        run.abandon()  # what is being written is complete before the group ends
         raise
     run.close()
     return run.metrics

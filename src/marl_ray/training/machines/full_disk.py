@@ -34,7 +34,9 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it came of."""
-    while error is not None:
+    """The error, and what it came of, each once: causes may form a circle."""
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__

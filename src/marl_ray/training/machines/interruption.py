@@ -34,7 +34,7 @@ def answering(say: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def within(seconds: float, action: Callable[[], object]) -> bool:
+def run_within(seconds: float, action: Callable[[], object]) -> bool:
     """Run the action on a thread of its own; return True if it ends within `seconds` without an error.
 
     An action that takes longer goes on in its thread, which does not keep the process alive.

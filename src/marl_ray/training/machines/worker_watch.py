@@ -145,7 +145,7 @@ class WorkerWatch:
 
 
 @contextlib.contextmanager
-def spoken(say: Callable[[str], None]) -> Iterator[Path]:
+def saying_notes(say: Callable[[str], None]) -> Iterator[Path]:
     """Within the block, what a WorkerWatch appends to the file of this path is said within a second."""
     done = threading.Event()
 

@@ -17,7 +17,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
-from marl_ray.training.machines.interruption import within
+from marl_ray.training.machines.interruption import run_within
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.run_folder.owners import whose_folder
@@ -99,7 +99,7 @@ class SweepTracker:
             except Exception as error:
                 problems.append(one_line(error))
 
-        within(END_S, make)
+        run_within(END_S, make)
         if not versions:
             why = problems[0] if problems else f"MLflow did not answer within {END_S:g} s"
             self._say(f"the winner is not registered in MLflow yet ({why}); the same command registers it")

@@ -243,18 +243,18 @@ class _Sweep:
         need = self._need(record.values)
         self.plan.note_leg(record, configs, need.total["CPU"], need.total.get("GPU", 0.0))
         return Leg(
-            self.config.name,
-            absolute(self.config.storage),
-            record.number,
-            record.legs,
-            configs,
-            [metric.model_dump() for metric in self.config.metric],
-            self.plan.leg_end(record),
-            need.nested,
-            need.use_gpu,
-            need.cpus,
-            self.tracker.uri,
-            os.getcwd(),
+            sweep=self.config.name,
+            storage=absolute(self.config.storage),
+            number=record.number,
+            leg=record.legs,
+            configs=configs,
+            metrics=[metric.model_dump() for metric in self.config.metric],
+            until=self.plan.leg_end(record),
+            nested=need.nested,
+            use_gpu=need.use_gpu,
+            cpus=need.cpus,
+            tracking_uri=self.tracker.uri,
+            folder=os.getcwd(),
         )
 
     def exploit(self, recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:

@@ -7,7 +7,8 @@ at equal progress, and never just the lucky seed. No Ray in here.
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,6 +175,17 @@ class SeedsAsOne:
     def close(self) -> None:
         for run in self.runs.values():
             run.close()
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close the runs after the block. An error of the block is raised, whatever closing raises."""
+        try:
+            yield
+        except Exception:
+            for run in self.runs.values():
+                run.abandon()
+            raise
+        self.close()
 
 
 def _objectives(path: Path) -> dict[str, Any]:

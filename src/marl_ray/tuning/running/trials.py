@@ -47,11 +47,11 @@ def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
     """`trial` under the sweep's name, which the Ray dashboard shows. A process serves one trial after another, so a
     trial's own name would soon be wrong."""
 
-    def named(config: dict[str, Any]) -> None:
+    def shown(config: dict[str, Any]) -> None:
         trial(config)
 
-    named.__name__ = f"{sweep}-trial"
-    return named
+    shown.__name__ = f"{sweep}-trial"
+    return shown
 
 
 def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
@@ -82,11 +82,11 @@ def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
     with process_group():
         seeds, start, damages = load_seeds(writer.folder, writer.starts, configs, metrics, torch.device("cpu"))
-        if start is not None and damages:
-            writer.go_back(start, seeds.iteration, seeds.steps, damages)
-        writer.begun(seeds.played)
-        run_leg(seeds, leg.until, writer.row, keep, start is not None and is_takeover(start))
-        seeds.close()
+        with seeds.closing():  # this process may serve another trial
+            if start is not None and damages:
+                writer.go_back(start, seeds.iteration, seeds.steps, damages)
+            writer.begun(seeds.played)
+            run_leg(seeds, leg.until, writer.row, keep, start is not None and is_takeover(start))
         return {"objectives": seeds.objectives(), "done": seeds.done}
 
 

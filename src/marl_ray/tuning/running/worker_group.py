@@ -145,11 +145,11 @@ def worker(payload: dict[Any, Any]) -> Any:
     starts = [*own, *(name for name in payload["starts"] if name not in own)]
     try:
         seeds, start, damages = load_seeds(folder, starts, configs, metrics, ray.train.torch.get_device())
-        if damages:
-            send({"back": [start, seeds.iteration, seeds.steps, damages]})
-        send({"begun": seeds.played})
-        run_leg(seeds, leg.until, send, keep, start is not None and is_takeover(start))
-        seeds.close()
+        with seeds.closing():
+            if damages:
+                send({"back": [start, seeds.iteration, seeds.steps, damages]})
+            send({"begun": seeds.played})
+            run_leg(seeds, leg.until, send, keep, start is not None and is_takeover(start))
     except MarlRayError as error:  # all workers raise it together, and would raise it again after every restart
         return {"failed": str(error)}
     finally:

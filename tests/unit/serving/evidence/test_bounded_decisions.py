@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores.clocked_experiments import *  # noqa: F403
 from stores.clocked_experiments import KEYS, WINDOW, look, opened, refusal, sessions, told
+from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -99,12 +100,12 @@ def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came
     ):
         with pytest.raises(MarlRayError, match=words):
             if "outcome" in values:
-                store.record_outcome("exp", unit, values["outcome"])
+                record_outcome(store, "exp", unit, values["outcome"])
             else:
-                store.record_metrics("exp", unit, values)
+                record_metrics(store, "exp", unit, values)
     for row in rows:
-        store.record_outcome("exp", row.unit, 1.0)
-        store.record_metrics("exp", row.unit, {"cost": 5.0, "latency_s": 100.0 if row is rows[0] else 1.0})
+        record_outcome(store, "exp", row.unit, 1.0)
+        record_metrics(store, "exp", row.unit, {"cost": 5.0, "latency_s": 100.0 if row is rows[0] else 1.0})
     clock.now += 2 * WINDOW
     found = look(store, config).look
     arm = rows[0].assignment.arm

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from stores.migrated import migrated
+from stores.single_reports import record_metrics
 from stores.unit_cases import Clock, over
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -239,7 +240,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
     # One client counts: the values are not 0 or 1 any more, and the looks go on.
     state = store.table("exp")
     store.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
-    store.record_metrics("exp", "x", {"error": 5_000.0})
+    record_metrics(store, "exp", "x", {"error": 5_000.0})
     over(store)
     assert not found(store, config).guardrails[0].test.proven
 

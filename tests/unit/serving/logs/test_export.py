@@ -15,13 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from stores.migrated import migrated
+from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
 from marl_ray.serving.logs import export as export_module
-from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, read_decisions
+from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, read_decisions, upload
 from marl_ray.serving.logs.export import ExportSummary, export
+from marl_ray.temporary_folders import NAME
 from marl_ray.trajectories import Trajectories
 
 AGENTS = ("left", "right")
@@ -51,9 +53,9 @@ def write(folder: str | Path, decisions: list[LoggedAct]) -> None:
 
 def outcome(store: ExperimentStore, unit: str, value: float, arm: str = "a", cost: float | None = None) -> None:
     store.record_exposures([Exposure("exp", unit, Assignment(arm, 1, 0.5), 10.0)])
-    store.record_outcome("exp", unit, value, at=99.0)
+    record_outcome(store, "exp", unit, value, at=99.0)
     if cost is not None:
-        store.record_metrics("exp", unit, {"cost": cost})
+        record_metrics(store, "exp", unit, {"cost": cost})
 
 
 def rows(path: str) -> list[dict]:
@@ -281,14 +283,18 @@ def bucket(monkeypatch) -> Iterator[tuple[str, dict[str, bytes]]]:
     server.server_close()
 
 
-def test_log_and_out_may_be_buckets(store, tmp_path, bucket):
+def test_log_and_out_may_be_buckets(store, tmp_path, bucket, monkeypatch):
     query, objects = bucket
     write(f"s3://bucket/log{query}", [act("u", float(i)) for i in range(5)])
     (key,) = objects
     assert re.fullmatch(r"bucket/log/exp/decisions-\d+-[0-9a-f]{16}\.jsonl\.zst", key)
     assert len(list(read_decisions(f"s3://bucket/log{query}", "exp"))) == 5
     outcome(store, "u", 1.0)
+    made = []
+    monkeypatch.setattr(export_module, "upload", lambda file, *rest: (made.append(file), upload(file, *rest)))
     summary = export(store, "exp", f"s3://bucket/log{query}", f"s3://bucket/out{query}")
+    assert NAME.fullmatch(made[0].parent.name)  # so that another process removes it after this one was killed
+    assert not made[0].parent.exists()
     assert (summary.decisions, summary.path) == (5, "s3://bucket/out/exp.parquet")
     (tmp_path / "copy.parquet").write_bytes(objects["bucket/out/exp.parquet"])
     assert len(rows(str(tmp_path / "copy.parquet"))) == 2

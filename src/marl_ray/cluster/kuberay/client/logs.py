@@ -71,5 +71,5 @@ def _container(pod: Object, name: str) -> Object:
 
 
 def _has_ended(connection: Connection, pod: str, container: str) -> bool:
-    found_pod = read(connection, "Pod", pod, "v1")
-    return found_pod is None or "terminated" in (_container(found_pod, container).get("state") or {})
+    resource = read(connection, "Pod", pod, "v1")
+    return resource is None or "terminated" in (_container(resource, container).get("state") or {})

@@ -98,7 +98,7 @@ def descend(
     bounds = np.array([0, batch.actor.size, batch.actor.size + batch.critic.size])
     sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
     for epoch in prepared.plan:
-        before = sums.copy()
+        before, steps_before = sums.copy(), steps
         for selection in epoch:
             if not (size := next(sizes)):
                 continue  # no decision is trained on: a step would only follow the optimiser's momentum
@@ -107,7 +107,8 @@ def descend(
             moments = flat.weights, gradient, flat.first, flat.second
             settings = hyper.max_grad_norm, hyper.adam_betas, hyper.adam_eps, flat.step
             norms += adam_step(*moments, flat.rates, flat.decays, bounds, *settings)
-        if hyper.target_kl is not None and _total(sums - before)[2] / len(epoch) > hyper.target_kl:
+        taken = max(steps - steps_before, 1)
+        if hyper.target_kl is not None and _total(sums - before)[2] / taken > hyper.target_kl:
             break
     flat.write_back()
     policy_loss, entropy, kl, clipped, value_loss = (_total(sums) / max(steps, 1)).tolist()

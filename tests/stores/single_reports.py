@@ -1,0 +1,24 @@
+"""Reports about one unit, made as the product makes reports about many."""
+
+from collections.abc import Mapping
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Report
+
+
+def record_outcome(
+    store: ExperimentStore, experiment: str, unit: str, value: float, at: float | None = None
+) -> Assignment:
+    """Record a unit's outcome; returns its assignment, or raises the report's error."""
+    return record_metrics(store, experiment, unit, {"outcome": value}, at)
+
+
+def record_metrics(
+    store: ExperimentStore, experiment: str, unit: str, values: Mapping[str, float], at: float | None = None
+) -> Assignment:
+    """Record named numbers of a unit; returns its assignment, or raises the report's error."""
+    (result,) = store.record(experiment, [Report(unit, values, at)])
+    if isinstance(result, MarlRayError):
+        raise result
+    return result.assignment
