@@ -4,9 +4,10 @@
     .venv/bin/python benchmarks/checkpoint.py --repeats 2 # a quick look, which stores nothing
 
 In turn, in the same run, after every step: each worker writes its own part of the state with `torch.save` and waits for
-the others; the product takes a checkpoint, which holds the training until its copy is complete, and is written beside the
-next steps. The copy of the tensors is timed apart: with less, no checkpoint of this moment can be had. Both write to the
-same disk. The language model has random weights and one step of AdamW behind it. Writes
+the others; the team plays a batch; the product begins a checkpoint; the team plays another batch, beside which the weights
+are copied and the checkpoint is written; and the next update waits until they are copied. The checkpoint holds the training
+up where it begins and where the update waits. The copy itself is timed apart, and both batches. Both write to the same disk.
+The language model has random weights and one step of AdamW behind it. Writes
 `benchmarks/results/checkpoint.{json,md}`.
 """
 
@@ -34,6 +35,8 @@ REPEATS = 5
 """Least number of a large state's checkpoints whose result is stored."""
 SMALL_REPEATS = 10
 """Checkpoints of the small state, which take milliseconds, for each of the large one."""
+COLUMNS = {"torch.save": 1, "checkpoint": 2, "copy": 2, "alone": 1, "beside": 1, "with bundle": 2, "written": 1}
+"""The times that are taken, in the order of the table, and the digits of their milliseconds."""
 SMALL, LARGE = "actor-critic", "language model"
 
 
@@ -97,14 +100,19 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers)
     config = config_of(kind, folder, workers)
     run = Run(config, torch.device("cpu"))
-    sizes, times = {}, {key: [] for key in ("torch.save", "copy", "checkpoint", "written", "with bundle")}
+    sizes, times = {}, {key: [] for key in COLUMNS}
     copies: list[float] = []
     take = run.saver.copy.take
 
-    def timed_copy(*arguments: Any) -> None:
-        copies.append(timed(partial(take, *arguments)))
+    def timed_take(*arguments: Any) -> Callable[[], None]:
+        copy = take(*arguments)
+        return lambda: copies.append(timed(copy))
 
-    run.saver.copy.take = timed_copy  # type: ignore[method-assign]
+    run.saver.copy.take = timed_take  # type: ignore[method-assign]
+
+    def play() -> None:
+        run.collector.collect(run.team.players(), run.iteration)
+
     for repeat in range(repeats + 1):
         if kind == SMALL:
             run.step()
@@ -130,13 +138,16 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
         sizes["bytes"] = path.stat().st_size
         path.unlink()
         run.state["best_score"] = float("inf")
-        blocked = timed(partial(run.save, folder_here(folder / f"checkpoint-{repeat}")))
-        copied = copies[-1]
-        written = blocked + timed(run.saver.wait)
+        alone = timed(play)
+        begun = timed(partial(run.save, folder_here(folder / f"checkpoint-{repeat}")))
+        beside = timed(play)
+        waited = timed(run.saver.wait_for_copy)
+        written = begun + beside + waited + timed(run.saver.wait)
         run.state["best_score"] = float("-inf")
         with_bundle = timed(partial(run.save, folder_here(folder / f"best-{repeat}")))
         run.saver.wait()
-        for key, value in zip(times, (synchronous, copied, blocked, written, with_bundle), strict=True):
+        values = (synchronous, begun + waited, copies[-2], alone, beside, with_bundle, written)
+        for key, value in zip(times, values, strict=True):
             times[key].append(value)
         for name in ("checkpoint", "best"):  # whichever worker is first
             shutil.rmtree(folder / f"{name}-{repeat}", ignore_errors=True)
@@ -173,8 +184,7 @@ def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict
 
 def line(result: dict[str, Any]) -> str:
     size = f"{result['bytes'] / 1e6:,.1f} MB"
-    columns = {"torch.save": 1, "checkpoint": 2, "copy": 2, "with bundle": 2, "written": 1}
-    cells = [spread([1e3 * s for s in result[key]], digits) for key, digits in columns.items()]
+    cells = [spread([1e3 * s for s in result[key]], digits) for key, digits in COLUMNS.items()]
     return f"| {result['kind']} | {result['workers']} | {size} | {' | '.join(cells)} | {result['ratio']:.1%} |"
 
 
@@ -199,9 +209,9 @@ def main() -> None:
         f"before: {load:.1f}). The language model has {million:.0f} million parameters; the size is that of one worker's "
         f"part. Goal: a checkpoint holds the training up for at most {GOAL:.0%} of `torch.save`.",
         "",
-        "| state | workers | size | torch.save | held up by a checkpoint | of it copying tensors | by one with a bundle "
-        "| complete after | ratio |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| state | workers | size | torch.save | held up by a checkpoint | copying the weights | a batch played alone "
+        "| beside a checkpoint | beginning one with a bundle | complete after | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
         *map(line, results),
     ]
     print("\n".join(table))

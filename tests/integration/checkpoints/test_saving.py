@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,15 @@ def full(folder: Path, name: str) -> None:
     (folder / name).symlink_to("/dev/full")
 
 
-def test_a_checkpoint_holds_the_state_of_its_moment(run: Run, tmp_path: Path):
+@pytest.mark.parametrize("copied_after_s", [0.0, 0.5])
+def test_a_checkpoint_holds_the_state_of_its_moment(run: Run, tmp_path: Path, copied_after_s: float):
+    take = run.saver.copy.take
+
+    def slow(mesh: Any) -> Callable[[], None]:
+        copy = take(mesh)
+        return lambda: (time.sleep(copied_after_s), copy())[1]
+
+    run.saver.copy.take = slow  # a thread that gets no core for a while: the next update waits for it
     before = {name: value.full_tensor().clone() for name, value in tensors_of(run.team.learners).items() if value.ndim}
     run.save(folder_here(tmp_path / "now"))
     for _ in range(3):

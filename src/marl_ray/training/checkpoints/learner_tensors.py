@@ -6,7 +6,8 @@
 Frozen weights, such as the base model under adapters, are not in a checkpoint: the config names where they come from.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from torch.distributed.tensor import DTensor
 from marl_ray.training.collectives import replicas
 from marl_ray.training.learner.policy_learner import Learner
 
+OPTIMIZER = "/optimizer/"
+"""Part of the names of the optimisers' states."""
+
 
 def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
     """The live tensors by name; those of sharded weights are DTensors."""
@@ -27,7 +31,7 @@ def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
         for key, value in _model_tensors(learner.policy.model):
             tensors[f"{policy}/model/{key}"] = value
             for part, own in state.get(value, {}).items():
-                tensors[f"{policy}/optimizer/{key}/{part}"] = own
+                tensors[f"{policy}{OPTIMIZER}{key}/{part}"] = own
     return tensors
 
 
@@ -49,7 +53,7 @@ def make_room(learners: Mapping[str, Learner], stored: Metadata, scalars: Mappin
         optimizer = learner.policy.optimizer
         optimizer.state.clear()
         for key, value in _model_tensors(learner.policy.model):
-            own = parts.get(f"{policy}/optimizer/{key}")
+            own = parts.get(f"{policy}{OPTIMIZER}{key}")
             if own is not None:
                 optimizer.state[value] = {part: _room(value, facts) for part, facts in own}
     return {name: value for name, value in tensors_of(learners).items() if name not in scalars}
@@ -97,18 +101,26 @@ class CpuCopy:
         return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=dict.fromkeys(names, "gloo"))
 
     @torch.no_grad()
-    def take(self, mesh: DeviceMesh) -> None:
-        """Copy the tensors' current values. `mesh` is that of `mesh_on_cpu`."""
+    def take(self, mesh: DeviceMesh) -> Callable[[], None]:
+        """Copy what playing may change, such as the statistics of observations, and all that is on a GPU. Returns a function
+        that copies the rest: what only an update changes, the weights and the states of the optimisers. Another thread may
+        call it, and the next update must wait for it (Mohan et al. 2021, CheckFreq, section 4.2). `mesh` is that of
+        `mesh_on_cpu`."""
         optimizers = [learner.policy.optimizer for learner in self.learners.values()]
         states = [id(own) for each in optimizers for state in each.state.values() for own in state.values()]
         if states != self.states or not self.tensors:
             self.live, self.states = tensors_of(self.learners), states
             self._allocate(mesh)
-        sources = [value.to_local() if isinstance(value, DTensor) else value for value in self.live.values()]
-        # To pinned memory all transfers are under way at once.
-        torch._foreach_copy_(self.targets, sources, non_blocking=True)
-        if any(source.is_cuda for source in sources):
+        now: list[tuple[Tensor, Tensor]] = []
+        later: list[tuple[Tensor, Tensor]] = []
+        for (name, value), target in zip(self.live.items(), self.targets, strict=True):
+            source = value.to_local() if isinstance(value, DTensor) else value
+            is_updated = OPTIMIZER in name or isinstance(value, nn.Parameter)
+            (later if is_updated and not source.is_cuda else now).append((target, source))
+        _copy(now)  # to pinned memory all transfers are under way at once
+        if any(source.is_cuda for _, source in now):
             torch.cuda.synchronize()
+        return partial(_copy, later)
 
     def _allocate(self, mesh: DeviceMesh) -> None:
         self.targets, self.tensors = [], {}
@@ -121,3 +133,11 @@ class CpuCopy:
                 self.tensors[name] = DTensor.from_local(
                     target, mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride()
                 )
+
+
+@torch.no_grad()
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first."""
+    if pairs:
+        targets, sources = [target for target, _ in pairs], [source for _, source in pairs]
+        torch._foreach_copy_(targets, sources, non_blocking=True)

@@ -1,10 +1,11 @@
-"""Writing checkpoints beside the training: the training thread copies the state, another one writes the copy.
+"""Writing checkpoints beside the training: another thread copies the weights while the team plays, and writes the copy.
 
 Every rank writes its own part straight onto the storage. The ranks then tell rank 0 sizes and hashes of their files, and
 rank 0 publishes the checkpoint by its manifest.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -68,21 +69,39 @@ class CheckpointSaver:
         # A thread that waits already is handed its job in microseconds, also on a machine that is busy.
         self.thread = ThreadPoolExecutor(1, "checkpoints")
         self.written: Future[None] | None = None
+        self.copied = threading.Event()
+        """Set unless weights are being copied."""
+        self.copied.set()
         self.place: StoredFolder | None = None
         self.began = 0.0
 
     def save(self, place: StoredFolder, contents: Contents, published: Callable[[], None] = lambda: None) -> None:
-        """Copy the state, and begin to write it to `place`. Rank 0 calls `published`, which must not raise, when the
-        checkpoint is complete; all workers wait for it with their next one. Raises as `wait` does, for the checkpoint
-        before."""
+        """Begin to copy the state and to write it to `place`; an update must call `wait_for_copy` first. Rank 0 calls
+        `published`, which must not raise, when the checkpoint is complete; all workers wait for it with their next one.
+        Raises as `wait` does, for the checkpoint before."""
         self.wait()
         if self.mesh is None:
             # Longer than the wait of the training thread, so that all workers raise the same error.
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
             self.mesh = self.copy.mesh_on_cpu(self.group)
-        self.copy.take(self.mesh)
+        copy = self.copy.take(self.mesh)
         self.place, self.began = place, time.monotonic()
-        self.written = self.thread.submit(write, place, self.copy.tensors, contents, self.group, published)
+        self.copied.clear()
+        self.written = self.thread.submit(self._write, copy, place, contents, published)
+
+    def _write(
+        self, copy: Callable[[], None], place: StoredFolder, contents: Contents, published: Callable[[], None]
+    ) -> None:
+        try:
+            copy()
+        finally:
+            self.copied.set()
+        write(place, self.copy.tensors, contents, self.group, published)
+
+    def wait_for_copy(self) -> None:
+        """Wait until the weights of the last checkpoint are copied, so that they may change. Raises Unwritable."""
+        if not self.copied.wait(SAVE_S):
+            raise Unwritable(f"the weights of {self.place} were not copied within {SAVE_S:g} s")
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete. Raises Unwritable, which names the file, and what a lost worker makes

@@ -159,6 +159,7 @@ class Run:
         self.steps += played
         self.costs = cost_stats(self.recent.add(ended, running), self.costs)
         self.team.rest()
+        self.saver.wait_for_copy()
         with self.clock.phase("update"):
             losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
         self.iteration += 1
