@@ -87,7 +87,10 @@ class CpuCopy:
         self.live: dict[str, Tensor] = {}
         self.states: list[int] = []
         """The identities of the tensors of the optimisers' states: a first step makes new ones."""
-        self.targets: list[Tensor] = []
+        self.now: list[tuple[Tensor, Tensor]] = []
+        """Copies and their sources that `take` copies itself."""
+        self.later: list[tuple[Tensor, Tensor]] = []
+        """Those that it leaves to the function which it returns."""
         self.tensors: dict[str, Tensor] = {}
         """The copies by name, in the form that torch's distributed checkpoints take."""
 
@@ -111,23 +114,18 @@ class CpuCopy:
         if states != self.states or not self.tensors:
             self.live, self.states = tensors_of(self.learners), states
             self._allocate(mesh)
-        now: list[tuple[Tensor, Tensor]] = []
-        later: list[tuple[Tensor, Tensor]] = []
-        for (name, value), target in zip(self.live.items(), self.targets, strict=True):
-            source = value.to_local() if isinstance(value, DTensor) else value
-            is_updated = OPTIMIZER in name or isinstance(value, nn.Parameter)
-            (later if is_updated and not source.is_cuda else now).append((target, source))
-        _copy(now)  # to pinned memory all transfers are under way at once
-        if any(source.is_cuda for _, source in now):
+        _copy(self.now)  # to pinned memory all transfers are under way at once
+        if any(source.is_cuda for _, source in self.now):
             torch.cuda.synchronize()
-        return partial(_copy, later)
+        return partial(_copy, self.later)
 
     def _allocate(self, mesh: DeviceMesh) -> None:
-        self.targets, self.tensors = [], {}
+        self.now, self.later, self.tensors = [], [], {}
         for name, live in self.live.items():
             source = live.to_local() if isinstance(live, DTensor) else live
             target = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda, requires_grad=False)
-            self.targets.append(target)
+            is_updated = OPTIMIZER in name or isinstance(live, nn.Parameter)
+            (self.later if is_updated and not source.is_cuda else self.now).append((target, source))
             self.tensors[name] = target
             if isinstance(live, DTensor):
                 self.tensors[name] = DTensor.from_local(
