@@ -44,6 +44,8 @@ def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path)
     together, streamed, refused, named = with_gateway(config, body)
     assert {whole["arm"] for whole in together} == {"own", "other"}
     policy = load_bundle(bundle).policies["lm"]
+    # Tokens that are ready together make one part; on a busy machine those of a short response may all be.
+    assert max(len(parts) for whole, parts in zip(together, streamed, strict=True) if whole["arm"] == "own") > 1
     for one, whole, parts, answer in zip(asked, together, streamed, refused, strict=True):
         assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
         if whole["arm"] == "own":
@@ -51,7 +53,6 @@ def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path)
             ids = torch.tensor([whole["tokens"]])
             scores = policy.evaluate(prompt, ids, torch.ones_like(ids, dtype=torch.bool), need_entropy=False).log_probs
             assert whole["log_probs"] == pytest.approx(scores[0].tolist(), abs=1e-5)
-            assert len(parts) > 1
             assert answer.status_code == 400 and "engine=vllm writes no JSON" in answer.text
     for whole, (penalty, written) in zip(together, named, strict=True):
         assert whole["arm"] == "other" or penalty.json()["error"]["param"] == "frequency_penalty"
