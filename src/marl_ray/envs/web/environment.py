@@ -13,7 +13,7 @@ from marl_ray.envs.web.browser.acting import perform
 from marl_ray.envs.web.browser.actions import WebAction, parse_web_action
 from marl_ray.envs.web.browser.chromium import done_with_chromium, shared_chromium
 from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
-from marl_ray.envs.web.browser.prompts import head, past_answer
+from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
 from marl_ray.rewards.paying import ChosenReward
@@ -35,8 +35,6 @@ MOST_PAGES = 10
 _LOOKS = 5
 _LEFT = "Execution context was destroyed"
 """Words of Playwright's error where a page leaves for another one during a call."""
-_HISTORY = 10
-_MORE = "\n(the page goes on)"
 
 
 class BrowserEnv(TextEnv):
@@ -285,15 +283,14 @@ class BrowserEnv(TextEnv):
         session = self.session
         parts = [self._head, f"Task: {self.intent()}\n"]
         if self._history:
-            parts.append("Your last actions:\n" + "".join(f"- {line}\n" for line in self._history[-_HISTORY:]))
+            parts.append(past_answers(self._history))
         elif note:
             parts.append(f"The page cannot be opened: {note}\n")
         if session is not None and session.dialogs:
             parts.append("Dialogs that were dismissed: " + "; ".join(session.dialogs) + "\n")
-        text = self.view.text
-        shown = text if len(text) <= self.observation_limit else text[: self.observation_limit] + _MORE
+        page = shown(self.view.text, self.observation_limit)
         address = session.url if session is not None else ""
-        parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{shown}\nAction: ")
+        parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
         self.ask(self.possible_agents[0], _with_bases("".join(parts), self._shown))
 
     def _finish(self, ending: str, score: float, answer: str) -> None:

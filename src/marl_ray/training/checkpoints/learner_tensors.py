@@ -84,7 +84,6 @@ class CpuCopy:
 
     def __init__(self, learners: Mapping[str, Learner]) -> None:
         self.learners = learners
-        self.live: dict[str, Tensor] = {}
         self.states: list[int] = []
         """The identities of the tensors of the optimisers' states: a first step makes new ones."""
         self.now: list[tuple[Tensor, Tensor]] = []
@@ -112,7 +111,7 @@ class CpuCopy:
         optimizers = [learner.policy.optimizer for learner in self.learners.values()]
         states = [id(own) for each in optimizers for state in each.state.values() for own in state.values()]
         if states != self.states or not self.tensors:
-            self.live, self.states = tensors_of(self.learners), states
+            self.states = states
             self._allocate(mesh)
         _copy(self.now)  # to pinned memory all transfers are under way at once
         if any(source.is_cuda for _, source in self.now):
@@ -121,7 +120,7 @@ class CpuCopy:
 
     def _allocate(self, mesh: DeviceMesh) -> None:
         self.now, self.later, self.tensors = [], [], {}
-        for name, live in self.live.items():
+        for name, live in tensors_of(self.learners).items():
             source = live.to_local() if isinstance(live, DTensor) else live
             target = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda, requires_grad=False)
             is_updated = OPTIMIZER in name or isinstance(live, nn.Parameter)

@@ -1,5 +1,7 @@
 """The sentences around a page: what an agent may do, and what it did before."""
 
+from collections.abc import Sequence
+
 from marl_ray.envs.web.browser.actions import FORMS, quoted_action
 
 _ACT = "Answer with one action, in one line:"
@@ -14,6 +16,9 @@ _REST = (
 _LONGEST = 200
 """Characters of a thought, and of an action, that later prompts show."""
 
+_HISTORY = 10
+"""Earlier answers that a prompt shows."""
+
 
 def head(thoughts: bool) -> str:
     """The beginning of every prompt. `thoughts` asks for a thought before each action, as ReAct does
@@ -27,3 +32,13 @@ def past_answer(text: str, note: str) -> str:
     thought = text.partition("```")[0].strip() if action != text.strip() else ""
     parts = [thought[:_LONGEST], f"```{action[:_LONGEST]}```"] if thought else [action[:_LONGEST]]
     return " ".join(" ".join(parts).split()) + (f" ({note})" if note else "")
+
+
+def past_answers(lines: Sequence[str]) -> str:
+    """The last of the earlier answers, a line each, under their title; empty if there are none."""
+    return "Your last actions:\n" + "".join(f"- {line}\n" for line in lines[-_HISTORY:]) if lines else ""
+
+
+def shown(text: str, limit: int) -> str:
+    """The first `limit` characters of a page's text, and a line that says so if there are more."""
+    return text if len(text) <= limit else text[:limit] + "\n(the page goes on)"
