@@ -250,3 +250,19 @@ def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_st
         assert len(sizes) > 3 and max(sizes) <= 2000
     said = capsys.readouterr().err
     assert "toy: a line after 90" in said and "121 rows" not in said
+
+
+def test_a_group_that_begins_and_ends_between_two_looks_is_no_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "run").mkdir()
+    folder, run = str(tmp_path / "run"), config("storage=" + str(tmp_path))
+    follower = Follower(run, LOCAL, folder, RunLog(run))
+    # The thread of the follower looks twice a second, so all of this falls between two looks.
+    Journal(LOCAL, folder).begin(None)
+    write_failure(LOCAL, folder, {0: ConnectionError("lost")})
+    Journal(LOCAL, folder).begin(7)
+    write_failure(LOCAL, folder, {0: ConnectionError("lost again")})
+    follower.close()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith("its workers start again from the checkpoint of iteration 7: worker 0: ConnectionError: lost")

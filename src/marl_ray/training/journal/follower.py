@@ -10,7 +10,17 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.training.journal.tail import Tail
-from marl_ray.training.journal.writer import ERRORS, EVENTS, FAILURE, FAILURES, KEPT_ROWS, LINE, PHASE, STARTS_AFTER
+from marl_ray.training.journal.writer import (
+    ERRORS,
+    EVENTS,
+    FAILED_BEFORE,
+    FAILURE,
+    FAILURES,
+    KEPT_ROWS,
+    LINE,
+    PHASE,
+    STARTS_AFTER,
+)
 from marl_ray.training.run_folder.metrics_file import METRICS
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
@@ -46,8 +56,8 @@ class Follower:
         self.watch = watch
         self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS, FAILURES, METRICS)}
         self.taken = {name: tail.count() for name, tail in self.tails.items()}
-        self.failure: str | None = None
-        """The cause for which the last group of workers has ended, until the next group begins."""
+        self.failures: list[tuple[int, str]] = []
+        """(number of the failure, its cause) for each group of workers that has ended, until the next group begins."""
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="journal", daemon=True)
         self.thread.start()
@@ -66,8 +76,9 @@ class Follower:
                 try:
                     events = self._read(EVENTS)
                     # Read later and shown earlier: the failure was written before the event that a new group begins.
-                    for failure in self._read(FAILURES):
-                        self._failed(failure)
+                    earlier = self.taken[FAILURES]
+                    for number, failure in enumerate(self._read(FAILURES), earlier + 1):
+                        self._failed(number, failure)
                     for event in events:
                         self._event(event)
                     rows = self._read(METRICS)
@@ -89,8 +100,8 @@ class Follower:
                     entries += [entry] if isinstance(entry, dict) else []
         return entries
 
-    def _failed(self, failure: Mapping[str, Any]) -> None:
-        self.failure = failure[FAILURE]
+    def _failed(self, number: int, failure: Mapping[str, Any]) -> None:
+        self.failures.append((number, failure[FAILURE]))
         for rank, error in failure[ERRORS].items():
             path = f"{self.folder}/errors/worker-{rank}.txt"
             if self.filesystem.get_file_info(path).type != fs.FileType.File:
@@ -107,11 +118,13 @@ class Follower:
             self.console.say(event[LINE])
         elif STARTS_AFTER in event:
             self.taken[METRICS] = event[KEPT_ROWS]
-            if self.failure is not None:
+            # One look may have read that a group begins and, behind it, why the same group ended.
+            before = [cause for number, cause in self.failures if number <= event[FAILED_BEFORE]]
+            if before:
                 last = event[STARTS_AFTER]
                 begin = "the beginning" if last is None else f"the checkpoint of iteration {last:,}"
-                self.console.say(f"its workers start again from {begin}: {self.failure}")
-                self.failure = None
+                self.console.say(f"its workers start again from {begin}: {before[-1]}")
+                self.failures = self.failures[len(before) :]
 
     def _show(self, rows: list[dict[str, Any]], progress: ProgressBar) -> None:
         for row in [row for row in rows if "iteration" not in row][-1:]:

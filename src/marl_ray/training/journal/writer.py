@@ -23,9 +23,9 @@ from marl_ray.training.run_folder.appended_file import AppendedFile, appended_fi
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of, row_of
 
 EVENTS, FAILURES, TRANSCRIPTS = "events.jsonl", "failures.jsonl", "transcripts"
-PHASE, LINE, STARTS_AFTER, KEPT_ROWS = "phase", "line", "starts_after", "kept_rows"
+PHASE, LINE, STARTS_AFTER, KEPT_ROWS, FAILED_BEFORE = "phase", "line", "starts_after", "kept_rows", "failed_before"
 """Keys of events: a part of the run that begins; a line for people; the iteration of the checkpoint that a group of workers
-goes on from, or null where it begins anew, and the number of rows that are left then."""
+goes on from, or null where it begins anew, and the numbers of rows and of failures that there are then."""
 FAILURE, ERRORS = "failure", "errors"
 """Keys of failures: one line about the cause, and rank -> text of the error."""
 
@@ -53,7 +53,8 @@ class Journal:
         rows = map(row_of, lines_of(self.filesystem, f"{self.folder}/{METRICS}"))
         count = sum(1 for _ in takewhile(lambda row: after is not None and iteration_of(row or {}) <= after, rows))
         self.rows.keep(count)
-        self._event({STARTS_AFTER: after, KEPT_ROWS: count})
+        failures = len(lines_of(self.filesystem, f"{self.folder}/{FAILURES}"))
+        self._event({STARTS_AFTER: after, KEPT_ROWS: count, FAILED_BEFORE: failures})
 
     def row(self, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics. One that a full disk refuses is written with the next."""
