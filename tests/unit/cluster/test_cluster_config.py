@@ -166,6 +166,10 @@ WRONG = [
     ({"job": {"entrypoint": "x", "schedule": "a b c d e"}}, "job: schedule: expected five fields of cron"),
     (SERVICE | {"queue": "q", "groups": {"a": {"replicas": [1, 2]}}}, "groups.a.replicas: expected one number"),
     ({"job": {"entrypoint": "x", "time_zone": "UTC"}}, "job: time_zone: expected beside schedule"),
+    (
+        {"job": {"entrypoint": "x", "schedule": "0 3 * * *", "time_zone": "Mars/Olympus"}},
+        "job: time_zone: expected a name such as Europe/Berlin, got 'Mars/Olympus'",
+    ),
     ({"job": {"entrypoint": "x", "keep_record_s": 9}}, "job: keep_record_s: expected beside schedule"),
     (
         {"job": {"entrypoint": "x", "schedule": "0 3 * * *", "keep_record_s": 9}},
