@@ -13,7 +13,7 @@ from marl_ray.training.team.dry_step import DryPass, dry_step
 from marl_ray.training.team.memory_plan import memory_plan, shards_of
 from marl_ray.training.team.model_shapes import architecture, qwen
 
-CONFIGS = Path(__file__).parents[3] / "jobs" / "configs"
+CONFIGS = Path(__file__).parents[4] / "jobs" / "configs"
 GIB = 1 << 30
 LENGTH = 64
 TINY = LlamaConfig(

@@ -10,7 +10,7 @@ import pytest
 from marl_ray.config import RunConfig, load_config
 from marl_ray.training.single_process import train_alone
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (DOCS / "language_teams.md", DOCS / "extending" / "environments.md")
 BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES = {name: text for page in PAGES for name, text in BLOCK.findall(page.read_text()) if "." in name}

@@ -19,7 +19,7 @@ from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests/fixtures/own.jsonl"
 ARGUMENTS = ["evaluate", "--benchmark", f"jsonl:{DATA}", "--local"]
 

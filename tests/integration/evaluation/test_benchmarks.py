@@ -15,8 +15,8 @@ from marl_ray.evaluation.scoring.local_scoring import MAX_SOURCE_BYTES, ScoringJ
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level, Pool
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 FILES = {
     "humaneval": "humaneval.jsonl",
     "humaneval_plus": "humaneval_plus.jsonl",

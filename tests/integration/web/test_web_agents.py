@@ -43,7 +43,7 @@ def first_element(tmp_path: Path) -> str:
 def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Path) -> None:
     run = load_config(
         RunConfig,
-        Path(__file__).parents[2] / "jobs/configs/miniwob_click.yaml",
+        Path(__file__).parents[3] / "jobs/configs/miniwob_click.yaml",
         ["env.kwargs.tasks=[click-test]", "train.total_steps=512", "resources.workers=1", "checkpoint.every=1"],
     )
     rows = train_alone(run, tmp_path / "run")

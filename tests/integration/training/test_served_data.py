@@ -258,7 +258,7 @@ def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_p
 
 @pytest.mark.parametrize("name", ["served_texts", "preferences_dpo"])
 def test_the_configs_in_the_repository_run(name, tmp_path, monkeypatch):
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
     short = ["train.total_steps=16", "train.env_copies=8", "evaluation.tasks=4", f"storage={tmp_path}"]
     if name == "served_texts":

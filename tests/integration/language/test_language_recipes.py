@@ -9,7 +9,7 @@ from marl_ray.config import RunConfig, parse_config, read_yaml
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import train_alone
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures"
 TINY = {"preset": "tiny-0.2m", "context": 3000}
 SMALL = [

@@ -214,7 +214,7 @@ def test_an_api_that_stays_away_is_named(tmp_path, monkeypatch):
     assert "no cluster is named" in marl_ray("cluster", "status", "rayjob/x").stderr
 
 
-CLUSTER = Path(__file__).parents[2] / "cluster" / "configs" / "training.yaml"
+CLUSTER = Path(__file__).parents[3] / "cluster" / "configs" / "training.yaml"
 
 
 @pytest.mark.parametrize("parts", [{}, {"job": None}, {"job": None, "service": {"serve": {"applications": []}}}])
