@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from experiment_streams import CHUNK, STEP, Looks
+from parts.experiment_streams import CHUNK, STEP, Looks
 
 from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Claim
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-ACT_LUA = Path(__file__).parent / "peers/act.lua"
+ACT_LUA = Path(__file__).parents[1] / "peers/act.lua"
 ACTS = 20
 """Requests of one session."""
 REQUEST_S = 10.0

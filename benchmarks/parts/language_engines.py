@@ -7,12 +7,17 @@ update. Prints a JSON object.
 import argparse
 import json
 import statistics
+import sys
 import time
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from language import ENGINES, GROUP, PROMPTS, TOKENS, WARM_UP, texts
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any, NamedTuple
 
-from tables import spread
+from parts.tables import spread
 
 TITLES = {
     "bare": "1. bare, one hop, passes shared as in the gateway",

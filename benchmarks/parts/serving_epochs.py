@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serving_cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
-from serving_load import wrk
+from parts.serving_cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
+from parts.serving_load import wrk
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiment_store import ExperimentStore

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from experiment_streams import CHUNK, Looks
+from parts.experiment_streams import CHUNK, Looks
 
 from marl_ray.experiments.evidence.looks import look_at
 from marl_ray.experiments.evidence.running_sums import Design, Totals

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tables import spread
+from parts.tables import spread
 
 RATES = ("tokens_per_second", "tokens_per_cpu_second")
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}

@@ -59,7 +59,7 @@ class Crowd(ParallelEnv):
 
 
 def crowd(count: int) -> Crowd:
-    """Make the environment of `env.id: scale_team:crowd`."""
+    """Make the environment of `env.id: parts.scale_team:crowd`."""
     return Crowd(count)
 
 
@@ -69,7 +69,7 @@ def team_config(policies: int) -> RunConfig:
         RunConfig,
         {
             "name": f"team-{policies}",
-            "env": {"id": "scale_team:crowd", "kwargs": {"count": policies}},
+            "env": {"id": "parts.scale_team:crowd", "kwargs": {"count": policies}},
             "algorithm": "ippo",
             "team": {f"policy_{agent}": {"agents": [agent]} for agent in agents},
             "train": {"total_steps": 10**9, "env_copies": COPIES, "horizon": HORIZON},
