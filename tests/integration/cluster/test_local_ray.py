@@ -15,7 +15,7 @@ import torch
 
 from marl_ray.cli.serving.local_gateway import serve_locally
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local_ray import LocalRay, _processes_of, local_ray, ray_here
+from marl_ray.cluster.local_ray import LocalRay, local_ray, processes_of, ray_here
 from marl_ray.errors import MarlRayError
 
 # Starts a Ray, says what it consists of, and then ends in the way that argv[1] names.
@@ -24,7 +24,7 @@ import json, os, pathlib, signal, subprocess, sys, tempfile, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 before = {k: v for k, v in os.environ.items() if k.startswith(("RAY_", "GLOO_", "PATH"))}
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local_ray import _processes_of, local_ray
+from marl_ray.cluster.local_ray import processes_of, local_ray
 nowhere = subprocess.DEVNULL
 stranger = subprocess.Popen(["sleep", "60"], stdout=nowhere, stderr=nowhere, start_new_session=True)
 try:
@@ -32,7 +32,7 @@ try:
         script = f"import ray; assert ray.init().address_info['gcs_address'] == {ray.address!r}"
         pathlib.Path(folder, "main.py").write_text(script)
         assert jobs.run_job(jobs.connect(ray.dashboard_url), "python main.py", folder, timeout_s=100) == 0
-        processes = [(p.pid, p.create_time()) for p in _processes_of(ray.temp_dir)]
+        processes = [(p.pid, p.create_time()) for p in processes_of(ray.temp_dir)]
         facts = {"temp_dir": str(ray.temp_dir), "url": ray.dashboard_url, "processes": processes}
         print("FACTS", json.dumps(facts), flush=True)
         if sys.argv[1] == "raise":
@@ -113,7 +113,7 @@ def test_the_dashboard_asks_for_the_token(ray_cluster: LocalRay, path: str) -> N
 
 def test_only_loopback_listens(ray_cluster: LocalRay) -> None:
     hosts = set()
-    for process in [psutil.Process(), *_processes_of(ray_cluster.temp_dir)]:
+    for process in [psutil.Process(), *processes_of(ray_cluster.temp_dir)]:
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
                 hosts.add(connection.laddr.ip.removeprefix("::ffff:"))

@@ -1,25 +1,18 @@
 """A run that is paid by a judge over HTTP, and one that goes on without it."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes.http_server import serving_http
 
 from marl_ray.config import RunConfig
 from marl_ray.config.load import parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.single_process import train_alone
-
-
-class Server(ThreadingHTTPServer):
-    """Many clients may connect at once."""
-
-    daemon_threads = True
-    request_queue_size = 64
 
 
 @pytest.fixture
@@ -41,13 +34,8 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1", prompts
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
+    with serving_http(Handler) as url:
+        yield f"{url}/v1", prompts
 
 
 def train(**options: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 # ruff: noqa: E501  rows of tables
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -218,13 +219,19 @@ def test_what_a_program_says_is_a_verdict_and_a_short_text(pool: Pool, name: str
         pool.official(program).encode()
 
 
+def kill_server(worker: Worker) -> None:
+    """Kill the fork server of a worker, and return once it is dead."""
+    server = worker.pids[0]
+    os.kill(server, signal.SIGKILL)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+
+
 def test_a_program_that_kills_every_server_is_to_blame(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     requested = Worker.request
 
     def killed(worker: Worker, kind: bytes, limits: Limits, fds: Sequence[int]) -> None:
         if limits.open_files == 63:
-            worker._server.process.kill()
-            worker._server.process.wait()
+            kill_server(worker)
         requested(worker, kind, limits, fds)
 
     monkeypatch.setattr(Worker, "request", killed)
@@ -240,7 +247,7 @@ def test_runs_die_before_their_server_when_memory_is_used_up() -> None:
         pytest.skip("whoever started these tests wants them to die early")
     with Pool(workers=1, warm=(), min_level=Level.LIMITS, max_level=Level.LIMITS) as pool:
         assert pool.run("print(open('/proc/self/oom_score_adj').read())").stdout == b"1000\n\n"
-        server = pool._all[0]._server.process.pid
+        server = pool.workers[0].pids[0]
         assert Path(f"/proc/{server}/oom_score_adj").read_text() == "0\n"
 
 
@@ -251,9 +258,9 @@ def test_threads_share_the_pool(pool: Pool) -> None:
 
 
 def test_a_dead_server_is_replaced(pool: Pool) -> None:
-    for worker in pool._all:
-        worker._server.process.kill()
-    for _ in pool._all:
+    for worker in pool.workers:
+        kill_server(worker)
+    for _ in pool.workers:
         assert pool.run("print(1)").stdout == b"1\n"
 
 
@@ -263,7 +270,7 @@ def test_an_interrupted_run_does_not_answer_for_the_next(pool: Pool, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(pool, "_execution", interrupted)
-        for _ in pool._all:
+        for _ in pool.workers:
             with pytest.raises(KeyboardInterrupt):
                 pool.run("print('old')")
     for number in range(4):
@@ -275,7 +282,7 @@ def test_closing_leaves_nothing() -> None:
     with Pool(workers=1) as pool:
         pool.run("open('f', 'w')")
         pool.judge("def f(): pass", "f()", entry_point="f")
-        folder = pool._all[0]._folder
+        folder = pool.workers[0].folder
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert not os.path.exists(folder)
     with pytest.raises(MarlRayError, match="closed"):
@@ -293,7 +300,7 @@ def test_folders_of_killed_owners_are_removed_at_the_next_start(
         (tmp_path / "other").mkdir()
         with Pool(workers=1, warm=()) as second:
             assert len(used) == 1
-            assert {*os.listdir(tmp_path)} - {os.path.basename(second._all[0]._folder)} == {
+            assert {*os.listdir(tmp_path)} - {os.path.basename(second.workers[0].folder)} == {
                 *used, "marl-ray-sandbox.link", "other",
             }  # fmt: skip
             assert second.run("print(1)").stdout == b"1\n"

@@ -255,28 +255,28 @@ import pytest  # noqa: E402  the process of the attacks has none
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Run the attacks of one setting; returns those that achieved something."""
     yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 
-def test_forged_and_hostile_candidates_never_pass(found: dict) -> None:
+def test_forged_and_hostile_candidates_never_pass(results: dict) -> None:
     for number, name, _, allowed in JUDGED:
-        verdict, message = found["judged"][f"{number} {name}"]
+        verdict, message = results["judged"][f"{number} {name}"]
         assert verdict in allowed, (number, name, verdict, message)
 
 
-def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(found: dict) -> None:
+def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results: dict) -> None:
     from marl_ray.rewards.extraction import extract
 
     for name, answer, code, allowed in EXTRACTED:
         assert extract(answer, "add") == code, name
-        assert code is None or found["extracted"][name] in allowed, (name, found["extracted"][name])
+        assert code is None or results["extracted"][name] in allowed, (name, results["extracted"][name])
 
 
-def test_the_official_mode_says_what_the_official_harness_says(found: dict) -> None:
+def test_the_official_mode_says_what_the_official_harness_says(results: dict) -> None:
     """All references and their mutants are compared by benchmarks/judge_agreement.py."""
-    assert found["official"] == OFFICIAL
+    assert results["official"] == OFFICIAL
 
 
 def test_what_is_expected_of_the_official_mode_is_what_the_harness_says() -> None:
@@ -286,14 +286,14 @@ def test_what_is_expected_of_the_official_mode_is_what_the_harness_says() -> Non
         assert execution.check_correctness(problem, program, 3.0)["result"] == words, program
 
 
-def test_the_next_job_is_unharmed(found: dict) -> None:
-    for name, (verdict, output) in found["unharmed"].items():
+def test_the_next_job_is_unharmed(results: dict) -> None:
+    for name, (verdict, output) in results["unharmed"].items():
         assert verdict == "passed", name
         assert output == "[1] [] 3.141592653589793\n", (name, output)
 
 
-def test_attacks_end_with_their_limit(found: dict) -> None:
-    assert {name: late for name, late in found["late"].items() if late > 0.5} == {}
+def test_attacks_end_with_their_limit(results: dict) -> None:
+    assert {name: late for name, late in results["late"].items() if late > 0.5} == {}
 
 
 def test_every_family_of_attacks_is_here() -> None:

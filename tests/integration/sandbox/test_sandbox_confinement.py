@@ -133,8 +133,8 @@ def attack(max_level: str, victim: int, secret: str) -> dict:
                 program = refused_program(statement, victim, secret)
                 ran = pool.run(program, limits=Limits(wall_s=3, memory_bytes=256 * MB))
                 found["refused"][f"{number} {statement}"] = [ran.status, (ran.stdout + ran.stderr[-300:]).decode()]
-        processes = [pool._all[0]._server.process.pid, pool._all[0]._judge.process.pid]  # type: ignore[union-attr]
-        found["folder"] = pool._all[0]._folder
+        processes = pool.workers[0].pids
+        found["folder"] = pool.workers[0].folder
     found["left"] = [pid for pid in processes if os.path.exists(f"/proc/{pid}")]
     found["left"] += [found["folder"]] if os.path.exists(found["folder"]) else []
     return found
@@ -148,38 +148,38 @@ import pytest  # noqa: E402  the process of the attacks has none
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Run the attacks of one setting; returns those that achieved something."""
     yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 
-def test_hostile_scripts_end_with_their_status(found: dict) -> None:
+def test_hostile_scripts_end_with_their_status(results: dict) -> None:
     for number, name, _, allowed in RUNS:
-        status, error, out, err = found["runs"][f"{number} {name}"]
+        status, error, out, err = results["runs"][f"{number} {name}"]
         assert status in allowed, (number, name, status, error)
         assert max(out, err) <= 1 << 16
 
 
-def test_what_a_program_must_not_do_is_refused(found: dict) -> None:
-    for name, (status, output) in found["refused"].items():
+def test_what_a_program_must_not_do_is_refused(results: dict) -> None:
+    for name, (status, output) in results["refused"].items():
         assert "SUCCEEDED" not in output and "hidden" not in output, (name, output)
         assert status == "crash" or "refused" in output, (name, status, output)
 
 
-def test_the_next_job_is_unharmed(found: dict) -> None:
-    for name, (verdict, output) in found["unharmed"].items():
+def test_the_next_job_is_unharmed(results: dict) -> None:
+    for name, (verdict, output) in results["unharmed"].items():
         assert verdict == "passed", name
         assert output == "[1] [] 3.141592653589793\n", (name, output)
 
 
-def test_attacks_end_with_their_limit(found: dict) -> None:
-    assert {name: late for name, late in found["late"].items() if late > 0.5} == {}
-    for name, (status, cpu_s) in found["cpu"].items():
+def test_attacks_end_with_their_limit(results: dict) -> None:
+    assert {name: late for name, late in results["late"].items() if late > 0.5} == {}
+    for name, (status, cpu_s) in results["cpu"].items():
         assert status == "timeout" and 0.6 <= cpu_s <= 1.1, (name, status, cpu_s)
 
 
-def test_nothing_is_left_behind(found: dict) -> None:
-    assert found["left"] == []
+def test_nothing_is_left_behind(results: dict) -> None:
+    assert results["left"] == []
 
 
 def descendants(pid: int) -> list[int]:
@@ -196,9 +196,9 @@ def descriptors(pid: int) -> int:
 
 def held(pool: "Pool") -> list[list[int]]:
     """Processes, their descendants, how many descriptors each has, and files of the pool."""
-    processes = [p.process.pid for w in pool._all for p in (w._server, w._judge) if p]
+    processes = [pid for worker in pool.workers for pid in worker.pids]
     below = [pid for process in processes for pid in descendants(process)]
-    files = [sum(len(files) for _, _, files in os.walk(w._folder)) for w in pool._all]
+    files = [sum(len(files) for _, _, files in os.walk(worker.folder)) for worker in pool.workers]
     return [processes, below, [descriptors(pid) for pid in (os.getpid(), *processes, *below)], files]
 
 

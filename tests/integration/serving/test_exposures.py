@@ -15,7 +15,7 @@ import pytest
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, StoreError
-from marl_ray.serving.logs.exposures import ExposureLog, _parse
+from marl_ray.serving.logs.exposures import ExposureLog, read_exposure
 from marl_ray.serving.logs.spool import Spool
 
 LIMIT = 10_000_000
@@ -232,6 +232,6 @@ def test_every_field_of_an_exposure_survives_the_disk(store, spool):
     odd = Exposure("exp", 'ü "\\ 😀', Assignment("a", 3, 0.1), 1.25, **more)
     log.put(odd)
     log._spill()
-    assert [_parse(line) for line in spool.peek().lines] == [odd]
+    assert [read_exposure(line) for line in spool.peek().lines] == [odd]
     log.close()
     assert store.assignment("exp", odd.unit) == odd.assignment

@@ -264,9 +264,9 @@ def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
             for i in range(20):
                 await act(client, f"s{i % 10}")
             assert len(app.service.endpoints.routers["exp"]._remembered) == 3
-            app.service.exposures._capacity = 0
+            app.service.exposures.capacity = 0
             await act(client, "late")
-            app.service.exposures._capacity = 10
+            app.service.exposures.capacity = 10
             first = (await client.get("/v1/experiments/exp")).json()
             await act(client, "late")
             return app.service.exposures.dropped, first, (await client.get("/v1/experiments/exp")).json()
@@ -279,7 +279,7 @@ def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
 def test_closing_writes_what_is_queued(config):
     async def run():
         async with serving(config) as (client, app):
-            app.service.exposures._interval_s = 1e6  # from the second round on
+            app.service.exposures.interval_s = 1e6  # from the second round on
             await act(client, "s")
 
     asyncio.run(run())

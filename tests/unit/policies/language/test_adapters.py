@@ -28,7 +28,7 @@ from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.engines.models.cached_model import ForwardModel
 from marl_ray.policies.engines.models.joint_products import product
 from marl_ray.policies.engines.models.llama import LlamaModel
-from marl_ray.policies.language.lora import _Sum, adapted, add_adapters, merged_weights
+from marl_ray.policies.language.lora import LowRankSum, adapted, add_adapters, merged_weights
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy
 
 LINEAGE = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env={}, steps=1, metrics={})
@@ -107,9 +107,9 @@ def test_the_sums_gradients_are_those_of_its_parts() -> None:
     for tensor in (x, down, up):
         tensor.requires_grad_(True)
     torch.testing.assert_close(
-        _Sum.apply(x, base, bias, down, up, 0.5), nn.functional.linear(x, base, bias) + 0.5 * (x @ down.T @ up.T)
+        LowRankSum.apply(x, base, bias, down, up, 0.5), nn.functional.linear(x, base, bias) + 0.5 * (x @ down.T @ up.T)
     )
-    assert torch.autograd.gradcheck(lambda x, down, up: _Sum.apply(x, base, bias, down, up, 0.5), (x, down, up))
+    assert torch.autograd.gradcheck(lambda x, down, up: LowRankSum.apply(x, base, bias, down, up, 0.5), (x, down, up))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

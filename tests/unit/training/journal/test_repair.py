@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.follower import Follower
-from marl_ray.training.journal.repair import _sorted_out, repair
+from marl_ray.training.journal.repair import repair, sort_out
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.appended_file import appended_file
@@ -90,7 +90,7 @@ def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path: Path, ru
 @given(st.lists(st.integers(-1, 9), max_size=12))
 def test_as_many_rows_are_kept_as_are_in_order(numbers: list[int]):
     lines = [row(number) if number >= 0 else json.dumps({"steps": 0}) for number in numbers]
-    kept, kept_iterations, removed = _sorted_out(lines)
+    kept, kept_iterations, removed = sort_out(lines)
     assert kept == [line for k, line in enumerate(lines, 1) if k not in removed]
     assert all(a < b or a == b == -1 for a, b in pairwise(kept_iterations))
     longest = [0] * len(numbers)

@@ -213,7 +213,6 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
     monkeypatch.setattr("marl_ray.training.loop.worker_loop.run_worker", body)
     payload = {
         "config": config().given(),
-        "queue": None,
         "run_id": "0",
         "tracking_uri": "",
         "folder": str(folder),
