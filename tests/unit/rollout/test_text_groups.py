@@ -11,7 +11,7 @@ from toys.collectors import ALONE, BOTH, SAID, Scripted, collector, on_two_worke
 from toys.text_envs import WORDS, Echo, Talk
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan
 
 
 def test_members_of_a_group_share_task_and_seed_and_tasks_go_on_over_iterations():

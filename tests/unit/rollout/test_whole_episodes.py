@@ -10,7 +10,8 @@ from marl_ray.envs.budget.dag import BudgetDag
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
+from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.protocol import CollectPlan
 
 AGENTS = {"shared": ["a", "b"]}
 

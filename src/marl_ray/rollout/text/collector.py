@@ -15,8 +15,8 @@ from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
-from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.group_spread import GroupSums, informative
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
 from marl_ray.rollout.rng import episode_seed, permutation
 from marl_ray.rollout.text.branching import Branch, branches, keep_state

@@ -7,9 +7,9 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.env_copies import make_batch
-from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
+from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.group_spread import GroupSums
-from marl_ray.rollout.protocol import BatchCollector
+from marl_ray.rollout.protocol import BatchCollector, CollectPlan
 from marl_ray.training.collectives import gather
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
