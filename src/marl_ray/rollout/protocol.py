@@ -25,8 +25,9 @@ class CollectPlan:
     greedy: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
-    """Greatest number of times that groups whose members all score the same for every policy of `judges` are replayed."""
-    judges: tuple[str, ...] = ()
+    """Greatest number of times that groups are replayed whose members all score the same for every policy of
+    `refill_policies`."""
+    refill_policies: tuple[str, ...] = ()
     """Policies whose scores decide whether a group is replayed."""
     branch_turns: int = 0
     """In text environments: the greatest number of later turns of a group's first episode at which the other members of

@@ -69,7 +69,7 @@ def test_long_episodes_are_cut_and_valued():
 
 
 def test_groups_that_teach_nothing_are_played_again_from_other_starts():
-    plan = CollectPlan(8, episodes=True, group_size=2, refills=6, judges=("shared",))
+    plan = CollectPlan(8, episodes=True, group_size=2, refills=6, refill_policies=("shared",))
     once = CollectPlan(8, episodes=True, group_size=2)
 
     def uninformative(data) -> list[int]:

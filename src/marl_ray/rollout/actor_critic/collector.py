@@ -162,7 +162,7 @@ class Collector:
             pending = self._uninformative(played)
             if not pending.any():
                 break
-        for name in self.plan.judges:  # groups whose members still score the same are left out of the means
+        for name in self.plan.refill_policies:  # groups whose members still score the same are left out of the means
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
 
@@ -174,9 +174,9 @@ class Collector:
             self.group_sums[name] += GroupSums.from_scores([scores[own] for own in members])
 
     def _uninformative(self, played: Played) -> np.ndarray:
-        """(copies,) bool: members of groups in which every agent of every judging policy scores the same."""
-        teaching = np.full(len(self.numbers), not self.plan.judges)
-        for name in self.plan.judges:
+        """(copies,) bool: members of groups in which every agent of every policy of `refill_policies` scores the same."""
+        teaching = np.full(len(self.numbers), not self.plan.refill_policies)
+        for name in self.plan.refill_policies:
             scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
             for group in np.unique(played.groups):
                 members = (played.groups == group) & ~played.greedy

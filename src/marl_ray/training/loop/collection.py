@@ -38,7 +38,7 @@ def build_collector(
         group_size=config.train.group_size,
         greedy=config.greedy,
         refills=max(refills.values()),
-        judges=tuple(name for name, count in refills.items() if count),
+        refill_policies=tuple(name for name, count in refills.items() if count),
         branch_turns=config.branch_turns,
         comparing=tuple(name for name in refills if config.spec_of(name).groups),
     )
