@@ -27,7 +27,7 @@ from marl_ray.experiments.lifecycle import (
     reconfigured,
     transition,
 )
-from marl_ray.experiments.store.evidence import EvidenceStore
+from marl_ray.experiments.store.summed_units import EvidenceStore
 from marl_ray.experiments.store.records import (
     OPEN,
     AssignmentState,
