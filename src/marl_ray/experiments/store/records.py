@@ -58,7 +58,7 @@ class AssignmentState:
     """Creator of the experiment: `api`, or None for the config of a gateway."""
 
 
-class Past(NamedTuple):
+class EpochHistory(NamedTuple):
     """Weights and populations of all epochs so far."""
 
     weights: list[Mapping[str, float]]
