@@ -333,4 +333,5 @@ def write_back(learner: Learner) -> None:
 
 
 def local(tensor: Any) -> Tensor:
+    """This worker's part of a distributed tensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -185,6 +185,7 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
 
 
 def endpoint_of(name: str, config: dict[str, Any]) -> str:
+    """The endpoint that an experiment serves: that of its config, or else its own name."""
     return config.get("endpoint") or name
 
 

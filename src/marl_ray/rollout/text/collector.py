@@ -101,7 +101,7 @@ class TextCollector:
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """Like `Collector.running`, but always empty: a batch leaves no episode to go on with."""
+        """(start, steps played) of the episodes that the next batch goes on with: none, for a batch is whole episodes."""
         return []
 
     def close(self) -> None:

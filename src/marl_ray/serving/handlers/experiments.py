@@ -1,4 +1,4 @@
-"""Requests of people and their tools: experiments, models, health, metrics."""
+"""Handle requests about experiments: list, open, read, change, chart and audit them."""
 
 import math
 import time
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 
 def path_part(request: Request, part: int = 3) -> str:
+    """One part of the request's path between slashes, from 0; part 3 is an experiment's name."""
     return request.path.split("/")[part]
 
 

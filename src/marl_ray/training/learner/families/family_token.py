@@ -82,7 +82,7 @@ def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None
 
 
 def inputs(model: TokenPolicy, batch: Trajectories) -> None:
-    """None: a language model reads token ids as they are."""
+    """Return None: a language model reads the batch's token ids as they are."""
     return None
 
 
