@@ -54,6 +54,11 @@ def view_of(kind: ResourceKind, name: str, objects: Iterable[Object]) -> View:
     return View(kind, name, next(named, None), tuple(owned), tuple(pods), tuple(sorted(events, key=event_time)))
 
 
+def owned_by(kind: str, name: str) -> str:
+    """Selector of the RayClusters that were made for this RayJob or RayService."""
+    return f"ray.io/originated-from-crd={kind},ray.io/originated-from-cr-name={name}"
+
+
 def is_owned(cluster: Object, kind: str, name: str) -> bool:
     """True where a RayCluster was made for this RayJob or RayService."""
     labels = cluster["metadata"].get("labels") or {}
