@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.command_line import PROGRAM, ROOT, marl_ray
+from processes.command_line import PROGRAM, ROOT, keys_of, marl_ray
 
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark

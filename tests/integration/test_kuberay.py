@@ -12,9 +12,8 @@ import pytest
 import yaml
 from kube.kubox import URL, kubeconfig, kubox, play, trouble
 from kube.stories import STORIES, kind_of
-from processes.command_line import marl_ray
+from processes.command_line import keys_of, marl_ray
 
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect

@@ -17,7 +17,7 @@ from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving import loading
-from marl_ray.serving.loading import check_configured, needed
+from marl_ray.serving.loaded_bundles import check_configured, needed
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 

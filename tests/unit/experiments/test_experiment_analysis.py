@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes.command_line import keys_of
 from scipy import stats
 
 from marl_ray.cli import main
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable

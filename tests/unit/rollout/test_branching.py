@@ -19,7 +19,7 @@ from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.react import React
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.response_streams import TRAINING, response_stream
 from marl_ray.training.single_process import process_group, train_alone
 

@@ -27,7 +27,7 @@ from toys.text_envs import Broken, Echo, Quitter, Slow, Strict, Talk
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.sampler import make_engine
-from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.rollout.text.transcripts import means

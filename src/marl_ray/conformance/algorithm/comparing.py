@@ -11,7 +11,7 @@ from torch import Tensor
 from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm import truth
 from marl_ray.conformance.algorithm.games import STATES
-from marl_ray.conformance.algorithm.trial import STILL, UNLIMITED, GridPoint, Trial, whole_episodes
+from marl_ray.conformance.algorithm.game_run import STILL, UNLIMITED, GridPoint, Trial, whole_episodes
 from marl_ray.trajectories import Trajectories
 
 Difference = str | None

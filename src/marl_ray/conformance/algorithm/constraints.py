@@ -20,7 +20,7 @@ from marl_ray.conformance.algorithm.comparing import (
     parallel,
 )
 from marl_ray.conformance.algorithm.games import POLICIES, SIGNALS, STATES, GameRules
-from marl_ray.conformance.algorithm.trial import UNLIMITED, GridPoint, Trial
+from marl_ray.conformance.algorithm.game_run import UNLIMITED, GridPoint, Trial
 
 
 def cost_gradient(algorithm: str, case: GridPoint) -> Difference:

@@ -13,7 +13,7 @@ from marl_ray.conformance.algorithm.comparing import (
     most_steps,
     parallel,
 )
-from marl_ray.conformance.algorithm.trial import UNLIMITED, GridPoint, Trial, defaults, reads, whole_episodes
+from marl_ray.conformance.algorithm.game_run import UNLIMITED, GridPoint, Trial, defaults, reads, whole_episodes
 
 
 def reward_gradient(algorithm: str, case: GridPoint) -> Difference:

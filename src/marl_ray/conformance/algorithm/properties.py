@@ -29,7 +29,7 @@ from marl_ray.conformance.algorithm.learning import (
     uneven_lengths,
     value_clip,
 )
-from marl_ray.conformance.algorithm.trial import GridPoint, reads
+from marl_ray.conformance.algorithm.game_run import GridPoint, reads
 
 
 class Property(NamedTuple):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rewards.paying import ChosenReward, make_reward
+from marl_ray.rewards.reward_protocol import ChosenReward, make_reward
 
 COSTS = ("tokens", "calls", "seconds")
 """The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),

@@ -16,7 +16,7 @@ from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFaul
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
-from marl_ray.rewards.paying import ChosenReward
+from marl_ray.rewards.reward_protocol import ChosenReward
 
 ENDINGS = (
     "stopped",

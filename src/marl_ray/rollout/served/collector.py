@@ -9,8 +9,8 @@ from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion
-from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.episode import EpisodeTurn

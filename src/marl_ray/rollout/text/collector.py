@@ -15,8 +15,8 @@ from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
-from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.group_spread import GroupSums, informative
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
 from marl_ray.rollout.rng import episode_seed, permutation
 from marl_ray.rollout.text.branching import Branch, branches, keep_state
@@ -112,7 +112,7 @@ class TextCollector:
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Play one episode of every copy. Groups whose members all score the same are played again on other tasks, at most
         `plan.refills` times."""
-        judging = {agent for name in self.plan.judges for agent in players[name].agents}
+        refill_agents = {agent for name in self.plan.refill_policies for agent in players[name].agents}
         comparing = {agent for name in self.plan.comparing for agent in players[name].agents}
         pending, steps, total = list(self.groups), 0, 0
         self.group_sums = dict.fromkeys(players, GroupSums())
@@ -136,7 +136,9 @@ class TextCollector:
                 )
             if self.curriculum:
                 outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
-            pending = [group for group in pending if judging and not _informative(self.groups[group], judging)]
+            pending = [
+                group for group in pending if refill_agents and not _informative(self.groups[group], refill_agents)
+            ]
         if self.curriculum:
             all_outcomes = sorted(outcome for part in self.gather(outcomes) for outcome in part)
             self.curriculum.add((index, share) for _, index, share in all_outcomes)
@@ -147,7 +149,7 @@ class TextCollector:
         batch = {}
         for name, player in players.items():
             # Groups whose members still score the same are left out of the means.
-            kept = teaching if name in self.plan.judges else list(self.groups)
+            kept = teaching if name in self.plan.refill_policies else list(self.groups)
             batch[name] = to_trajectories(player, self._rows(player.agents, kept, branched), self.signals)
         drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:TRANSCRIPTS]
         transcripts = [transcript(copy) for copy in self.copies if copy.number in drawn]
@@ -280,9 +282,9 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
             return None
 
 
-def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
-    """True if some agent of `judging` scored differently in two members that do not play greedily."""
-    return informative(_scores(members, judging))
+def _informative(members: Sequence[TextCopy], refill_agents: set[str]) -> bool:
+    """True if some agent of `refill_agents` scored differently in two members that do not play greedily."""
+    return informative(_scores(members, refill_agents))
 
 
 def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:

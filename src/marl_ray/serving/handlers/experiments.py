@@ -18,7 +18,7 @@ from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.evidence.report import curves, describe
 from marl_ray.serving.evidence.rollout_control import findings
 from marl_ray.serving.http.protocol import Request, RequestError, Response
-from marl_ray.serving.loading import API, load_whole, pin
+from marl_ray.serving.loaded_bundles import API, load_whole, pin
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 

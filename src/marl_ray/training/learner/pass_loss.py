@@ -14,7 +14,7 @@ from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.algorithms.losses.value_losses import Valued
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.minibatches import Selection
-from marl_ray.training.learner.passes import with_a_row
+from marl_ray.training.learner.forward_passes import with_a_row
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 

@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.token_policy import TokenPolicy, adopt, build_token_policy
-from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.served.collector import Block, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.transcripts import Transcript, means

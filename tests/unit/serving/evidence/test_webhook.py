@@ -212,7 +212,7 @@ def test_pauses_stay_at_their_longest_however_often_it_was_tried(heard, store):
     sender = hook(heard, store, deadline_s=1e7)
     change(store, Action.ROLLBACK, "b")
     sender.deliver()
-    with store._transaction(store._writer) as connection:
+    with store.transaction(store.writer) as connection:
         connection.execute(sa.update(schema.notices).values(attempts=2_000, next_at=0.0))
     sender.deliver()
     found = Notices(store)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.passes import evaluate_all, in_passes
+from marl_ray.training.learner.forward_passes import evaluate_all, in_passes
 from marl_ray.training.learner.preparation.normalisers import normalised
 from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState

@@ -11,7 +11,7 @@ from marl_ray.algorithms.constraints.penalty import constraint_violation
 from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.passes import fit_critic
+from marl_ray.training.learner.forward_passes import fit_critic
 from marl_ray.training.learner.preparation.estimates import Estimates, centred_costs, estimate, split_rows
 from marl_ray.training.learner.preparation.normalisers import normalised, updated_norms
 from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs

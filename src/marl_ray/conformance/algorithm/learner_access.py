@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
 from marl_ray.conformance.algorithm.games import POLICIES, STATES, GameRules
-from marl_ray.conformance.algorithm.trial import Trial, local, own_rows, reads, write_back
+from marl_ray.conformance.algorithm.game_run import Trial, local, own_rows, reads, write_back
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import raw_violations
 from marl_ray.trajectories import Trajectories
