@@ -89,10 +89,13 @@ class CheckpointSaver:
     def _write(
         self, copy: Callable[[], None], place: StoredFolder, contents: Contents, published: Callable[[], None]
     ) -> None:
-        try:
-            copy()
-        finally:
-            self.copied.set()
+        def copied() -> None:
+            try:
+                copy()
+            finally:
+                self.copied.set()
+
+        _together(copied, self.group)
         write(place, self.copy.tensors, contents, self.group, published)
 
     def wait_for_copy(self) -> None:
