@@ -234,7 +234,7 @@ def test_texts_are_cut_by_their_bytes_between_characters(text: str, most: int) -
 
 @given(st.binary(max_size=40))
 def test_whatever_the_official_pipe_holds_is_a_text(data: bytes) -> None:
-    assert first_result(data).isprintable() or len(data) >= 8
+    assert len(data) >= 8 or first_result(data) == "timed out"
     assert first_result(len(data).to_bytes(8, "little") + data) == data.decode("utf-8", "backslashreplace")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from processes.command_line import keys_of
 from rich.console import Console
 from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole, write_rows
 

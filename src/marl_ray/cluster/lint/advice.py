@@ -17,7 +17,7 @@ GATES = {
     "networkPolicy": "RayClusterNetworkPolicy",
     "tlsOptions": "RayClusterMTLS",
 }
-"""Keys of a Ray cluster that KubeRay's operator (v1.7.0) refuses without a feature gate, which is off by default -> the gate."""
+"""Keys of a Ray cluster that KubeRay's operator (v1.7.0) refuses unless it has a feature gate -> the gate."""
 
 _SECRET_NAME = re.compile(r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.I)
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IGNORECASE)
