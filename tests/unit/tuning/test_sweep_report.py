@@ -13,7 +13,6 @@ from rich.console import Console
 from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole, write_rows
 
 from marl_ray.cli import main
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cli.training.sweep import document_of, sweep_lines
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
