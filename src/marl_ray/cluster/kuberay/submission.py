@@ -1,5 +1,6 @@
 """Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has a cluster of its own."""
 
+import contextlib
 import json
 import re
 import secrets
@@ -155,8 +156,12 @@ def _print_log(connection: Connection, name: str, ended: threading.Event) -> Non
 
 
 def _ask(connection: Connection, name: str) -> None:
-    """The job outlives this command, unless a person says otherwise."""
-    if sys.stdin.isatty() and input(f"\nrayjob/{name}: end the job? [y/N] ").strip().lower() in ("y", "yes"):
+    """The job outlives this command, unless a person says otherwise; Ctrl-C or Ctrl-D once more says nothing."""
+    answer = ""
+    if sys.stdin.isatty():
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            answer = input(f"\nrayjob/{name}: end the job? [y/N] ").strip().lower()
+    if answer in ("y", "yes"):
         delete(connection, "RayJob", name)
         _tell(name, f"it ends; marl-ray cluster delete rayjob/{name} waits for that and takes the rest away")
         return

@@ -29,12 +29,11 @@ class EvaluatedPass:
     ):
         """`first`: no gradient step was taken on this batch yet."""
         shape = prepared.shape
-        selection, empty = with_a_row(selection)
-        self.selection, mask = selection, selection.take(prepared.mask, shape.agents)
+        selection = with_a_row(selection)
+        self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
-            policy.model, prepared.inputs, prepared.batch, mask, shape, selection, state.entropy_coef > 0
+            policy.model, prepared.inputs, prepared.batch, self.mask, shape, selection, state.entropy_coef > 0
         )
-        self.mask = mask & (not empty)
         # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second
         # pass in bfloat16 would round by more than GSPO's clip range.
         unmoved = first and prepared.recomputed

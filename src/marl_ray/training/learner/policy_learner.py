@@ -82,7 +82,8 @@ class Learner:
         hyper, spec = policy.hyper, policy.algorithm.spec
         batch = batch.to(policy.device)
         agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
-        shape = Shape(agents, batch.mask.shape[1], world()[0], policy.family.bounds(batch, agents))
+        bounds = policy.family.bounds(batch, agents)
+        shape = Shape(agents, batch.mask.shape[1], world()[0], bounds, policy.joint)
         batch = policy.family.padded(batch, agents)
         minibatch_plan = [
             minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)

@@ -9,9 +9,12 @@ import pytest
 import yaml
 from processes.command_line import marl_ray
 
+from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
 from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
 from marl_ray.cluster.lint.schemas import minimise, schemas
+from marl_ray.config.cluster import ClusterConfig
+from marl_ray.config.load import parse_config
 from marl_ray.errors import MarlRayError
 
 PATH = Path(__file__).parents[4] / "cluster" / "kuberay" / "rayservice.yaml"
@@ -68,6 +71,29 @@ def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
     assert not budget["spec"]["selector"]["matchLabels"].items() <= head.items()
     assert budget["spec"]["minAvailable"] < replica_pods(SERVICE)
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items() & head.items()
+
+
+def test_the_pods_written_by_hand_are_like_those_that_are_rendered():
+    """The same confinement, drain, memory and metrics; secrets and sizes are its own."""
+    config = {"name": "g", "image": "a/b:1", "groups": {"gateway": {"replicas": 3}}}
+    service = {"serve": {"applications": []}, "api_keys_secret": "marl-ray-api-keys"}
+    [rendered, *_] = render(parse_config(ClusterConfig, config | {"service": service}))
+    for own, other in zip(pods(SERVICE), pods(rendered), strict=True):
+        assert own["metadata"]["annotations"] == other["metadata"]["annotations"]
+        (container,), (wanted,) = own["spec"]["containers"], other["spec"]["containers"]
+        for key in ("securityContext", "lifecycle", "ports"):
+            assert container[key] == wanted[key], key
+        for key in ("securityContext", "terminationGracePeriodSeconds", "automountServiceAccountToken"):
+            assert own["spec"][key] == other["spec"][key], key
+        assert sorted(map(str, own["spec"]["volumes"])) == sorted(map(str, other["spec"]["volumes"]))
+        assert sorted(map(str, container["volumeMounts"])) == sorted(map(str, wanted["volumeMounts"]))
+        training = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"
+        assert all(entry in container["env"] for entry in wanted["env"] if entry["name"] != training)
+
+
+def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = service["spec"]["rayClusterConfig"]
+    return [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,10 @@ def look(connection: Connection, kind: ResourceKind, name: str) -> View:
         objects += list_all(connection, "Pod", "v1", labels=f"ray.io/cluster in ({','.join(names)})")
     if kind == "RayJob":
         objects += list_all(connection, "Pod", "v1", labels=f"job-name={name}")
-    fields = f"involvedObject.kind={kind},involvedObject.name={name}"
-    objects += list_all(connection, "Event", "v1", fields=fields)
+    new = [own["metadata"]["name"] for own in clusters if not (own.get("status") or {}).get("state")]
+    for about in [(kind, name), *(("RayCluster", own) for own in new)]:
+        fields = f"involvedObject.kind={about[0]},involvedObject.name={about[1]}"
+        objects += list_all(connection, "Event", "v1", fields=fields)
     return view_of(kind, name, [*objects, *clusters])
 
 
