@@ -22,11 +22,12 @@ def without_ray() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
-def marl_ray(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """`marl-ray ARGUMENTS` in the repository's root, called here: what it printed and its exit status."""
+def marl_ray(*arguments: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`marl-ray ARGUMENTS` in a folder, the repository's root by default, called here: what it printed and its exit
+    status."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        contextlib.chdir(ROOT),
+        contextlib.chdir(folder),
         patch.dict(os.environ, without_ray(), clear=True),
         patch.object(sys, "path", [*sys.path]),
         contextlib.redirect_stdout(out),

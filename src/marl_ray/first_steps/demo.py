@@ -155,6 +155,7 @@ def _plot(folder: Path) -> Path:
 
 
 def table(report: dict[str, Any], played: Sequence[Any]) -> Table:
+    """The table of an experiment's report, with the latencies of the episodes that were played over HTTP in milliseconds."""
     title = f"experiment {report['name']}: {report['status']}, {len(played)} episodes over HTTP"
     lines = Table(title=title)
     for column in ("arm", "return [95 % CI]", "p50 ms", "p99 ms", "exposures", "against control", "verdict"):

@@ -18,6 +18,7 @@ from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in,
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import Unwritable, folder_here
+from marl_ray.training.collectives import gather
 from marl_ray.training.loop.listeners import Listeners
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
@@ -117,6 +118,25 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run: Run, tmp_path:
     answers.set()
     assert run.saver.written is not None
     run.saver.written.result(60)
+
+
+def fails_to_copy_on_one(folder: str) -> list[str]:
+    """What each of two workers raises if one of them cannot copy its weights."""
+    run = Run(config("resources.workers=2"), torch.device("cpu"))
+    run.step()
+    if run.rank == 1:
+        run.saver.copy.take = lambda mesh: lambda: {}["weights"]
+    run.save(folder_here(Path(folder, "now")))
+    run.step()  # the weights may change: they are in no checkpoint
+    with pytest.raises(Unwritable) as caught:
+        run.saver.wait()
+    run.close()
+    return gather(str(caught.value))
+
+
+def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path: Path):
+    assert two_workers(fails_to_copy_on_one, str(tmp_path)) == ["KeyError: 'weights'"] * 2
+    assert checkpoints_in(folder_here(tmp_path)) == []
 
 
 def keeps_and_tidies(folder: str) -> None:

@@ -204,7 +204,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         return self._prompts[agent]
 
     def ask(self, agent: str, prompt: str) -> None:
-        """It is the agent's turn to answer the prompt."""
+        """Give the turn to `agent`, who must answer `prompt`."""
         self.agent_selection, self._prompts[agent] = agent, prompt
 
     def earn(self, reward: float, agent: str | None = None) -> None:

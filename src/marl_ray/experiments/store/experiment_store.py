@@ -27,13 +27,12 @@ from marl_ray.experiments.lifecycle import (
     reconfigured,
     transition,
 )
-from marl_ray.experiments.store.summed_units import EvidenceStore
 from marl_ray.experiments.store.records import (
     OPEN,
     AssignmentState,
     AuditEntry,
     Configs,
-    Past,
+    EpochHistory,
     Production,
     assignment_part,
     assignment_state,
@@ -52,6 +51,7 @@ from marl_ray.experiments.store.rules import (
     check_endpoint,
     marked_arms,
 )
+from marl_ray.experiments.store.summed_units import EvidenceStore
 from marl_ray.experiments.store.units import Correction, Exposure, Outcome, StoreError
 
 __all__ = [
@@ -278,7 +278,7 @@ class ExperimentStore(EvidenceStore):
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
-    def past(self, name: str) -> Past | None:
+    def past(self, name: str) -> EpochHistory | None:
         """Weights and populations of all epochs so far, read from the audit; None if the audit is incomplete or the
         salt has changed."""
         audit = schema.audit.c
@@ -291,7 +291,7 @@ class ExperimentStore(EvidenceStore):
             return None
         states = [row.after for row in rows]
         weights = [after.get("weights") or plan_of(after["config"]).weights for after in states]
-        return Past(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
+        return EpochHistory(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
 
     def production(self, endpoint: str) -> Production | None:
         """The bundle that serves the endpoint's units that are in no experiment: the winner of the newest experiment

@@ -327,7 +327,8 @@ def _act_compiled(
     alive: np.ndarray,
     greedy: np.ndarray,
 ) -> np.ndarray:
-    """Do the same by compiled code, for one categorical; returns its actions (copies, agents) from 0."""
+    """Draw the actions of step `t` from one categorical by the compiled `actor`, and record them with their log-probs;
+    returns the actions, (copies, agents), from 0."""
     copies, agents = alive.shape
     rows = buffer.rows[t].reshape(copies * agents, -1)
     masks = None if allowed is None else np.ascontiguousarray(allowed.reshape(copies * agents, -1))

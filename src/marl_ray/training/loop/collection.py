@@ -13,7 +13,7 @@ from marl_ray.rollout.protocol import BatchCollector, CollectPlan
 from marl_ray.training.collectives import gather
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
-    from marl_ray.rollout.served.collector import Block
+    from marl_ray.rollout.served.collector import ResponseBlock
 
 
 def build_collector(
@@ -23,7 +23,7 @@ def build_collector(
     rank: int,
     workers: int,
     state: Mapping[str, Any] | None = None,
-    data: "Mapping[str, Sequence[Block]] | None" = None,
+    data: "Mapping[str, Sequence[ResponseBlock]] | None" = None,
 ) -> BatchCollector:
     """Make the collector of one worker's share of the environment copies, or of the run's `data`. `state` is a snapshot of
     a collector, whose episodes go on."""

@@ -147,4 +147,5 @@ def part(writer: TextResponseWriter, head: Mapping[str, Any], kind: str, choices
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
+    """OpenAI's `usage`: the numbers of tokens of the prompt, of the completion and of both."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
