@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from marl_ray.cli import main
+from marl_ray.cli.documents.forms import FORMS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = str(Path(sys.executable).parent / "marl-ray")
@@ -37,3 +38,8 @@ def marl_ray(*arguments: str | Path, folder: Path = ROOT) -> subprocess.Complete
     given = ended.value.code
     status = given if isinstance(given, int) else int(given is not None)
     return subprocess.CompletedProcess(["marl-ray", *map(str, arguments)], status, out.getvalue(), err.getvalue())
+
+
+def keys_of(command: str) -> set[str]:
+    """The keys at the top of a command's document, or of each entry of its list."""
+    return {part.strip().removeprefix("[].") for keys in FORMS[command] for part in keys.split(",")} - {"..."}

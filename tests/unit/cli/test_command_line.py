@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import typer
-from processes.command_line import ROOT, marl_ray
+from processes.command_line import ROOT, keys_of, marl_ray
 
 from marl_ray import __version__
 from marl_ray.cli import app
-from marl_ray.cli.documents.forms import FORMS, keys_of
+from marl_ray.cli.documents.forms import FORMS
 from marl_ray.cli.documents.output import plain
 from marl_ray.cli.documents.reference import command_page
 from marl_ray.cli.main import COMMANDS

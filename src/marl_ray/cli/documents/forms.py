@@ -159,8 +159,3 @@ FORMS: dict[str, dict[str, str]] = {
     },
 }
 """Command -> key of its document -> meaning. `[]` stands for each entry of a list; `...` for what else there may be."""
-
-
-def keys_of(command: str) -> set[str]:
-    """The keys at the top of a command's document, or of each entry of its list."""
-    return {part.strip().removeprefix("[].") for keys in FORMS[command] for part in keys.split(",")} - {"..."}
