@@ -75,7 +75,9 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(
                         stream.write(json.dumps({"iteration": 99, "exploits": 0}).encode()[:cut])
         folder = folder_at(path, remote)
         left = (path / "trial").glob("attempt-*/checkpoint-*")
-        assert sorted(str(place.relative_to(path / "trial")) for place in left) == sorted(read_state(folder).checkpoints)
+        assert sorted(str(place.relative_to(path / "trial")) for place in left) == sorted(
+            read_state(folder).checkpoints
+        )
         rows_read = read_rows(folder)
         assert (
             [row["iteration"] for row in rows_read] == list(range(1, LAST + 1)) == [row["played"] for row in rows_read]
