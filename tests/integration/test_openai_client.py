@@ -17,11 +17,12 @@ import uvicorn
 from toy_models.tokenizers import QWEN
 from toy_serving.gateways import write_keys
 from toy_serving.text_gateways import make_text_bundle, text_config
+from toy_serving.undeploying import undeploy
 
 from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import deploy_bundle, lines
-from marl_ray.serving.client.deploy import deploy, undeploy
+from marl_ray.serving.client.deploy import deploy
 
 torch.set_num_threads(1)
 WAIT_S = 30.0

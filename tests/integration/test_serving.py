@@ -12,13 +12,14 @@ import psutil
 import pytest
 import torch
 from gymnasium import spaces
+from toy_serving.undeploying import undeploy
 
 from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
-from marl_ray.serving.client.deploy import deploy, undeploy
+from marl_ray.serving.client.deploy import deploy
 
 SEES = {"agent_0": [0, 1], "agent_1": [1, 0]}
 

@@ -14,9 +14,10 @@ import pytest
 import ray
 from ray import serve
 from toy_serving.gateways import SEES, make_bundle
+from toy_serving.undeploying import undeploy
 
 from marl_ray.cluster.local_ray import LocalRay
-from marl_ray.serving.client.deploy import deploy, undeploy
+from marl_ray.serving.client.deploy import deploy
 
 pytestmark = [
     pytest.mark.slow,

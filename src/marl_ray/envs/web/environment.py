@@ -9,10 +9,10 @@ from typing import Any, NoReturn, Self
 
 from marl_ray.envs.text.base import Task, TextEnv
 from marl_ray.envs.web.browser.accessibility import PageView
-from marl_ray.envs.web.browser.acting import perform
-from marl_ray.envs.web.browser.actions import WebAction, parse_web_action
+from marl_ray.envs.web.browser.action_text import WebAction, parse_web_action
 from marl_ray.envs.web.browser.chromium import done_with_chromium, shared_chromium
 from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
+from marl_ray.envs.web.browser.perform import perform
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession

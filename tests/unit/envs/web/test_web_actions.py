@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.envs.web.browser.accessibility import page_view, snapshot_bounds
-from marl_ray.envs.web.browser.actions import FORMS, WebAction, parse_web_action, playwright_keys
+from marl_ray.envs.web.browser.action_text import FORMS, WebAction, parse_web_action, playwright_keys
 from marl_ray.envs.web.browser.errors import ActionFault
 from marl_ray.envs.web.browser.prompts import head, past_answer
 from marl_ray.envs.web.browser.session import hosts_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.envs.web.browser.accessibility import ShownElement
-from marl_ray.envs.web.browser.actions import WebAction, playwright_keys
+from marl_ray.envs.web.browser.action_text import WebAction, playwright_keys
 from marl_ray.envs.web.browser.errors import ActionFault
 from marl_ray.envs.web.browser.session import BrowserSession
 
