@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class MarlRayError(Exception):
@@ -46,6 +46,13 @@ def install_hint(extra: str) -> str:
     return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
 
 
+def suggested(name: str, known: Collection[str], before: str = "") -> str:
+    """'; did you mean ...?' with known names that are close to a name, or the one that is its initials; else empty."""
+    initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
+    close = [initials] if initials in known else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(before + other for other in close)}?" if close else ""
+
+
 def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "") -> str:
     """Return the end of an error about an unknown name.
 
@@ -54,9 +61,7 @@ def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "
     in words what else is valid. `before` is put before each suggested name, such as the path of a key.
     """
     names = [other for other in known if not other.startswith("_")]
-    initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
-    close = [initials] if initials in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return f"; did you mean {' or '.join(before + other for other in close)}?"
+    if meant := suggested(name, names, before):
+        return meant
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; expected {'one of ' if names else ''}{' or '.join([listed] * bool(names) + list(further))}"

@@ -195,6 +195,44 @@ def test_a_release_of_a_name_that_services_cannot_have_is_refused(name: str):
         texts(IMAGE, name)
 
 
+NAMED = {
+    "existing", "existingSecret", "existingDatabaseSecret", "storageClassName", "className", "host", "tlsSecret", "queue",
+    "priorityClass", "ingressNamespace", "monitoringNamespace", "pullSecrets", "envFromSecrets", "names", "serviceAccount",
+}  # fmt: skip
+"""Keys of values, or of what is around them, that name an object of somebody else's."""
+
+
+def all_named(values: Any, word: str, inside: bool = False) -> Any:
+    """The values with this word as the name of all that somebody else has made."""
+    if isinstance(values, dict):
+        keep = ("existing",) if "storageClassName" in values else ()  # else no claim would be made
+        return {
+            key: value if key in keep else all_named(value, word, inside or key in NAMED)
+            for key, value in values.items()
+        }
+    if isinstance(values, list):
+        return [all_named(value, word, inside) for value in values]
+    return word if inside and isinstance(values, str) and values else values
+
+
+def types(node: Any) -> Any:
+    """The shape of a manifest, with the type of each value in its place."""
+    if isinstance(node, dict):
+        return {key: types(value) for key, value in node.items()}
+    return [types(value) for value in node] if isinstance(node, list) else type(node)
+
+
+@everywhere
+@pytest.mark.parametrize("word", ["007", "1e3", "true", "null"])
+def test_a_name_that_looks_like_a_number_stays_a_name(name: str, word: str):
+    """A Secret may be named `007`, and a template that writes it bare would ask for another one, 7."""
+    given = values_of(name) | {"kueue": {"queue": "word", "priorityClass": "word"}, "serviceAccount": {"name": "word"}}
+    given["image"] = given["image"] | {"pullSecrets": ["word"]}
+    plain, odd = (documents(all_named(given, own), own if own.isalpha() else "demo") for own in ("abc", word))
+    assert sorted(map(str, map(types, odd))) == sorted(map(str, map(types, plain)))
+    assert f"'{word}'" in str(odd)
+
+
 def test_what_values_hold_reaches_the_shell_and_the_pods_as_it_is():
     override = "env.kwargs={task: 'it''s'; $HOME}"
     job = {"configFile": "x.yaml", "overrides": [override]}

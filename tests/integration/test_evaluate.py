@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.command_line import PROGRAM, ROOT, marl_ray
+from processes.command_line import PROGRAM, ROOT, keys_of, marl_ray
 
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
 from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, evaluate, plan
+from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, evaluate, prepare_evaluation
 from marl_ray.evaluation.scoring.local_scoring import ScoringJob
 from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
 from marl_ray.evaluation.writing.samples import Sample
@@ -191,7 +190,9 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
 
 def test_on_ray_the_results_are_those_of_one_process(ray_cluster: LocalRay, scored, tmp_path):
     data = str(FIXTURES / "humaneval.jsonl")
-    planned = plan(EvaluationOptions("humaneval", SAMPLES, data, sha256=ANY, out=tmp_path / "out", ks=(1, 6)))
+    planned = prepare_evaluation(
+        EvaluationOptions("humaneval", SAMPLES, data, sha256=ANY, out=tmp_path / "out", ks=(1, 6))
+    )
     found = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
     assert found["scores"] == report(scored)["scores"] and found["problems"] == report(scored)["problems"]
 

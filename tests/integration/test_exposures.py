@@ -30,7 +30,7 @@ log.start()
 for i in range(500):
     log.put(Exposure("exp", f"u{i}", Assignment("ab"[i % 2], 1, 0.5), 1.0))
 print("ready", flush=True)
-while log.waiting or not log.spooled:
+while log.waiting or not log.spool.size:
     time.sleep(0.01)
 print("on disk", flush=True)
 sys.stdin.read()
@@ -115,14 +115,14 @@ def test_an_outage_puts_exposures_on_disk_and_its_end_delivers_them(store, spool
     with trouble(path):
         for i in range(2500):
             assert log.put(exposure(i))
-        wait_for(lambda: not log.waiting and log.spooled > 0)
+        wait_for(lambda: not log.waiting and log.spool.size > 0)
         assert segments()
     wait_for(lambda: stored(store) == 2500)
     wait_for(lambda: not segments())
     log.put(exposure(2500))
     wait_for(lambda: stored(store) == 2501)
     log.close()
-    assert (log.dropped, log.rejected, log.spooled) == (0, 0, 0)
+    assert (log.dropped, log.rejected, log.spool.size) == (0, 0, 0)
 
 
 def test_flush_fails_while_the_database_is_away_and_then_delivers_all(store, spool, path):
@@ -135,9 +135,9 @@ def test_flush_fails_while_the_database_is_away_and_then_delivers_all(store, spo
         log.put(exposure(1))
         with pytest.raises(StoreError):
             log.flush()
-        assert (log.waiting, log.spooled > 0) == (1, True)
+        assert (log.waiting, log.spool.size > 0) == (1, True)
     log.flush()
-    assert (stored(store), log.waiting, log.spooled) == (2, 0, 0)
+    assert (stored(store), log.waiting, log.spool.size) == (2, 0, 0)
     log.close()
 
 

@@ -12,13 +12,12 @@ import pytest
 import yaml
 from kube.kubox import URL, kubeconfig, kubox, play, trouble
 from kube.stories import STORIES, kind_of
-from processes.command_line import marl_ray
+from processes.command_line import keys_of, marl_ray
 
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
-from marl_ray.cluster.kuberay.deletion import POLICIES
+from marl_ray.cluster.kuberay.deletion import BESIDE, delete_all
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.kuberay.state import pod_troubles
 from marl_ray.config import RunConfig, parse_config, read_yaml
@@ -56,6 +55,9 @@ GATEWAY = {
     "groups": {"gateway": {"replicas": 2}},
     "service": {"serve": {"applications": []}},
 }
+
+
+RUNS = {"volumes": [{"claim": "runs", "path": "/runs"}]}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,12 @@ def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
         if again:
             resources.delete(cluster, "RayService", "gateway")
         assert marl_ray("cluster", "delete", "rayservice/gateway", "--timeout-s", "10").returncode == 0
-        assert not [one for kind in POLICIES for one in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")]
+        assert not [one for kind in BESIDE for one in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")]
+    gateway = "marl-ray-gateway"  # written by hand
+    assert marl_ray("cluster", "apply", "cluster/kuberay/rayservice.yaml").returncode == 0
+    assert marl_ray("cluster", "delete", f"rayservice/{gateway}", "--timeout-s", "10").returncode == 0
+    for kind in BESIDE:
+        assert gateway not in [one["metadata"]["name"] for one in resources.list_all(cluster, *kind)]
     missing = marl_ray("cluster", "delete", "rayjob/mine")
     assert missing.returncode == 2 and "delete rayjob/mine: there is none in default" in missing.stderr
 
@@ -156,6 +163,39 @@ def test_of_several_submissions_of_a_name_one_makes_the_job(cluster):
     assert not submission._create(cluster, config, runs[0])
     assert resources.read(cluster, "ConfigMap", "once-files", "v1") == files
     resources.delete(cluster, "RayJob", "once")
+
+
+def test_files_outlive_a_job_until_redis_has_forgotten_its_heads(cluster):
+    """A pod like the head's, with the same volumes, cleans Redis up when the cluster ends; so does a finalizer here."""
+    parts = {"name": "kept", "service": None, "files": "kept-files", "redis": {"address": "redis://redis:6379"}}
+    config = parse_config(ClusterConfig, GATEWAY | parts).model_copy(update={"job": JobConfig(entrypoint="x")})
+    run = parse_config(RunConfig, read_yaml("jobs/configs/multigrid_mappo.yaml"))
+    assert submission._create(cluster, config, run)
+    job = resources.read(cluster, "RayJob", "kept")
+    assert job is not None
+    metadata = {
+        "name": "kept-abcde",
+        "labels": {"ray.io/originated-from-crd": "RayJob", "ray.io/originated-from-cr-name": "kept"},
+        "finalizers": ["ray.io/gcs-ft-redis-cleanup-finalizer"],
+    }
+    made = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": metadata,
+        "spec": job["spec"]["rayClusterSpec"],
+    }
+    resources.create(cluster, made)
+    resources.delete(cluster, "RayCluster", "kept-abcde")
+    with pytest.raises(
+        MarlRayError, match=r"RayJob kept is gone, and after 1 s there is left of it: RayCluster kept-ab"
+    ):
+        delete_all(cluster, "RayJob", "kept", 1.0, lambda state: None)
+    assert resources.read(cluster, "ConfigMap", "kept-files", "v1") is not None
+    path = resources.path_of(cluster, "ray.io/v1", "RayCluster", "kept-abcde")
+    no_finalizers = {"metadata": {"finalizers": None}}
+    cluster.request("PATCH", path, body=no_finalizers, content_type="application/merge-patch+json")
+    assert delete_all(cluster, "RayJob", "kept", 10.0, lambda state: None)
+    assert resources.read(cluster, "ConfigMap", "kept-files", "v1") is None
 
 
 def test_the_log_of_a_submitter_is_followed_to_its_end(cluster):
@@ -264,6 +304,17 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("storage", ["/var/runs", "/tmp/runs", "file:///elsewhere"])
+def test_a_run_whose_storage_is_on_no_volume_is_not_submitted(cluster, storage):
+    refused = marl_ray(
+        "submit", "train", "jobs/configs/multigrid_mappo.yaml", f"storage={storage}", "--kuberay", CLUSTER
+    )
+    assert refused.returncode == 2
+    assert (
+        f"storage={storage!r}: expected a URL, or a path on a volume of the cluster's config (/runs)" in refused.stderr
+    )
+
+
 def test_a_run_whose_files_are_refused_leaves_no_job(cluster):
     trouble("fail?status=403&times=1&path=configmaps")
     submitted = marl_ray(
@@ -278,7 +329,7 @@ def test_a_run_that_no_operator_starts_is_given_up(cluster, tmp_path, monkeypatc
     monkeypatch.setattr(submission, "OPERATOR_S", 0.5)
     config = tmp_path / "cluster.yaml"
     job = {"entrypoint": "-", "start_deadline_s": 1}
-    config.write_text(yaml.safe_dump(GATEWAY | {"name": "alone", "service": None, "job": job}))
+    config.write_text(yaml.safe_dump(GATEWAY | {"name": "alone", "service": None, "job": job} | RUNS))
     submitted = marl_ray(
         "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "--kuberay", config,
         "--submission-id", "alone",

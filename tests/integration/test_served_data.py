@@ -28,7 +28,7 @@ from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt
-from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.served.collector import ServedCollector, ServedResponse
 from marl_ray.rollout.served.texts import file_of
 from marl_ray.rollout.text.responses import TokenPlayer

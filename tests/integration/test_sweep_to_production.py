@@ -10,11 +10,11 @@ import mlflow
 import pytest
 import uvicorn
 from processes.chromium import WAIT_S, browser, keep, look
+from processes.command_line import keys_of
 from toy_serving.gateways import make_bundle, write_keys
 from toys.sweeps import ToySweep, whole
 
 from marl_ray.cli import main
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.asgi import Gateway

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from processes.two_workers import two_workers
-from toy_models.tokens import of_two_shards
+from processes.two_workers import two_workers, workers
+from toy_models.tokens import LORA, of_joint_workers, of_two_shards
 from toy_serving.logged_texts import served_row, write_served
 from toys import texts as toy_texts
 from toys.runs import BRIEF, PLAYING, of_two, short, timeless, weights
@@ -83,6 +83,15 @@ def test_language_models_learn_the_same_from_data_as_on_one(alone, tmp_path):
 
 def test_language_models_are_sharded_as_one_holds_them():
     two_workers(of_two_shards)
+
+
+@pytest.mark.parametrize(
+    ("context", "tensor", "model"),
+    [(2, 1, {}), (1, 2, {"activation_checkpointing": True}), (4, 1, {"lora": LORA}), (2, 2, {})],
+    ids=["context", "tensor", "context, adapters, repeated heads", "both"],
+)
+def test_workers_that_compute_passes_together_score_as_one(context, tensor, model):
+    workers(context * tensor, of_joint_workers, context, tensor, model)
 
 
 def test_ratios_in_bfloat16_are_one_whatever_a_worker_has(tmp_path):

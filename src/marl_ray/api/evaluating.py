@@ -112,7 +112,7 @@ def evaluate(
     Episodes without a benchmark take `seed`, `greedy`, `max_steps` and `env`, options of the environment that replace the
     run's; with one seed all bundles meet the same starts. Raises MarlRayError (a FieldError where one argument is wrong).
     """
-    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan, possible_ks, task_of
+    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, possible_ks, prepare_evaluation, task_of
     from marl_ray.evaluation.scoring.evaluate import evaluate as score
     from marl_ray.evaluation.web_agents.base import web_benchmark
     from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
@@ -163,7 +163,7 @@ def evaluate(
     )
     task, description = task_of(options), ""
     if policy is None:
-        planned = plan(options, task)
+        planned = prepare_evaluation(options, task)
     with nullcontext() if local else ray_of_call():
         if policy is not None:
             # Writers may run on other machines, whose environment and folder are not these.
@@ -172,7 +172,7 @@ def evaluate(
             facts = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
             with _writers(request, task, local) as source:
                 folder, description = generate(source, request, problems, facts, options.out, progress)
-            planned = plan(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
+            planned = prepare_evaluation(replace(options, samples=str(folder / SAMPLES), out=folder), task, description)
         report = score(planned, _scorer(workers, planned, local), progress)
     return BenchmarkResult(report, planned.folder)
 

@@ -19,7 +19,7 @@ from marl_ray.training.checkpoints.loading import Unreadable
 from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
 from marl_ray.training.loop.listeners import Listeners, Metrics
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.loop.worker_loop import Keeping, run_worker
+from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 from marl_ray.training.single_process import process_group, train_alone
 
 PART = "weights/__0_0.distcp"
@@ -44,7 +44,7 @@ def go_on(folder: Path, *newest_first: int) -> tuple[list[Metrics], list[int | N
             torch.device("cpu"),
             RunStart([folder_here(folder / str(number)) for number in newest_first]),
             Listeners(rows.append, begin=begins.append, say=lines.append),
-            Keeping(lambda iteration: folder_here(folder / f"again-{iteration}")),
+            CheckpointKeeping(lambda iteration: folder_here(folder / f"again-{iteration}")),
         )
     return rows, begins, lines
 
@@ -197,7 +197,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base:
     lines: list[str] = []
     run = config("evaluation.every=2")
     with process_group():
-        keeping = Keeping(lambda iteration: bucket / checkpoint_name(iteration, 1))
+        keeping = CheckpointKeeping(lambda iteration: bucket / checkpoint_name(iteration, 1))
         run_worker(run, torch.device("cpu"), listeners=Listeners(rows.append), keeping=keeping)
         places = checkpoints_in(bucket)
         kept = [each.manifest.iteration for each in published(bucket)]

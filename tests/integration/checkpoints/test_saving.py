@@ -18,10 +18,11 @@ from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in,
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import Unwritable, folder_here
+from marl_ray.training.collectives import gather
 from marl_ray.training.loop.listeners import Listeners
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.loop.worker_loop import Keeping, run_worker
+from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 from marl_ray.training.single_process import process_group, train_alone
 
 
@@ -119,6 +120,25 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run: Run, tmp_path:
     run.saver.written.result(60)
 
 
+def fails_to_copy_on_one(folder: str) -> list[str]:
+    """What each of two workers raises if one of them cannot copy its weights."""
+    run = Run(config("resources.workers=2"), torch.device("cpu"))
+    run.step()
+    if run.rank == 1:
+        run.saver.copy.take = lambda mesh: lambda: {}["weights"]
+    run.save(folder_here(Path(folder, "now")))
+    run.step()  # the weights may change: they are in no checkpoint
+    with pytest.raises(Unwritable) as caught:
+        run.saver.wait()
+    run.close()
+    return gather(str(caught.value))
+
+
+def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path: Path):
+    assert two_workers(fails_to_copy_on_one, str(tmp_path)) == ["KeyError: 'weights'"] * 2
+    assert checkpoints_in(folder_here(tmp_path)) == []
+
+
 def keeps_and_tidies(folder: str) -> None:
     """Train on this worker; what is done after a checkpoint takes its time."""
     place = folder_here(Path(folder))
@@ -127,7 +147,7 @@ def keeps_and_tidies(folder: str) -> None:
         time.sleep(0.5)
         tidy(place, 10, None, 1)
 
-    keeping = Keeping(lambda number: place / checkpoint_name(number, 1), published=published)
+    keeping = CheckpointKeeping(lambda number: place / checkpoint_name(number, 1), published=published)
     run_worker(config("resources.workers=2"), torch.device("cpu"), keeping=keeping)
 
 
@@ -153,7 +173,7 @@ def dies(folder: str, iteration: int, published: bool) -> None:
     saving.publish = publish_and_die
     keep = folder_here(Path(folder))
     with process_group():
-        keeping = Keeping(lambda number: keep / f"checkpoint_{number}_1")
+        keeping = CheckpointKeeping(lambda number: keep / f"checkpoint_{number}_1")
         run_worker(config(), torch.device("cpu"), keeping=keeping)
 
 
@@ -166,7 +186,7 @@ def test_a_run_that_fails_closes_its_environments(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Run, "step", fail)
     with process_group(), pytest.raises(ValueError, match="the first error"):
-        run_worker(config(), torch.device("cpu"), keeping=Keeping(lambda _: folder_here(tmp_path)))
+        run_worker(config(), torch.device("cpu"), keeping=CheckpointKeeping(lambda _: folder_here(tmp_path)))
     assert closed == ["environment"]
 
 
@@ -183,7 +203,9 @@ def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_els
     assert last is not None and last.manifest.iteration in ((4,) if published else (2, 3))
     rows: list[dict[str, float]] = []
     with process_group():
-        keeping = Keeping(lambda number: folder / f"checkpoint_{number}_2", published=lambda: tidy(folder, 10, None, 2))
+        keeping = CheckpointKeeping(
+            lambda number: folder / f"checkpoint_{number}_2", published=lambda: tidy(folder, 10, None, 2)
+        )
         run_worker(
             config(), torch.device("cpu"), RunStart(checkpoints_in(folder)[::-1]), Listeners(rows.append), keeping
         )

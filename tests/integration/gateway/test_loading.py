@@ -16,8 +16,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.serving import loading
-from marl_ray.serving.loading import check_configured, needed
+from marl_ray.serving import loaded_bundles
+from marl_ray.serving.loaded_bundles import check_configured, needed
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 
@@ -142,8 +142,8 @@ def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
     made = [experiment(folder, f"old{k}", endpoint="game") for k in range(count)]
     store = ExperimentStore(f"sqlite:///{folder}/experiments.db")
     for part in made:
-        loaded = loading.load_whole(
-            parse_config(GatewayConfig, {"experiments": [part]}).experiments[0], loading.Bundles()
+        loaded = loaded_bundles.load_whole(
+            parse_config(GatewayConfig, {"experiments": [part]}).experiments[0], loaded_bundles.Bundles()
         )
         store.open_experiment(part["name"], loaded.stored_config())
         store.change(part["name"], Action.STOP, epoch=None, actor="ops", reason="done")

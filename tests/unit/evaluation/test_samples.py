@@ -16,7 +16,7 @@ import pytest
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import ANY, load, rows
-from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, plan
+from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, prepare_evaluation
 from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST, RESULTS, open_results
 from marl_ray.evaluation.statistics import problem_bootstrap
@@ -246,7 +246,7 @@ def test_only_humaneval_comes_with_a_package():
 )
 def test_options_are_checked_before_anything_runs(options, message):
     with refused(message):
-        plan(
+        prepare_evaluation(
             EvaluationOptions(
                 **{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY} | options
             )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Capital, Claim, Memory
+from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Capital, Claim, OutcomeMoments
 
 
 def looped(side: int, null: float, y: list[float], treated: list[bool], share: list[float]) -> float:
@@ -29,7 +29,7 @@ def looped(side: int, null: float, y: list[float], treated: list[bool], share: l
 
 
 def evidence(side: int, null: float, y: Any, treated: Any, share: Any) -> float:
-    memory, capital = Memory(), Capital(side, np.array([null]))
+    memory, capital = OutcomeMoments(), Capital(side, np.array([null]))
     values = np.asarray(y, float)
     capital.bet(values, np.asarray(treated, bool), np.asarray(share, float), *memory.centres(values))
     return float(capital.log_evidence()[0])

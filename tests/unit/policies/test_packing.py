@@ -75,7 +75,7 @@ def test_a_prompt_is_read_once_and_only_the_row_is_padded():
 def test_layers_that_recompute_and_adapters_are_no_different():
     from torch.distributed.device_mesh import init_device_mesh
 
-    from marl_ray.policies.language.token_policy import shard
+    from marl_ray.policies.language.sharding.shard import shard
     from marl_ray.training.single_process import process_group
 
     prompts, responses, mask = rows([(5, [3, 6, 1]), (2, [2, 4])])

@@ -14,7 +14,7 @@ from marl_ray.algorithms import algorithm_of
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner import gradient_epochs, passes, trust_region_step
+from marl_ray.training.learner import forward_passes, gradient_epochs, trust_region_step
 from marl_ray.training.learner.optimizers import local_part
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.loop.collection import build_collector
@@ -62,7 +62,7 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_epochs, "clip_gradients", record)
-        patch.setattr(passes, "clip_gradients", record)
+        patch.setattr(forward_passes, "clip_gradients", record)
         patch.setattr(learner.policy.optimizer, "step", lambda: None)
         patch.setattr(learner, "policy", with_settings(learner.policy, micro_batch=micro_batch))
         if algorithm_of(name).spec.constraint == "trust_region":

@@ -132,7 +132,7 @@ def test_aliases_are_taken_wherever_versions_are(
 
 def test_an_experiment_keeps_the_version_that_an_alias_named(registry: tuple[RunConfig, list[str]]):
     from marl_ray.config import ExperimentConfig
-    from marl_ray.serving.loading import pin
+    from marl_ray.serving.loaded_bundles import pin
 
     whole, _ = registry
     arms = {"control": {"bundle": "models:/toy/1"}, "best": {"bundle": "models:/toy@best"}}

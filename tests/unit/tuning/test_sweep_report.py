@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from processes.command_line import keys_of
 from rich.console import Console
 from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole, write_rows
 
 from marl_ray.cli import main
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.cli.training.sweep import _lines, document_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError

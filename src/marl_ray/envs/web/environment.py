@@ -16,7 +16,7 @@ from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFaul
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
-from marl_ray.rewards.paying import ChosenReward
+from marl_ray.rewards.reward_protocol import ChosenReward
 
 ENDINGS = (
     "stopped",
@@ -29,10 +29,12 @@ ENDINGS = (
     "site_fault",
 )
 """Ends of an episode, `infos[agent]["ending"]`: by the agent; by the page; by the four limits; because the page or the
-browser broke, or hung; because a site did not answer what scoring asks of it."""
+browser broke, or hung; because a site or a judge did not answer what scoring asks of it."""
 MOST_PAGES = 10
 """Opening and scoring a task, which may load several pages, have the time of so many steps."""
 _LOOKS = 5
+_LONGEST_ADDRESS = 1000
+"""Characters of an address that a prompt shows: a page may make its own as long as it likes."""
 _LEFT = "Execution context was destroyed"
 """Words of Playwright's error where a page leaves for another one during a call."""
 
@@ -289,7 +291,7 @@ class BrowserEnv(TextEnv):
         if session is not None and session.dialogs:
             parts.append("Dialogs that were dismissed: " + "; ".join(session.dialogs) + "\n")
         page = shown(self.view.text, self.observation_limit)
-        address = session.url if session is not None else ""
+        address = session.url[:_LONGEST_ADDRESS] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
         self.ask(self.possible_agents[0], _with_bases("".join(parts), self._shown))
 

@@ -259,6 +259,7 @@ def policy_slopes(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def huber(error: float, delta: float) -> float:
+    """The Huber loss of one error: half its square up to `delta`, linear beyond (Huber 1964)."""
     size = abs(error)
     return 0.5 * error * error if size <= delta else delta * (size - 0.5 * delta)
 

@@ -15,7 +15,7 @@ from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.protocol import Arm
 from marl_ray.serving.arms.response_cache import cache_key
-from marl_ray.serving.handlers.writing import (
+from marl_ray.serving.handlers.text_response import (
     Exchanges,
     act_by_text,
     log_text,

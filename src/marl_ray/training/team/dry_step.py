@@ -17,7 +17,8 @@ from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.language.lora import add_adapters
 from marl_ray.policies.language.model_files import empty_lm
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import TokenPolicy, shard
+from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.token_policy import TokenPolicy
 
 
 class DryPass(NamedTuple):

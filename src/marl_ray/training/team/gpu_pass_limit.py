@@ -53,8 +53,10 @@ def rehearse(model: Any, rows: int, learn_entropy: bool) -> None:
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
     prompts[:, 0] = torch.arange(rows)  # different first tokens, because the model would read equal prompts only once
+    # Of workers that compute a pass together one has responses in it.
+    has_rows = model.joint is None or model.joint.number == 0
     outputs = model.evaluate(
-        prompts, responses, torch.ones_like(responses, dtype=torch.bool), learn_entropy=learn_entropy
+        prompts, responses, torch.full_like(responses, has_rows, dtype=torch.bool), learn_entropy=learn_entropy
     )
     parts = (outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
     sum(part.sum() for part in parts if part is not None).backward()

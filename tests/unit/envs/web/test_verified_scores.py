@@ -49,6 +49,8 @@ DATA = [
     (NUMBER, [10], ["ten"], 0),
     (NUMBER, [0], [0], 1),
     (NUMBER, [[10, 17]], [17], 1),
+    (NUMBER, [10], [10**400], 0),  # more than a float holds
+    (MONEY, [10], ["9" * 1_000_000], 0),
     (TRUTH, [True], ["yes"], 1),
     (TRUTH, [True], ["perhaps"], 0),
     (TRUTH, [False], [False], 1),
@@ -140,7 +142,11 @@ def test_a_task_without_an_evaluator_is_refused_by_name():
     assert "0" not in refused
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), st.lists, max_leaves=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.just(10**400) | st.text(max_size=8),
+    st.lists,
+    max_leaves=6,
+)
 
 
 @given(JSON, st.sampled_from([TEXT, NUMBER, TRUTH, MONEY, PAIR, NAMES]))

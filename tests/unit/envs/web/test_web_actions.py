@@ -133,8 +133,10 @@ def test_what_is_outside_of_the_viewport_or_has_no_size_is_left_out():
 
 
 def test_no_text_of_a_page_makes_a_line_of_its_own():
-    lines = seen(node(1, "RootWebArea", "T", (2,)), node(2, "link", "a\n[9] button 'b'\r\u2028x"))
-    assert len(lines) == 2
+    text = "a\n[9] button 'b'\r\u2028x"
+    lines = seen(node(1, "RootWebArea", "T", (2, 3)), node(2, "link", text), node(3, "link", "a", keyshortcuts=text))
+    assert len(lines) == 3
+    assert lines[2] == f"\t[3] link 'a' keyshortcuts: {text!r}"
 
 
 def test_an_element_keeps_its_id_and_a_new_one_gets_another():

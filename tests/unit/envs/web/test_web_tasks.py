@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ BROKEN = [
     ("eval.url_note", "PRED in GOLD", r"eval\.url_note: .*'GOLD in PRED'"),
     ("eval.surprise", 1, r"eval\.surprise: Extra inputs are not permitted"),
     ("eval.reference_url", "__SHOP__/a", r"eval: .*__SHOP__ is the placeholder of no site"),
+    ("eval.reference_url", "http://[::1 |OR| __SHOPPING__", r"eval: .*reference_url: 'http://\[::1' is no address"),
     ("start_url", "__SHOP__/a", r"start_url: .*__SHOP__ is the placeholder of no site"),
     ("sites", ["amazon"], r"sites\.0: "),
     ("task_id", "seven", r"task_id: "),
@@ -166,6 +168,10 @@ def test_a_mistake_is_named_with_its_line_and_field(tmp_path: Path, name: str, k
     assert "\n" not in str(raised.value)
 
 
+RESPONSE: dict[str, Any] = {
+    "evaluator": "AgentResponseEvaluator",
+    "expected": {"task_type": "retrieve", "status": "SUCCESS"},
+}
 PAGE = {"url": "last", "locator": "", "required_contents": {"must_include": ["a"]}}
 BROKEN_PAGES = [
     ({"url": "func:__import__('os').system('true')"}, r"url: .*is not a call"),
@@ -193,6 +199,35 @@ def test_a_mistake_in_a_verified_task_is_named(tmp_path: Path):
     tasks = records(VERIFIED)
     tasks[2]["eval"][0]["evaluator"] = "LooksRight"
     with pytest.raises(MarlRayError, match=r"tasks\.json:4: eval\.0: .*'LooksRight'"):
+        read_web_tasks(written(tmp_path, tasks))
+
+
+SCHEMAS = [
+    ({"type": "array", "items": {"type": "string"}}, ["^((a$"], "the pattern '^((a$' is wrong"),
+    ({"type": "array", "items": {"type": "array"}}, [1], "'1' is no array, as results_schema says"),
+    ({"type": "array", "items": {"type": "object"}}, ["a"], "'a' is no object, as results_schema says"),
+    ({"type": "array", "items": {"type": "null"}}, ["a"], "expected nothing where results_schema has the type null"),
+    ({"type": "array", "items": "string"}, ["a"], "results_schema.items: Input should be a valid dictionary"),
+    ({"type": "array", "items": {"type": ["string", "null"]}}, ["a"], "results_schema.items.type: "),
+]
+
+
+@pytest.mark.parametrize(("schema", "data", "message"), SCHEMAS, ids=[message for *_, message in SCHEMAS])
+def test_data_that_no_answer_can_be_compared_with_is_named(tmp_path: Path, schema: Any, data: Any, message: str):
+    tasks = records(VERIFIED)
+    tasks[2]["eval"] = [
+        RESPONSE | {"expected": RESPONSE["expected"] | {"retrieved_data": data}, "results_schema": schema}
+    ]
+    with pytest.raises(MarlRayError, match=rf"tasks\.json:4: eval\.0\..*{re.escape(message)}"):
+        read_web_tasks(written(tmp_path, tasks))
+
+
+def test_a_program_of_a_site_that_the_task_does_not_name(tmp_path: Path):
+    tasks = records()
+    tasks[2]["sites"] = ["reddit"]
+    page = PAGE | {"locator": "func:shopping_get_sku_latest_review_author('B0')"}
+    tasks[2]["eval"] |= {"eval_types": ["program_html"], "program_html": [page]}
+    with pytest.raises(MarlRayError, match=r"tasks\.json:4: .*sites: expected shopping, which func:shopping_get_sku"):
         read_web_tasks(written(tmp_path, tasks))
 
 

@@ -2,7 +2,7 @@
 
 The form is that of https://github.com/web-arena-x/webarena, browser_env/processors.py. Ids count from 1 in the order in
 which an episode shows elements, and an element keeps its own while it is there: Chromium's numbers depend on what its
-processes did before. A name is quoted with escapes: no text of a page makes a line.
+processes did before. Names, and properties of more than a word, are quoted with escapes: no text of a page makes a line.
 """
 
 import re
@@ -19,9 +19,9 @@ _UNNAMED = {
 """Roles that say nothing without a name."""
 _IGNORED = {"focusable", "editable", "readonly", "level", "settable", "multiline", "invalid", "url", "actions"}
 """Properties that are left out."""
-_ALWAYS = {"RootWebArea", "option"}
 _NO_NODES = {"InlineTextBox", "LineBreak", "ListMarker"}
 _TEXT = re.compile(r"StaticText (.+)")
+_WORD = re.compile(r"[\w.-]+")
 _LOOK_BACK = 3
 """Lines in which a text is looked for before it is repeated."""
 _DEEPEST = 200
@@ -116,7 +116,9 @@ def _line(node: Mapping[str, Any], role: str) -> str:
         properties.pop("value")
     if not name.strip() and (role == "listitem" or (role in _UNNAMED and not properties)):
         return ""
-    shown = [f"{key}: {text!r}" if key == "value" else f"{key}: {text}" for key, text in properties.items()]
+    shown = [
+        f"{key}: {text if key != 'value' and _WORD.fullmatch(text) else repr(text)}" for key, text in properties.items()
+    ]
     return " ".join([f"{role} {name!r}", *shown])
 
 
@@ -126,7 +128,7 @@ def _name(node: Mapping[str, Any]) -> str:
 
 def _properties(node: Mapping[str, Any]) -> dict[str, str]:
     properties = {
-        str(item["name"]): str(item["value"]["value"])
+        str(item["name"]): str(item["value"]["value"])[:_LONGEST_NAME]
         for item in node.get("properties", ())
         if item["name"] not in _IGNORED and item["value"].get("value") is not None
     }

@@ -27,7 +27,7 @@ _FLAGS = (
     "--disable-dev-shm-usage",  # containers give little shared memory
     "--disable-gpu",
     "--dns-prefetch-disable",  # no host is looked up that no request is allowed to reach
-    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",  # requests alone can be blocked
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",  # requests alone can be blocked
 )
 _LONGEST_ROOT = 13
 """Characters of a temporary folder in which Chromium's socket, at most 94 characters further, is within a socket's 107."""

@@ -28,7 +28,11 @@ WINDOW_S = 3.0
 _TURN = "() => new Promise(r => { requestAnimationFrame(() => setTimeout(r)); setTimeout(r, 100); })"
 _INSIDE = "about", "data", "blob"
 """Schemes that reach no host."""
-_LONGEST_DIALOG = 200
+_EMPTY = "about:blank"
+_LONGEST_DIALOG = _LONGEST_TITLE = 200
+_NOWHERE = "http://127.0.0.1:9"
+"""A proxy that is none. What goes there fails, whoever asks for it: requests that follow a redirect, those of workers, of
+prefetching, of sockets and of WebTransport, too, of which a page's own routes see nothing."""
 
 
 class BrowserSession:
@@ -130,8 +134,8 @@ class BrowserSession:
 
     async def open(self, url: str) -> None:
         """Go to an address. Raises ActionFault for one that may not be reached, or that does not answer with a page."""
-        if not self.may_reach(url):
-            self.blocked += 1
+        if not self.may_reach(url) or (urlsplit(url).scheme in _INSIDE and url != _EMPTY):
+            self.blocked += 1  # a page of its own making is no way to do a task
             raise ActionFault(f"{url[:200]} is outside of the sites of this task")
         await self.moved(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
 
@@ -152,7 +156,7 @@ class BrowserSession:
             port = parts.port or {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme)
         except ValueError:
             return False
-        return parts.scheme in _INSIDE or (port is not None and f"{parts.hostname}:{port}" in self.hosts)
+        return parts.scheme in _INSIDE or (port is not None and _place(parts.hostname, port) in self.hosts)
 
     async def settle(self) -> None:
         """Wait until what an action has started is loaded: pages until the deadline, other requests for `QUIET_S`."""
@@ -194,7 +198,7 @@ class BrowserSession:
         size = self.page.viewport_size
         seen = page_view(tree["nodes"], snapshot_bounds(snapshot), size["width"], size["height"], self._ids, document)
         titles = [
-            f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {await page.title()!r}"
+            f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {(await page.title())[:_LONGEST_TITLE]!r}"
             for k, page in enumerate(self._pages)
         ]
         return PageView(f"{' | '.join(titles)}\n\n{seen.text}", seen.elements)
@@ -203,34 +207,17 @@ class BrowserSession:
         self.context = await self.chromium.browser.new_context(
             viewport={"width": width, "height": height},
             accept_downloads=False,
-            service_workers="block",  # their requests would pass by the routes
+            service_workers="block",  # no event would tell of their requests
             storage_state=storage,
+            proxy={"server": _NOWHERE, "bypass": ",".join(sorted(self.hosts))},  # nothing else is reached
         )
         self.context.set_default_timeout(self.step_s * LOAD_SHARE * 1000)
         self.context.on("page", self._opened)
         self.context.on("dialog", self._dismiss)
         self.context.on("request", self._requested)
         self.context.on("requestfinished", self._answered)
-        self.context.on("requestfailed", self._answered)
-        await self.context.route("**/*", self._route)
-        await self.context.route_web_socket("**/*", self._route_socket)
+        self.context.on("requestfailed", self._failed)
         await self.new_tab()
-
-    async def _route(self, route: Any) -> None:
-        with _while_open():
-            if self.may_reach(route.request.url):
-                await route.continue_()
-            else:
-                self.blocked += 1
-                await route.abort("blockedbyclient")
-
-    async def _route_socket(self, socket: Any) -> None:
-        with _while_open():
-            if self.may_reach(socket.url):
-                socket.connect_to_server()
-            else:
-                self.blocked += 1
-                await socket.close()
 
     def _opened(self, page: Any) -> None:
         self._pages.append(page)
@@ -238,6 +225,7 @@ class BrowserSession:
         page.on("crash", lambda _: self._break("the page has crashed"))
         page.on("close", self._closed)
         page.on("download", self._downloaded)
+        page.on("websocket", self._count_outside)
         if self.tabs > MOST_TABS:
             _in_background(page.close())
 
@@ -261,6 +249,13 @@ class BrowserSession:
 
     def _answered(self, request: Any) -> None:
         self._pending.pop(request, None)
+
+    def _failed(self, request: Any) -> None:
+        self._answered(request)
+        self._count_outside(request)
+
+    def _count_outside(self, request: Any) -> None:
+        self.blocked += not self.may_reach(request.url)
 
     def _dismiss(self, dialog: Any) -> None:
         self.dialogs.append(f"{dialog.type}: {str(dialog.message)[:_LONGEST_DIALOG]!r}")
@@ -305,5 +300,10 @@ def hosts_of(urls: Sequence[str]) -> set[str]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address with http:// or https://")
-        hosts.add(f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}")
+        hosts.add(_place(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)))
     return hosts
+
+
+def _place(host: str | None, port: int) -> str:
+    """`HOST:PORT`, with brackets around an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in (host or "") else f"{host}:{port}"

@@ -38,10 +38,9 @@ async def run_program(call: ProgramCall, session: BrowserSession, sites: Mapping
         case "shopping_get_latest_order_url":
             return await _latest_order(sites["shopping"])
         case "shopping_get_sku_latest_review_author":
-            return str((await _latest_review(sites["shopping"], arguments[0])).get("nickname", ""))
+            return await _latest_review(sites["shopping"], arguments[0], "nickname")
         case "shopping_get_sku_latest_review_rating":
-            review = await _latest_review(sites["shopping"], arguments[0])
-            return str(review["ratings"][0]["percent"]) if review else ""
+            return await _latest_review(sites["shopping"], arguments[0], "ratings", 0, "percent")
     raise AssertionError(f"{call.name} is not in PROGRAMS")
 
 
@@ -76,9 +75,17 @@ async def _latest_order(shop: str) -> str:
         raise BrowserFault(f"{shop}: the orders have no increment_id of the latest") from error
 
 
-async def _latest_review(shop: str, sku: str) -> dict[str, Any]:
-    reviews = await _api_reply(shop, f"/rest/V1/products/{sku}/reviews", {})
-    return dict(reviews[-1]) if reviews else {}
+async def _latest_review(shop: str, sku: str, *keys: str | int) -> str:
+    """The value at these keys of the latest review; empty if there is none."""
+    value = await _api_reply(shop, f"/rest/V1/products/{sku}/reviews", {})
+    if value == []:
+        return ""
+    try:
+        for key in (-1, *keys):
+            value = value[key]
+    except (LookupError, TypeError) as error:
+        raise BrowserFault(f"{shop}: the latest review of {sku} has no {keys[-1]}") from error
+    return str(value)
 
 
 async def _api_reply(shop: str, path: str, query: Mapping[str, str]) -> Any:
@@ -91,5 +98,5 @@ async def _api_reply(shop: str, path: str, query: Mapping[str, str]) -> Any:
             reply = await client.get(f"{shop}{path}", params=dict(query), headers=headers)
             reply.raise_for_status()
             return reply.json()
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
         raise BrowserFault(f"{shop}{path}: {one_line(error)}") from error

@@ -1,8 +1,9 @@
 """The score of an episode: the product of its task's checks, on the pages as the agent left them."""
 
+import asyncio
 from collections.abc import Mapping
 
-from marl_ray.envs.web.browser.errors import ActionFault
+from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
 from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.envs.web.scoring.judges import FuzzyJudge
 from marl_ray.envs.web.scoring.official import address_score, answer_score, content_score
@@ -18,7 +19,7 @@ from marl_ray.envs.web.tasks.task import (
     ResponseCheck,
     WebTask,
 )
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
 
 LAST_PAGE = "last"
 
@@ -39,11 +40,11 @@ async def task_score(
     """1.0 if every check of the task is met, else 0.0.
 
     A page that a check names and that cannot be opened scores 0. Raises PageFault if the browser can be used no more, and
-    BrowserFault if a site's API does not answer.
+    BrowserFault if a site's API or a judge does not answer.
     """
     for check in task.checks:
         if isinstance(check, AnswerCheck):
-            score = answer_score(check, answer, task.prompt, judge)
+            score = await _answer_score(check, answer, task.prompt, judge)
         elif isinstance(check, AddressCheck):
             score = address_score(check.references, session.url)
         elif isinstance(check, ResponseCheck):
@@ -54,6 +55,14 @@ async def task_score(
         if not score:
             return 0.0
     return 1.0
+
+
+async def _answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge) -> float:
+    """The score of an answer. A judge may wait for a model, which is to hold up no other episode of this browser."""
+    try:
+        return await asyncio.to_thread(answer_score, check, answer, intent, judge)
+    except Exception as error:  # whatever a judge of a user's raises
+        raise BrowserFault(f"the judge did not answer: {one_line(error)}") from error
 
 
 async def _pages_score(session: BrowserSession, check: PageCheck, sites: Mapping[str, str]) -> float:
@@ -86,10 +95,15 @@ async def _part(session: BrowserSession, content: PageContent, sites: Mapping[st
 
 
 async def _evaluated(session: BrowserSession, script: str) -> str | None:
-    """The value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails."""
+    """The value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails.
+
+    Raises PageFault if the page has crashed on it.
+    """
     try:
         return str(await session.page.evaluate(f"() => {script}"))
     except Exception as error:
-        if type(error).__module__.startswith("playwright"):
-            return None
-        raise
+        if not type(error).__module__.startswith("playwright"):
+            raise
+        if session.broken or not session.chromium.connected:
+            raise PageFault(session.broken or "the browser has ended") from error
+        return None

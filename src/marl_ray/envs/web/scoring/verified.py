@@ -9,10 +9,10 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
-from marl_ray.envs.web.tasks.task import ResponseCheck
+from marl_ray.envs.web.tasks.task import ResponseCheck, is_pattern
 
 MONEY_TOLERANCE = Decimal("0.1")
 RETRIEVE = "retrieve"
@@ -57,7 +57,7 @@ def unread_formats(schema: Mapping[str, Any]) -> list[str]:
 def same_string(expected: Any, given: Any) -> bool:
     """True if two texts are equal without regard to case, accents, spaces, hyphens in words and punctuation around them. An
     expected text from ^ to $ is a regular expression."""
-    if _is_pattern(expected):
+    if is_pattern(expected):
         return re.fullmatch(expected, _plain(given), re.IGNORECASE) is not None
     wanted, text = _plain(expected), _plain(given)
     return wanted == text or wanted.strip(_QUOTES) == text.strip(_QUOTES)
@@ -127,7 +127,7 @@ def _same_object(expected: Any, given: Any, schema: Mapping[str, Any], ordered: 
 def _holds(compare: Callable[[Any, Any], bool], expected: Any, given: Any) -> bool:
     try:
         return compare(expected, given)
-    except (ValueError, TypeError, InvalidOperation):
+    except (ValueError, TypeError, ArithmeticError):
         return False
 
 
@@ -157,10 +157,6 @@ def _parsed(value: Any, kind: type) -> Any:
 
 def _is_empty(value: Any) -> bool:
     return not value and not isinstance(value, int | float)
-
-
-def _is_pattern(value: Any) -> bool:
-    return isinstance(value, str) and len(value) >= 2 and value.startswith("^") and value.endswith("$")
 
 
 def _plain(value: Any) -> str:

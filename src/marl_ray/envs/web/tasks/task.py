@@ -119,6 +119,11 @@ def placeholder(site: str) -> str:
     return f"__{site.upper()}__"
 
 
+def is_pattern(value: Any) -> bool:
+    """True if an expected value is a regular expression, as WebArena-Verified writes them: from ^ to $."""
+    return isinstance(value, str) and len(value) >= 2 and value.startswith("^") and value.endswith("$")
+
+
 def unknown_placeholders(text: str) -> list[str]:
     """Placeholders in a text that belong to no site of `SITES`."""
     known = {placeholder(site) for site in SITES}

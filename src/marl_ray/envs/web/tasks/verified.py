@@ -1,11 +1,12 @@
 """The task format of WebArena-Verified (https://github.com/ServiceNow/webarena-verified, webarena-verified.json)."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from marl_ray.envs.text.tasks import Strict
-from marl_ray.envs.web.tasks.task import Check, RequestCheck, ResponseCheck, WebTask, unknown_placeholders
+from marl_ray.envs.web.tasks.task import Check, RequestCheck, ResponseCheck, WebTask, is_pattern, unknown_placeholders
 from marl_ray.envs.web.tasks.webarena import SiteName
 
 ResponseStatus = Literal[
@@ -26,13 +27,29 @@ class ResponseRecord(Strict):
     retrieved_data: list[Any] | None = None
 
 
+class SchemaRecord(Strict):
+    """The JSON schema of an answer's data, or of a part of it."""
+
+    type: Literal["array", "object", "string", "number", "integer", "boolean", "null"] | None = None
+    format: str | None = None
+    title: str = ""
+    items: "SchemaRecord | None" = None
+    properties: dict[str, "SchemaRecord"] = {}
+
+
 class ResponseEvaluatorRecord(Strict):
     """An element of `eval`."""
 
     evaluator: Literal["AgentResponseEvaluator"]
     expected: ResponseRecord
-    results_schema: dict[str, Any]
+    results_schema: SchemaRecord
     ordered: bool = False
+
+    @model_validator(mode="after")
+    def _check_data(self) -> "ResponseEvaluatorRecord":
+        for value in self.expected.retrieved_data or ():
+            _check_value(value, self.results_schema.items or SchemaRecord())
+        return self
 
 
 class RequestRecord(Strict):
@@ -87,6 +104,32 @@ class VerifiedRecord(Strict):
         return value
 
 
+def _check_value(value: Any, schema: SchemaRecord) -> None:
+    """Raise ValueError for an expected value that is not of its schema, or that is a pattern which cannot be read."""
+    if schema.type in ("array", "object"):
+        kind = list if schema.type == "array" else dict
+        if not isinstance(value, kind):
+            raise ValueError(
+                f"expected.retrieved_data: {str(value)[:40]!r} is no {schema.type}, as results_schema says"
+            )
+        if isinstance(value, dict):
+            for name, part in schema.properties.items():
+                if name in value:
+                    _check_value(value[name], part)
+        else:
+            for item in value:
+                _check_value(item, schema.items or SchemaRecord())
+        return
+    if schema.type == "null" or schema.format == "null":
+        raise ValueError("expected.retrieved_data: expected nothing where results_schema has the type null")
+    for item in value if isinstance(value, list) else [value]:
+        if is_pattern(item):
+            try:
+                re.compile(item)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ValueError(f"expected.retrieved_data: the pattern {item[:40]!r} is wrong: {error}") from error
+
+
 def verified_task(record: VerifiedRecord) -> WebTask:
     """The task of a record."""
     return WebTask(
@@ -103,7 +146,11 @@ def _check(record: ResponseEvaluatorRecord | RequestEvaluatorRecord) -> Check:
     if isinstance(record, ResponseEvaluatorRecord):
         wanted = record.expected
         return ResponseCheck(
-            wanted.task_type, wanted.status, wanted.retrieved_data, record.results_schema, record.ordered
+            wanted.task_type,
+            wanted.status,
+            wanted.retrieved_data,
+            record.results_schema.model_dump(exclude_none=True),
+            record.ordered,
         )
     request = record.expected
     other = {

@@ -1,6 +1,7 @@
 """The task format of WebArena (https://github.com/web-arena-x/webarena, config_files/test.raw.json)."""
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -104,7 +105,11 @@ class EvalRecord(Strict):
             raise ValueError("program_html: expected an element with program_html")
         if answers is not None and answers.fuzzy_match == NOT_ACHIEVABLE and not self.string_note:
             raise ValueError("string_note: expected with fuzzy_match N/A, the reason why the task is not achievable")
-        _with_known_sites(self.reference_url or "")
+        for url in _with_known_sites(self.reference_url or "").split(OR):
+            try:
+                urlsplit(url)
+            except ValueError as error:
+                raise ValueError(f"reference_url: {url[:80]!r} is no address: {error}") from error
         return self
 
 
@@ -129,6 +134,18 @@ class WebArenaRecord(Strict):
     @classmethod
     def _check_start(cls, value: str) -> str:
         return _with_known_sites(value)
+
+    @model_validator(mode="after")
+    def _check_programs(self) -> "WebArenaRecord":
+        for page in self.eval.program_html:
+            for text in (page.url, page.locator):
+                if (
+                    is_program(text)
+                    and parse_program(text).name.startswith("shopping_")
+                    and "shopping" not in self.sites
+                ):
+                    raise ValueError(f"sites: expected shopping, which {text[:60]} asks")
+        return self
 
 
 def webarena_task(record: WebArenaRecord) -> WebTask:

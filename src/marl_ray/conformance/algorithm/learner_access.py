@@ -1,4 +1,4 @@
-"""Access of the properties to a learner: with `trial.py` the one place that touches training."""
+"""Access of the properties to a learner: with `game_run.py` the one place that touches training."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
+from marl_ray.conformance.algorithm.game_run import GameRun, local, own_rows, reads, write_back
 from marl_ray.conformance.algorithm.games import POLICIES, STATES, GameRules
-from marl_ray.conformance.algorithm.trial import Trial, local, own_rows, reads, write_back
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import raw_violations
 from marl_ray.trajectories import Trajectories
@@ -56,9 +56,9 @@ def movement(learner: Learner, batch: Trajectories) -> float:
 
 
 @contextmanager
-def nudged(trial: Trial, number: int, direction: Tensor, size: float) -> Iterator[None]:
+def nudged(game_run: GameRun, number: int, direction: Tensor, size: float) -> Iterator[None]:
     """Move the policy that plays by `size` along a flat direction of its weights, within the block."""
-    parameters = list(trial.learners[number].policy.rollout_model.actor.parameters())
+    parameters = list(game_run.learners[number].policy.rollout_model.actor.parameters())
     saved = [parameter.clone() for parameter in parameters]
     parts = direction.split([parameter.numel() for parameter in parameters])
     with torch.no_grad():
@@ -76,18 +76,18 @@ def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -
     return change if before is None else before * change
 
 
-def moved(trial: Trial, number: int, batch: Trajectories, after: Tensor, before: Tensor | None) -> list[float]:
+def moved(game_run: GameRun, number: int, batch: Trajectories, after: Tensor, before: Tensor | None) -> list[float]:
     """Changes of an episode's costs that a policy's learner attributes to its update, by signal."""
-    stats = trial.costs[POLICIES[number]]
-    changes = trial.learners[number].moved_costs(stats, batch, after, before).means
+    stats = game_run.costs[POLICIES[number]]
+    changes = game_run.learners[number].moved_costs(stats, batch, after, before).means
     assert stats.means is not None and changes is not None
     return [now - then for now, then in zip(changes, stats.means, strict=True)]
 
 
-def violations(trial: Trial, number: int) -> list[float]:
+def violations(game_run: GameRun, number: int) -> list[float]:
     """Violations per decision as the policy's learner computes them, in units of the cost."""
-    budgets = trial.learners[number].policy.budgets
-    return raw_violations(budgets, trial.costs[POLICIES[number]]) or [0.0] * len(budgets)
+    budgets = game_run.learners[number].policy.budgets
+    return raw_violations(budgets, game_run.costs[POLICIES[number]]) or [0.0] * len(budgets)
 
 
 def normaliser_state(learner: Learner) -> Any:
@@ -159,16 +159,16 @@ def every_step(algorithm: str) -> bool:
     return algorithm_of(algorithm).every_step
 
 
-def multipliers(trial: Trial) -> list[Any]:
+def multipliers(game_run: GameRun) -> list[Any]:
     """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without them."""
-    return [learner.state.multipliers for learner in trial.learners]
+    return [learner.state.multipliers for learner in game_run.learners]
 
 
-def fresh_multipliers(trial: Trial) -> list[Any]:
+def fresh_multipliers(game_run: GameRun) -> list[Any]:
     """The multipliers' first values."""
-    start = algorithm_of(trial.algorithm).multiplier
+    start = algorithm_of(game_run.algorithm).multiplier
     assert start is not None
-    return [[start(learner.policy.hyper, budget) for budget in trial.budgets] for learner in trial.learners]
+    return [[start(learner.policy.hyper, budget) for budget in game_run.budgets] for learner in game_run.learners]
 
 
 def implied_cost(old: Any, new: Any) -> float:
@@ -185,9 +185,9 @@ def implied_cost(old: Any, new: Any) -> float:
     return (low + high) / 2
 
 
-def row_weight(trial: Trial) -> Callable[[int], float]:
+def row_weight(game_run: GameRun) -> Callable[[int], float]:
     """The weight that the loss gives to a decision of a row, as a function of the row's number of decisions: that of
     the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss."""
-    hyper = trial.config.hyper_of(POLICIES[0])
+    hyper = game_run.config.hyper_of(POLICIES[0])
     by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"
     return (lambda decisions: 1 / decisions) if by_row else (lambda decisions: 1.0)

@@ -1,4 +1,4 @@
-"""A trial: one algorithm on one tiny game, with real configs, teams, collectors and updates, in this process alone.
+"""A run of a game: one algorithm on one tiny game, with real configs, teams, collectors and updates, in this process alone.
 
 The policies begin uniform, with critics that are exact, and play listed actions, so that every path of the game is in a
 batch equally often and means over the batch are expectations.
@@ -86,7 +86,7 @@ class Scripted(Categorical):
 
 
 @dataclass
-class Trial:
+class GameRun:
     """One algorithm on one tiny game, a batch at a time."""
 
     algorithm: str
@@ -333,4 +333,5 @@ def write_back(learner: Learner) -> None:
 
 
 def local(tensor: Any) -> Tensor:
+    """This worker's part of a distributed tensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -18,8 +18,8 @@ from marl_ray.experiments.statistics import sequential
 from marl_ray.experiments.statistics.bets import BettingTest, Claim, ends
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Report
 from marl_ray.serving.client.admin import lines
-from marl_ray.serving.evidence.questions import HARM, PROMOTION, questions_of
-from marl_ray.serving.evidence.rollout_control import decide
+from marl_ray.serving.decisions.questions import HARM, PROMOTION, questions_of
+from marl_ray.serving.decisions.rollout_control import decide
 from marl_ray.serving.pages.render import experiment_page
 
 

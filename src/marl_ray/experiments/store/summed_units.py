@@ -35,7 +35,7 @@ class EvidenceStore(UnitStore):
 
     def experiment(self, name: str) -> ExperimentRecord | None:
         """The stored experiment, or None."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return read(connection, name)
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
@@ -48,7 +48,7 @@ class EvidenceStore(UnitStore):
             sums, last = self._sums.get(name, (Sums(design), None))
             if sums.design != design:
                 sums, last = Sums(design), None
-            with self._transaction(self._snapshots) as connection:
+            with self.transaction(self._snapshots) as connection:
                 totals, news = sums.read(connection, name, moment)
                 shares = self._shares(connection, record)
                 proven = self._bet(connection, record, design, questions, moment) if questions else {}
@@ -80,21 +80,21 @@ class EvidenceStore(UnitStore):
         design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
         after = judged_until(design, moment)
         first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             stored_at = connection.execute(first).scalar()
         return None if stored_at is None else moment + float(stored_at) - after
 
     def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
         """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
         design, moment = look_design(record.config), self.settled_at()
-        with self._transaction(self._snapshots) as connection:
+        with self.transaction(self._snapshots) as connection:
             return all_judged(connection, record.name, design, metrics, moment)
 
     def arrivals(self, name: str, since: float) -> dict[str, int]:
         """Arm -> units that have met it since a moment (seconds since 1970)."""
         units = schema.exposures.c
         query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return {
                 row.arm: row.units
                 for row in connection.execute(query.where(units.stored_at > since).group_by(units.arm))
@@ -121,5 +121,5 @@ class EvidenceStore(UnitStore):
         if record is None:
             return {}
         moment = self.settled_at() if now is None else now
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return series(connection, name, look_design(record.config), points, moment)

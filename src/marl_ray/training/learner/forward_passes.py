@@ -15,13 +15,14 @@ from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.trajectories import Trajectories
 
 
-def with_a_row(selection: Selection) -> tuple[Selection, bool]:
-    """Return a selection of at least one copy, and True if the given one was empty.
+def with_a_row(selection: Selection) -> Selection:
+    """Return a selection of at least one copy, which stands in if the given one is empty.
 
     A worker without a part of the minibatch still takes part in the collectives of the pass.
     """
-    empty = selection.copies is not None and not len(selection.copies)
-    return (Selection(torch.zeros(1, dtype=torch.long), selection.times, selection.most) if empty else selection), empty
+    if selection.copies is None or len(selection.copies):
+        return selection
+    return Selection(torch.zeros(1, dtype=torch.long), selection.times, selection.most, True)
 
 
 def in_passes(
@@ -41,7 +42,7 @@ def in_passes(
     number = torch.arange(batch.mask.numel()).view(batch.mask.shape)
     for minibatch in selections or [everything(shape)]:
         for part, _ in micro_batches(minibatch, shape, policy.pass_size, order):
-            selection, empty = with_a_row(part)
+            selection = with_a_row(part)
             with torch.no_grad():
                 pieces = evaluate(selection)
             if selection.copies is None and selection.times is None:
@@ -50,7 +51,7 @@ def in_passes(
                 arrays = [None if x is None else x.new_zeros(*batch.mask.shape, *x.shape[2:]) for x in pieces]
             places = selection.take(number, shape.agents).flatten().to(batch.mask.device)
             for array, piece in zip(arrays, pieces, strict=True):
-                if array is not None and piece is not None and not empty:
+                if array is not None and piece is not None and not selection.stands_in:
                     array.flatten(0, 1)[places] = piece.flatten(0, 1)
     return arrays
 
@@ -71,7 +72,7 @@ def evaluate_all(
     """
 
     def in_one_pass(selection: Selection) -> Outputs:
-        own = selection.take(mask, shape.agents)
+        own = selection.decisions(mask, shape.agents)
         return policy.family.evaluate(policy.model, inputs, batch, own, shape, selection)
 
     log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, in_one_pass, selections)
@@ -92,12 +93,12 @@ def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Te
     for _ in range(hyper.critic_epochs):
         policy.optimizer.zero_grad(set_to_none=True)
         for part, _ in micro_batches(everything(shape), shape, policy.pass_size, order):
-            selection, empty = with_a_row(part)
-            own = selection.take(mask, shape.agents)
+            selection = with_a_row(part)
+            own = selection.decisions(mask, shape.agents)
             outputs = policy.family.evaluate(policy.model, inputs, batch, own, shape, selection).values
             assert outputs is not None
             valued = Valued(outputs, selection.take(batch.values, shape.agents), selection.take(targets, shape.agents))
-            loss = (algorithm.value_loss(valued, hyper) * (own & (not empty))).sum() / count
+            loss = (algorithm.value_loss(valued, hyper) * own).sum() / count
             (loss * world()[1]).backward()
         for parameter in policy.actor.parameters():
             parameter.grad = None  # the fit must not move a trunk that the actor shares with the critic

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables
-from marl_ray.serving.routing.look_ups import LookUps
+from marl_ray.serving.routing.arm_look_ups import LookUps
 
 WEIGHTS = st.fixed_dictionaries({arm: st.sampled_from([0.0, 0.01, 0.5, 1.0, 3.0]) for arm in "abc"}).filter(
     lambda weights: any(weights.values())

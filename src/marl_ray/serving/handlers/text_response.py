@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.serving.arms.protocol import Began, NamedToken, Piece, Refusal, Reply, TextArm, TextRequest
+from marl_ray.serving.arms.protocol import NamedToken, Piece, Refusal, Reply, ResponseStart, TextArm, TextRequest
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, TooLongError, header_text
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.logs.act_log import LoggedText
@@ -32,7 +32,7 @@ class WrittenResponse(NamedTuple):
     prompt_tokens: int
     names: list[NamedToken]
     tops: list[list[tuple[NamedToken, float]]]
-    began: Began | None
+    began: ResponseStart | None
     tokens: int
     cost_usd: float | None
     """Cost in USD; None if it is unknown."""
@@ -306,7 +306,7 @@ def log_text(
 ) -> None:
     """Add a response to the decision log, which must be configured; `digest` is that of the bundle that wrote it."""
     assert service.acts is not None
-    began, prompt = response.began or Began([], {}), request.prompt if isinstance(request.prompt, str) else None
+    began, prompt = response.began or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if request.json_object or request.must_call else []
     biased = ["bias"] if request.bias is not None else []
