@@ -1,6 +1,7 @@
 """Language models learn the same however a batch is cut up, and go on bit for bit. No Ray."""
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -54,7 +55,16 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "free", "rows"), [(3, 5, 11, 5), (3, 5, 12.9, 5), (3, 5, 3, 1), (9, 12, 5, 1), (4, 4, 7, 4)]
+    ("one", "two", "free", "rows"),
+    [
+        (3, 5, 11, 5),
+        (3, 5, 12.9, 5),
+        (3, 5, 3, 1),
+        (9, 12, 5, 1),
+        (4, 4, 7, 4),
+        (4, math.inf, 9, 1),
+        (4, math.inf, 3, 1),
+    ],
 )
 def test_passes_take_as_many_rows_as_fit(one, two, free, rows):
     assert rows_that_fit(one, two, free) == rows

@@ -96,6 +96,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
+def test_workers_that_compute_passes_together_go_on_from_the_checkpoint_of_one(model, alone):
+    single, folder = alone
+    mesh = ["resources.workers=4", "resources.parallel={shard: 2, tensor: 2}"]
+    several = workers(4, toy_texts.resumed, str(folder / "2"), model, *RUN, *mesh)
+    assert timeless(several)[-1] == pytest.approx(timeless(single)[-1], abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("parallel", "architecture", "message"),
     [

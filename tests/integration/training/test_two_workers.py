@@ -1,6 +1,7 @@
 """Two workers, without Ray, do what one does."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from toy_models.tokens import LORA, of_joint_workers, of_two_shards
 from toy_serving.logged_texts import served_row, write_served
 from toys import texts as toy_texts
 from toys.runs import BRIEF, PLAYING, of_two, short, timeless, weights
+from toys.short_memory import updated
 from toys.texts import TWO_AGENTS, TWO_POLICIES
 
 from marl_ray.config.run.model import GenerationConfig
@@ -92,6 +94,15 @@ def test_language_models_are_sharded_as_one_holds_them():
 )
 def test_workers_that_compute_passes_together_score_as_one(context, tensor, model):
     workers(context * tensor, of_joint_workers, context, tensor, model)
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_pass_without_memory_is_named_and_ends_the_other_worker(alone, passes):
+    where = "policy 'speaker', iteration 1, step 0"
+    assert updated(passes, 0).startswith(
+        f"{where}: out of memory in a pass of 2 sequences; expected a smaller train.micro_batch, "
+    )
+    assert re.search("Connection (closed|reset)", two_workers(updated, passes, 1))
 
 
 def test_ratios_in_bfloat16_are_one_whatever_a_worker_has(tmp_path):

@@ -45,6 +45,18 @@ def test_workers_share_weights_gradients_and_moments(workers):
     assert peak.total == sum(peak)
 
 
+def test_workers_that_compute_passes_together_hold_less_of_a_pass():
+    four = LlamaConfig(
+        **TINY.to_dict() | {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 1024}
+    )
+    plain, tensor, context = (
+        dry_step(four, model(), 4, DryPass(8, 8), together=together) for together in ((1, 1), (1, 2), (2, 1))
+    )
+    assert tensor.weights == pytest.approx(plain.weights, rel=0.01) and context.weights == plain.weights
+    assert tensor.gathered < 0.6 * plain.gathered  # of a block that is gathered, which is most of it
+    assert context.activations < 0.75 * plain.activations
+
+
 def test_tied_weights_count_once():
     tied = LlamaConfig(**TINY.to_dict() | {"tie_word_embeddings": True})
     peak = dry_step(tied, model(), 2, DryPass(2, 8))
@@ -89,7 +101,16 @@ def test_a_plan_adds_what_the_step_does_not_hold():
     assert plain.main_memory == 0 and offloaded.total < plain.total
 
 
-@pytest.mark.parametrize(("parallel", "shards"), [({}, 16), ({"replicate": 4}, 4), ({"shard": 2, "replicate": 2}, 2)])
+@pytest.mark.parametrize(
+    ("parallel", "shards"),
+    [
+        ({}, 16),
+        ({"replicate": 4}, 4),
+        ({"shard": 2, "replicate": 2}, 2),
+        ({"shard": 1, "tensor": 2, "context": 2}, 4),
+        ({"tensor": 4}, 16),
+    ],
+)
 def test_groups_share_their_weights_among_themselves(parallel, shards):
     run = run_of()
     need = run.resources.model_validate({"workers": 4, "parallel": parallel})
@@ -100,6 +121,10 @@ def test_groups_must_divide_the_gpus():
     need = run_of().resources.model_validate({"workers": 4, "parallel": {"replicate": 4}})
     with pytest.raises(MarlRayError, match=r"^resources.parallel.replicate=4: expected a divisor of the 6 GPUs$"):
         memory_plan(run_of().model_copy(update={"resources": need}), 6)
+    need = run_of().resources.model_validate({"workers": 8, "parallel": {"shard": 2, "tensor": 4}})
+    message = r"^resources.parallel: shard=2 x tensor=4, expected their product to be a divisor of the 4 GPUs$"
+    with pytest.raises(MarlRayError, match=message):
+        memory_plan(run_of().model_copy(update={"resources": need}), 4)
 
 
 def test_actor_critics_have_no_plan():
