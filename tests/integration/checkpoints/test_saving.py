@@ -121,7 +121,7 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run: Run, tmp_path:
 
 
 def fails_to_copy_on_one(folder: str) -> list[str]:
-    """What each of two workers raises if one of them cannot copy its weights."""
+    """The error that each of two workers raises if one of them cannot copy its weights."""
     run = Run(config("resources.workers=2"), torch.device("cpu"))
     run.step()
     if run.rank == 1:
