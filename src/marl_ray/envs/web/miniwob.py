@@ -27,7 +27,8 @@ _START = """([seed, time]) => {
     for (const id of ["reward-display", "click-canvas"]) document.getElementById(id).style.display = "none";
 }"""
 _READY = "() => typeof core === 'object' && core.cover_div !== null && WOB_TASK_READY"
-_SCORE = "() => WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
+_SCORE = "() => typeof WOB_DONE_GLOBAL !== 'undefined' && WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
+"""Of another page, to which an agent may go, there is no score."""
 _INTENT = """() => {
     const query = document.getElementById("query");
     return typeof core.getUtterance === "function" ? core.getUtterance() : query.textContent;
