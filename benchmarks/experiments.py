@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
-from experiment_bounds import bounded
-from experiment_bounds import table as bounded_table
-from experiment_missing import MISSING, missing_delays, missing_errors, missing_table
-from experiment_streams import (
+from parts.experiment_bounds import bounded
+from parts.experiment_bounds import table as bounded_table
+from parts.experiment_missing import MISSING, missing_delays, missing_errors, missing_table
+from parts.experiment_streams import (
     CHUNK,
     HORIZON,
     SCENARIOS,
@@ -44,7 +44,7 @@ from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Summary, tune_rho
 from marl_ray.experiments.statistics.sequential import BORROWED, CAUTION
-from marl_ray.serving.evidence.questions import Measure, ask
+from marl_ray.serving.decisions.questions import Measure, ask
 
 RESULTS = Path(__file__).parent / "results"
 ALPHA, FIRST = 0.05, 50

@@ -2,7 +2,11 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class MarlRayError(Exception):
@@ -30,6 +34,14 @@ def one_line(error: BaseException) -> str:
     return text.splitlines()[0]
 
 
+def first_fault(error: "ValidationError") -> str:
+    """The first fault that pydantic has found, as `FIELD: MESSAGE`; the field is a path with dots, and is left out
+    where the fault is of the value as a whole."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    return f"{field}: {first['msg']}" if field else str(first["msg"])
+
+
 def why(error: BaseException, path: object) -> str:
     """`one_line` for a message that names the path itself: without the path again, and without the error's number."""
     return re.sub(r"^\[Errno \d+\] ", "", one_line(error).removesuffix(f": {str(path)!r}"))
@@ -46,6 +58,13 @@ def install_hint(extra: str) -> str:
     return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
 
 
+def suggested(name: str, known: Collection[str], before: str = "") -> str:
+    """'; did you mean ...?' with known names that are close to a name, or the one that is its initials; else empty."""
+    initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
+    close = [initials] if initials in known else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(before + other for other in close)}?" if close else ""
+
+
 def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "") -> str:
     """Return the end of an error about an unknown name.
 
@@ -54,9 +73,7 @@ def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "
     in words what else is valid. `before` is put before each suggested name, such as the path of a key.
     """
     names = [other for other in known if not other.startswith("_")]
-    initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
-    close = [initials] if initials in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return f"; did you mean {' or '.join(before + other for other in close)}?"
+    if meant := suggested(name, names, before):
+        return meant
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; expected {'one of ' if names else ''}{' or '.join([listed] * bool(names) + list(further))}"

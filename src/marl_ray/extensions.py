@@ -114,7 +114,8 @@ REWARD = ExtensionPoint(
         "llm_judge": "marl_ray.rewards.judge.llm_judge:LLMJudge",
     },
 )
-"""A function of (prompt, answer, task), or a class whose instances are called so; see `marl_ray.rewards.paying.Reward`."""
+"""A function of (prompt, answer, task), or a class whose instances are called so; see
+`marl_ray.rewards.reward_protocol.Reward`."""
 TOOL = ExtensionPoint(
     "tool",
     {

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
 
 POLL_S, POLL_MOST_S = 0.25, 2.0
 """Least and most seconds between two looks of Ray Train after its workers; the most is Ray's own value. A look shows that
@@ -24,6 +24,8 @@ SILENCE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 LOST_S = 60.0
 """Seconds without an answer after which a worker counts as lost. It answers from a thread of its own, however long an update
 takes."""
+
+DashboardClient = TypeVar("DashboardClient")
 
 _poll_set: str | None = None
 """The interval that this process has set, and may change for its next group."""
@@ -72,6 +74,55 @@ def answers(address: str, seconds: float) -> bool:
     finally:
         channel.close()
     return True
+
+
+def dashboard_client(
+    client_class: type[DashboardClient], url: str, timeout: float | tuple[float, float], argument: str = ""
+) -> DashboardClient:
+    """A client of Ray's dashboard at `url`, of one of Ray's classes of clients, whose requests have deadlines.
+
+    `timeout` is in seconds, of a request or of its connection and its answer. MarlRayError, which begins with `argument`
+    and `url`, if the URL is none, nothing answers there, or the cluster wants another token than RAY_AUTH_TOKEN's.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise MarlRayError(f"{argument}{url!r}: expected the dashboard's URL, such as http://127.0.0.1:8265")
+    import requests
+    from ray.exceptions import AuthenticationError
+
+    # Ray's clients attach a token only where RAY_AUTH_MODE=token is set too.
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    # Ray's client of jobs would let these two override an explicit address.
+    hidden = {name: os.environ.pop(name, None) for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
+    made: Any = with_deadline(client_class, timeout)
+    try:
+        client: DashboardClient = made(url, headers=headers)
+        return client
+    except AuthenticationError as error:
+        if "Authentication required" in str(error):
+            raise MarlRayError(f"{argument}{url}: the cluster asks for a token; set RAY_AUTH_TOKEN") from error
+        raise MarlRayError(f"{argument}{url}: the cluster refuses the token in RAY_AUTH_TOKEN") from error
+    except (OSError, RuntimeError, ValueError, KeyError) as error:  # requests' errors are OSErrors
+        answer_s = timeout[1] if isinstance(timeout, tuple) else timeout
+        slow = isinstance(error, requests.exceptions.Timeout)
+        reason = f"no answer within {answer_s:g} s" if slow else one_line(error)
+        raise MarlRayError(f"{argument}{url}: no Ray dashboard answers: {reason}") from error
+    finally:
+        os.environ.update({name: value for name, value in hidden.items() if value is not None})
+
+
+def with_deadline(client_class: type[DashboardClient], timeout: float | tuple[float, float]) -> type[DashboardClient]:
+    """The class whose requests to the dashboard take `timeout` seconds at most.
+
+    Ray's clients set no deadline on a request, have no argument for one, and send each by this method.
+    """
+    base: Any = client_class
+
+    class ClientWithDeadline(base):  # type: ignore[misc]
+        def _do_request(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._do_request(*args, **{"timeout": timeout} | kwargs)
+
+    return ClientWithDeadline
 
 
 def poll_often(workers: int) -> None:

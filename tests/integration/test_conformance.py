@@ -10,8 +10,8 @@ from marl_ray.cli import app
 from marl_ray.config import SPECS
 from marl_ray.conformance.algorithm import properties, truth
 from marl_ray.conformance.algorithm.check import check_algorithm
+from marl_ray.conformance.algorithm.game_run import GridPoint
 from marl_ray.conformance.algorithm.games import SIGNALS, STATES, GameRules, TinyGame
-from marl_ray.conformance.algorithm.trial import GridPoint
 from marl_ray.training.single_process import process_group
 
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]

@@ -9,7 +9,8 @@ from toy_serving.sites import running
 from toys.runs import config
 
 from marl_ray.config import GatewayConfig, RunConfig, parse_config
-from marl_ray.first_steps.demo import ENDPOINT, ROLLOUT, play, roll_out_untrained, story, table
+from marl_ray.first_steps.demo import ROLLOUT, play, roll_out_untrained, story, table
+from marl_ray.first_steps.steps import ENDPOINT
 from marl_ray.serving.asgi import Gateway
 from marl_ray.training.single_process import train_alone
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from marl_ray.cli import main
+from marl_ray.cli.documents.forms import FORMS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = str(Path(sys.executable).parent / "marl-ray")
@@ -21,11 +22,12 @@ def without_ray() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
-def marl_ray(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """`marl-ray ARGUMENTS` in the repository's root, called here: what it printed and its exit status."""
+def marl_ray(*arguments: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`marl-ray ARGUMENTS` in a folder, the repository's root by default, called here: what it printed and its exit
+    status."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        contextlib.chdir(ROOT),
+        contextlib.chdir(folder),
         patch.dict(os.environ, without_ray(), clear=True),
         patch.object(sys, "path", [*sys.path]),
         contextlib.redirect_stdout(out),
@@ -36,3 +38,8 @@ def marl_ray(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     given = ended.value.code
     status = given if isinstance(given, int) else int(given is not None)
     return subprocess.CompletedProcess(["marl-ray", *map(str, arguments)], status, out.getvalue(), err.getvalue())
+
+
+def keys_of(command: str) -> set[str]:
+    """The keys at the top of a command's document, or of each entry of its list."""
+    return {part.strip().removeprefix("[].") for keys in FORMS[command] for part in keys.split(",")} - {"..."}

@@ -12,8 +12,9 @@ from toys.texts import config
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.language.gather_shards import unsharded
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh, shard
+from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
 from marl_ray.training.collectives import worker_mesh
 
 CPU = torch.device("cpu")

@@ -1,14 +1,21 @@
 """Small language models and made-up responses; a module of its own so that other processes can import it."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.policies.language.gather_shards import unsharded
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh, shard
+from marl_ray.policies.language.lora import add_adapters
+from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.training.collectives import worker_mesh
+from marl_ray.training.learner.optimizers import clip_gradients
 
 LORA = {"rank": 4, "alpha": 8.0}
 
@@ -77,6 +84,57 @@ def of_two_shards() -> None:
     expected = mixed.evaluate(*responses()).log_probs
     shard(mixed, mesh, True)
     torch.testing.assert_close(mixed.evaluate(*responses()).log_probs, expected, atol=0.1, rtol=0.05)
+
+
+def of_joint_workers(context: int, tensor: int, model: dict[str, object]) -> None:
+    """Run one of several workers that compute passes together, whose policies must do what a plain one does on all rows.
+    Worker 0 brings none. The model is a Qwen2 with 4 heads and 2 of keys, and with biases."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    policy, complete = _qwen(model), _qwen(model)
+    plain = plain_copy(policy)
+    shard(policy, worker_mesh("cpu", 1, context, tensor), False)
+    assert policy.joint is not None and policy.joint.count == context * tensor
+    every = [responses(3 * number, seed=number) for number in range(count)]
+    got = policy.evaluate(*every[rank])
+    expected = [complete.evaluate(*rows) for rows in every]
+    for one, other in zip(vars(got).values(), vars(expected[rank]).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    _loss(got).backward()
+    (torch.stack([_loss(each) for each in expected]).sum() / count).backward()  # FSDP2 takes the mean over workers
+    trained = [one for one in policy.parameters() if one.requires_grad]
+    norm = clip_gradients([policy], 1e9)
+    gradients = list(unsharded(one.grad for one in trained))
+    pairs = [(name, one) for name, one in complete.named_parameters() if one.requires_grad]
+    for (name, other), gradient in zip(pairs, gradients, strict=True):
+        torch.testing.assert_close(gradient, other.grad, atol=1e-5, rtol=1e-4, msg=name)
+    assert float(norm) == pytest.approx(
+        float(torch.cat([gradient.flatten() for gradient in gradients]).norm()), rel=1e-5
+    )
+    refresh(plain, policy)
+    for (name, one), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
+        assert torch.equal(one, other), name
+    nothing = responses(0)
+    assert policy.evaluate(*nothing).log_probs.shape == nothing[2].shape
+
+
+def _qwen(model: dict[str, object]) -> TokenPolicy:
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(64)
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    lm = Qwen2ForCausalLM(shape)
+    config = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": 64} | model)
+    if config.lora is not None:
+        add_adapters(lm, config.lora)
+    return stirred(TokenPolicy(lm, tokenizer, config, GenerationConfig(temperature=0.7), True, 2))
 
 
 def _loss(outputs: object) -> Tensor:

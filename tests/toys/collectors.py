@@ -9,7 +9,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
-from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.trajectories import Trajectories

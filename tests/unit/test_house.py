@@ -13,6 +13,7 @@ import pytest
 import marl_ray
 
 SOURCES = Path(marl_ray.__file__).parent.parent
+TESTS = Path(__file__).parents[1]
 FOLDERS = sorted({path.parent for path in SOURCES.glob("marl_ray/**/*.py")})
 FILES = 9
 """Most files of a folder besides its `__init__.py`."""
@@ -114,8 +115,21 @@ def test_a_docstring_of_tests_and_benchmarks_begins_like_a_sentence():
 
 def test_unit_tests_have_the_folders_of_the_sources():
     """So the tests of a file are where the file is; `docs` has those of the documentation."""
-    folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir()} - {"__pycache__", "docs"}
-    assert folders <= {path.name for path in FOLDERS if path.parent == SOURCES / "marl_ray"}
+    folders = {path.parent.relative_to(TESTS / "unit") for path in (TESTS / "unit").rglob("test_*.py")} - {Path("docs")}
+    assert folders <= {path.relative_to(SOURCES / "marl_ray") for path in FOLDERS}
+
+
+def test_no_test_imports_a_private_name():
+    """A test that did would hold back every change of what nobody else may use."""
+    private = [
+        f"{path.relative_to(TESTS)}:{node.lineno}: {node.module} {alias.name}"
+        for path in TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "marl_ray"
+        for alias in node.names
+        if any(part.startswith("_") for part in [*(node.module or "").split("."), alias.name])
+    ]
+    assert private == []
 
 
 def name_of(node: ast.AST) -> str:
@@ -153,3 +167,85 @@ def test_one_file_imports_the_private_parts_of_ray():
         if name.startswith("_")
     }
     assert private == {"marl_ray.ray_seams"}
+
+
+def overridden_privates(tree: ast.Module) -> list[str]:
+    """Methods named `_x` of classes whose base the module imports from Ray: they replace or use a private part of Ray."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray"
+        for alias in node.names
+    }
+    return [
+        f"{node.name}.{method.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        if any(getattr(part, "id", "") in imported for base in node.bases for part in ast.walk(base))
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        if method.name.startswith("_") and not method.name.startswith("__")
+    ]
+
+
+def test_no_other_file_overrides_a_private_method_of_ray():
+    found = {name: methods for name, tree in trees().items() if (methods := overridden_privates(tree))}
+    assert set(found) <= {"marl_ray.ray_seams"}
+    seen = "from ray.x import Client\ndef connect():\n    class Slow(Client):\n        def _send(self): ...\n"
+    assert overridden_privates(ast.parse(seen)) == ["Slow._send"]
+
+
+def test_a_public_function_or_class_has_a_docstring():
+    """Every one at the top of a module, but overloads, migrations and programs that are sent into the sandbox."""
+    without = [
+        f"{module}:{node.lineno}: {node.name}"
+        for module, tree in trees().items()
+        if not {"versions", "sandboxed"} & set(module.split("."))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not node.name.startswith("_") and not ast.get_docstring(node)
+        if all(getattr(decorator, "id", "") != "overload" for decorator in node.decorator_list)
+    ]
+    assert without == []
+
+
+def top_names(tree: ast.Module) -> dict[str, int]:
+    """Names that a module gives at its top, without decorated functions and classes, each with its line."""
+    names = {}
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if not node.decorator_list:
+                names[node.name] = node.lineno
+            case ast.ClassDef(decorator_list=[*_]):  # what is made of a class does not register it
+                names[node.name] = node.lineno
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names[name] = node.lineno
+    return names
+
+
+def words_read(tree: ast.AST) -> set[str]:
+    """Names that a tree reads, imports, or has in a text; in whatever module."""
+    words: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
+                words.add(name)
+            case ast.Constant(value=str() as text) if len(text) < 200:  # names by which a part is found, and types
+                words |= set(re.findall(r"\w+", text))
+    return words
+
+
+def test_what_a_module_defines_is_read_in_the_product():
+    """Also in what the documentation tells users to import; tests alone do not count."""
+    root = Path(__file__).parents[2]
+    others = [path for folder in ("benchmarks", "jobs", "serve") for path in (root / folder).rglob("*.py")]
+    read = set().union(*(words_read(tree) for tree in [*trees().values(), *(ast.parse(p.read_text()) for p in others)]))
+    read |= {word for page in (root / "docs").rglob("*.md") for word in re.findall(r"import (\w+)", page.read_text())}
+    unread = [
+        f"{module}:{line}: {name}"
+        for module, tree in trees().items()
+        if not {"versions", "sandboxed"} & set(module.split("."))
+        for name, line in top_names(tree).items()
+        if name not in read and not (name.startswith("__") and name.endswith("__"))
+    ]
+    assert unread == []

@@ -25,8 +25,8 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{/* (list $ COMPONENT): what never changes, as the selectors of a StatefulSet cannot. */}}
 {{- define "marl-ray.selector" -}}
 app.kubernetes.io/name: {{ (index . 0).Chart.Name }}
-app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
-app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
+app.kubernetes.io/component: {{ index . 1 | quote }}
 {{- end }}
 
 {{- define "marl-ray.image" -}}
@@ -39,7 +39,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -95,10 +95,10 @@ metadata:
 spec:
   accessModes: {{ default (list "ReadWriteOnce") .modes | toJson }}
   {{- with .claim.storageClassName }}
-  storageClassName: {{ . }}
+  storageClassName: {{ . | quote }}
   {{- end }}
   resources:
-    requests: {storage: {{ .claim.size }}}
+    requests: {storage: {{ .claim.size | quote }}}
 ---
 {{- end }}
 {{- end }}
@@ -141,7 +141,7 @@ spec:
 - {name: PGSSLMODE, value: {{ (index . 0).Values.postgresql.sslMode }}}
 {{- range $name, $key := dict "PGHOST" "host" "PGPORT" "port" "PGDATABASE" "database" "PGUSER" "username" "PGPASSWORD" "password" }}
 - name: {{ $name }}
-  valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ $key }}{{ if eq $name "PGPORT" }}, optional: true{{ end }}}}
+  valueFrom: {secretKeyRef: {name: {{ $secret | quote }}, key: {{ $key }}{{ if eq $name "PGPORT" }}, optional: true{{ end }}}}
 {{- end }}
 {{- end }}
 
@@ -150,7 +150,7 @@ spec:
 {{- if .existingSecret }}
 {{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
 - name: {{ $key }}
-  valueFrom: {secretKeyRef: {name: {{ $.Values.s3.existingSecret }}, key: {{ $key }}}}
+  valueFrom: {secretKeyRef: {name: {{ $.Values.s3.existingSecret | quote }}, key: {{ $key }}}}
 {{- end }}
 {{- end }}
 {{- if .endpoint }}
@@ -177,13 +177,13 @@ metadata:
   {{- end }}
 spec:
   {{- with .ingress.className }}
-  ingressClassName: {{ . }}
+  ingressClassName: {{ . | quote }}
   {{- end }}
   tls:
-    - hosts: [{{ .ingress.host }}]
-      secretName: {{ .ingress.tlsSecret }}
+    - hosts: [{{ .ingress.host | quote }}]
+      secretName: {{ .ingress.tlsSecret | quote }}
   rules:
-    - host: {{ .ingress.host }}
+    - host: {{ .ingress.host | quote }}
       http:
         paths:
           - path: /

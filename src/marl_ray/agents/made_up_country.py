@@ -24,12 +24,16 @@ _STARTS, _ENDS, _WORK = (
 
 
 class Town(NamedTuple):
+    """A town of the made-up country: its river, and the year in which it was founded."""
+
     name: str
     river: str
     founded: int
 
 
 class Person(NamedTuple):
+    """A person of the made-up country: the work, the year of birth and the town."""
+
     name: str
     work: str
     born: int

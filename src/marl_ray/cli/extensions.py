@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.extensions import POINTS, ExtensionPoint
 
@@ -29,34 +30,41 @@ def check_plugin(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the part, as in a config.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check that a part of your own keeps its protocol.
 
     It prints a line for every property. The exit status is 1 if one does not hold.
     """
     from marl_ray.config.load import with_overrides
-    from marl_ray.conformance.extensions.base import report
+    from marl_ray.conformance.extensions.base import tell
 
     module = importlib.import_module(f"marl_ray.conformance.extensions.{_point(kind).kind}")
-    if not report(module.check(name, with_overrides({}, settings or ())), print):
+    properties = module.check(name, with_overrides({}, settings or ()))
+    with only_result(as_json):
+        checked = [tell(each) for each in properties]
+    passed = all(each.failure is None for each in checked)
+    show(as_json, {"kind": kind, "name": name, "passed": passed, "properties": checked}, ())
+    if not passed:
         raise typer.Exit(1)
 
 
 def new(
     kind: KindName,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new part and its file, such as my_env.")],
+    as_json: Json = False,
 ) -> None:
     """Write a part of your own to start from, with its test.
 
     It writes NAME.py and the test into this folder, and a config where one shows its use.
     """
     point = _point(kind)
-    for path, text in _rendered(point, name):
-        if path == NEXT:
-            print(text, end="")
-        else:
-            Path(path).write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
+    *files, (_, following) = _rendered(point, name)
+    for path, text in files:
+        Path(path).write_text(text, encoding="utf-8")
+    written = [path for path, _ in files]
+    commands = [line.strip() for line in following.splitlines()[1:]]
+    show(as_json, {"files": written, "next": commands}, [*(f"wrote {path}" for path in written), following.rstrip()])
 
 
 def _point(kind: str) -> ExtensionPoint:

@@ -15,7 +15,7 @@ from marl_ray.cli.extensions import check_app, new
 from marl_ray.cli.inspection import algorithms, config_app
 from marl_ray.cli.serving.experiments import experiment_app
 from marl_ray.cli.serving.gateways import deploy, export, lint, serve
-from marl_ray.cli.training.plan import plan
+from marl_ray.cli.training.plan import plan_memory
 from marl_ray.cli.training.runs import runs_app
 from marl_ray.cli.training.short_try import try_it
 from marl_ray.cli.training.submit import submit_app
@@ -28,7 +28,7 @@ INTERRUPTED = 130
 COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
     "Train": {
         "train": train,
-        "plan": plan,
+        "plan": plan_memory,
         "try": try_it,
         "runs": runs_app,
         "sweep": sweep,

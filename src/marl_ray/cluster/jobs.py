@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import os
 import secrets
 import shlex
 import shutil
@@ -11,12 +10,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 from urllib.parse import urlsplit
 
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.config.sweep import SweepConfig, load_sweep
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.ray_seams import dashboard_client
 from marl_ray.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
@@ -95,37 +95,11 @@ def read_config(kind: str, path: str | Path, overrides: Sequence[str]) -> RunCon
 
 def connect(address: str) -> "JobSubmissionClient":
     """A Jobs client whose requests have deadlines. Raises MarlRayError if the cluster cannot be used."""
-    if not address.startswith(("http://", "https://")):
-        raise MarlRayError(f"--address {address!r}: expected the dashboard's URL, such as http://127.0.0.1:8265")
-    import requests
-    from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
     for module in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
         logging.getLogger(module).setLevel(logging.WARNING)  # they narrate uploads and connections
-
-    class Client(JobSubmissionClient):
-        def _do_request(self, *args: Any, **kwargs: Any) -> Any:
-            kwargs.setdefault("timeout", (CONNECT_S, READ_S))
-            return super()._do_request(*args, **kwargs)
-
-    # Ray's client attaches a token only where RAY_AUTH_MODE=token is set too.
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    headers = {"Authorization": f"Bearer {token}"} if token else None
-    # Ray's client would let these two override an explicit address.
-    hidden = {name: os.environ.pop(name, None) for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
-    try:
-        return Client(address, headers=headers)
-    except AuthenticationError as error:
-        if "Authentication required" in str(error):
-            raise MarlRayError(f"--address {address}: the cluster asks for a token; set RAY_AUTH_TOKEN") from error
-        raise MarlRayError(f"--address {address}: the cluster refuses the token in RAY_AUTH_TOKEN") from error
-    except (OSError, RuntimeError, ValueError, KeyError) as error:  # requests' errors are OSErrors
-        slow = isinstance(error, requests.exceptions.Timeout)
-        reason = f"no answer within {READ_S:g} s" if slow else one_line(error)
-        raise MarlRayError(f"--address {address}: no Ray dashboard answers: {reason}") from error
-    finally:
-        os.environ.update({name: value for name, value in hidden.items() if value is not None})
+    return dashboard_client(JobSubmissionClient, address, (CONNECT_S, READ_S), "--address ")
 
 
 def run_job(

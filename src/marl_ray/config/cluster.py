@@ -21,6 +21,7 @@ from marl_ray.config.kubernetes import (
     Variable,
     Version,
     is_schedule,
+    is_time_zone,
 )
 
 FILES = "/etc/marl-ray"
@@ -144,6 +145,8 @@ class JobConfig(Config):
             raise ValueError(f"schedule: expected five fields of cron, got {self.schedule!r}")
         if self.time_zone is not None and self.schedule is None:
             raise ValueError("time_zone: expected beside schedule")
+        if self.time_zone is not None and not is_time_zone(self.time_zone):
+            raise ValueError(f"time_zone: expected a name such as Europe/Berlin, got {self.time_zone!r}")
         if self.schedule is None and "keep_record_s" in self.model_fields_set:
             raise ValueError("keep_record_s: expected beside schedule")
         if self.schedule is not None and self.keep_record_s < max(self.keep_s, self.keep_failed_s):

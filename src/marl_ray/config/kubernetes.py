@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -52,6 +53,18 @@ _FIELDS: tuple[tuple[int, int, list[str]], ...] = (
 )
 """Least and greatest number of each field of cron, and the names that stand for numbers from the least on."""
 _PART = re.compile(r"(\*|\?|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([0-9]+))?")
+
+
+def is_time_zone(name: str) -> bool:
+    """True for a name of the time zone database, and for `Local`, which KubeRay's operator takes as its own."""
+    if name in ("UTC", "Local"):
+        return True
+    try:
+        return bool(name) and ZoneInfo(name).key == name
+    except (ValueError, OSError):
+        return False
+    except ZoneInfoNotFoundError:
+        return not available_timezones()  # a machine without the database cannot tell
 
 
 def is_schedule(text: str) -> bool:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config.base import Config, words
-from marl_ray.errors import MarlRayError, did_you_mean, one_line, why
+from marl_ray.errors import MarlRayError, did_you_mean, one_line, suggested, why
 
 C = TypeVar("C", bound=Config)
 KINDS = {
@@ -65,8 +65,15 @@ def read_yaml(path: str | Path) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MarlRayError(f"config file {str(path)!r} cannot be read: {why(error, path)}") from error
+        raise MarlRayError(f"config file {str(path)!r} cannot be read: {why(error, path)}{_beside(path)}") from error
     return _parse_yaml(text, str(path))
+
+
+def _beside(path: str | Path) -> str:
+    """The end of an error about a config that is not there: those in its folder whose names are close to its own."""
+    file = Path(path)
+    known = [] if file.exists() else sorted(each.name for each in file.parent.glob("*.yaml"))
+    return suggested(file.name, known, before=str(path).removesuffix(file.name))
 
 
 def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), source: str = "config") -> C:
@@ -141,6 +148,8 @@ def _explain(error: Any, key: str) -> str:
     shown = repr(error["input"])
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
     suffix = "" if explained else f", got {shown}"
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        suffix += suggested(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
     return f"{key}: {message}{suffix}" if key else message
 
 

@@ -18,7 +18,7 @@ from marl_ray.extensions import SCHEDULER
 
 
 class SchedulerSettings(Config):
-    """Base of the keys of `scheduler`: a scheduler of a user's own adds its own to them."""
+    """The keys of `scheduler` that every scheduler has; the settings of a scheduler extend them with its own."""
 
     hands_weights: ClassVar[bool] = False
     """True if a trial may take over another's weights, so that all trials need one shape."""

@@ -87,7 +87,7 @@ class ArrayBatch:
                 group_rows[chosen] = np.where(absent[..., None], 0, group_rows[chosen])
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: arrays hold no resource."""
 
     def _step(self, copies: slice) -> BatchStep:
         """Step these copies by `moves`."""

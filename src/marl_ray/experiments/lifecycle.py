@@ -22,6 +22,8 @@ from marl_ray.experiments.assignment.rendezvous import staged_weights
 
 
 class ExperimentStatus(StrEnum):
+    """The statuses of an experiment."""
+
     DRAFT = "draft"
     RUNNING = "running"
     PAUSED = "paused"
@@ -31,6 +33,8 @@ class ExperimentStatus(StrEnum):
 
 
 class Action(StrEnum):
+    """The changes that people and gateways make to an experiment."""
+
     START = "start"
     NEXT_STAGE = "next_stage"
     PAUSE = "pause"

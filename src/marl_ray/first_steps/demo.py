@@ -7,24 +7,21 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
+from marl_ray.first_steps.steps import ENDPOINT, KEYS, deploy_endpoint, new_folder, plain_console, step
 from marl_ray.serving.http.keys import new_key
 
 CONFIGS = Path(__file__).parents[3] / "jobs" / "configs"
 ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
-ENDPOINT = "gridworld"
-KEYS = "keys.yaml"
-"""Name of the file of API keys."""
 ROLLOUT: dict[str, Any] = {
     "strategy": "gradual",
     "stages": [0.25, 0.5, 1.0],
@@ -41,7 +38,6 @@ JUDGED_S = 3.0
 """Seconds after an episode's window by which it has certainly been looked at."""
 OVER = ("promoted", "rolled_back", "stopped")
 JOB_S = 600.0
-DEPLOY_S = 120.0
 
 
 def run_demo(folder: Path, episodes: int, keep: bool) -> None:
@@ -90,64 +86,12 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
             stack.close()
 
 
-def plain_console() -> Console:
-    """A console for stdout that is 120 characters wide where there is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
-
-
-def new_folder(folder: Path) -> Path:
-    """Make and return `folder`/TIME."""
-    made = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
-    made.mkdir(parents=True)
-    return made
-
-
-@contextlib.contextmanager
-def step(console: Console, title: str) -> Iterator[None]:
-    """Print what the block does, and its seconds."""
-    console.print(f"[bold]{title}[/bold] ...")
-    start = time.perf_counter()
-    yield
-    console.print(f"  done in {time.perf_counter() - start:.1f} s")
-
-
 def _train(config: Path, folder: Path, dashboard_url: str) -> None:
     from marl_ray.cluster.jobs import submit
 
     status = submit("train", config, [f"storage={folder}"], address=dashboard_url, timeout_s=JOB_S)
     if status:
         raise MarlRayError(f"demo: training {config.stem} failed with status {status}")
-
-
-def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, Any]) -> str:
-    """Deploy a gateway with one experiment, whose data lie in `folder` beside the MLflow database and the file of keys;
-    returns its URL."""
-    from marl_ray.cluster.local_ray import free_port
-    from marl_ray.serving.client.deploy import deploy
-
-    deployed = deploy(
-        {
-            "http_options": {"host": "127.0.0.1", "port": free_port()},
-            "applications": [
-                {
-                    "name": "gateway",
-                    "route_prefix": "/",
-                    "import_path": "marl_ray.serving.app:build",
-                    "args": {
-                        "experiments": [{"name": ENDPOINT, **experiment}],
-                        "database": f"sqlite:///{folder}/experiments.db",
-                        "tracking_uri": f"sqlite:///{folder}/mlflow.db",
-                        "api_keys": str(folder / KEYS),
-                        "spool": str(folder / "spool"),
-                    },
-                }
-            ],
-        },
-        dashboard_url,
-        DEPLOY_S,
-    )
-    return deployed.urls["gateway"]
 
 
 def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
@@ -211,6 +155,7 @@ def _plot(folder: Path) -> Path:
 
 
 def table(report: dict[str, Any], played: Sequence[Any]) -> Table:
+    """The table of an experiment's report, with the latencies of the episodes that were played over HTTP in milliseconds."""
     title = f"experiment {report['name']}: {report['status']}, {len(played)} episodes over HTTP"
     lines = Table(title=title)
     for column in ("arm", "return [95 % CI]", "p50 ms", "p99 ms", "exposures", "against control", "verdict"):

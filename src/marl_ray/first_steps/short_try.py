@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.first_steps.demo import KEYS, deploy_endpoint, new_folder, plain_console, step
+from marl_ray.first_steps.steps import KEYS, deploy_endpoint, new_folder, plain_console, step
 from marl_ray.serving.http.keys import new_key
 
 RUN: dict[str, Any] = {
@@ -30,7 +30,7 @@ CPUS = 4
 """CPUs that the run and the gateway may book in Ray's accounts, however many this machine has."""
 
 
-def run_trial(folder: Path, open_page: bool, leave: bool) -> None:
+def run_short_try(folder: Path, open_page: bool, leave: bool) -> None:
     """Train, score, serve and play, and serve on until Ctrl-C unless `leave`. Everything written lies under
     `folder`/TIME."""
     from marl_ray.cluster.local_ray import local_ray

@@ -1,13 +1,39 @@
-"""The interface through which a run collects batches, for both families of policies.
+"""The interface through which a run collects batches, for both families of policies, and the settings of its collectors.
 
 `rollout.actor_critic.collector.Collector` and `rollout.text.collector.TextCollector` have it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.trajectories import Trajectories
+
+
+@dataclass(frozen=True)
+class CollectPlan:
+    """The settings of a collector: the length of a batch, and the number and kind of its episodes."""
+
+    steps: int
+    """Number of steps of every copy in a batch; with `episodes` the greatest length of an episode."""
+    episodes: bool = False
+    """A batch has one whole episode per copy. Otherwise it has a stretch of each copy's play, which may begin and end
+    within an episode."""
+    group_size: int = 1
+    """Number of copies that share a start, with `episodes`."""
+    greedy: bool = False
+    """The first copy of every group takes the most likely actions."""
+    refills: int = 0
+    """Greatest number of times that groups are replayed whose members all score the same for every policy of
+    `refill_policies`."""
+    refill_policies: tuple[str, ...] = ()
+    """Policies whose scores decide whether a group is replayed."""
+    branch_turns: int = 0
+    """In text environments: the greatest number of later turns of a group's first episode at which the other members of
+    the group answer the same prompt. Only turns of the policies in `comparing` count."""
+    comparing: tuple[str, ...] = ()
+    """Policies whose algorithms compare answers to one prompt."""
 
 
 class BatchEpisode(Protocol):

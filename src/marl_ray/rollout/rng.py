@@ -1,5 +1,7 @@
 """Random numbers that depend on their purpose (seed, iteration, episode, agent), and not on the worker that draws them."""
 
+import hashlib
+import struct
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +12,8 @@ COPIES_BITS, ATTEMPT_BITS = 20, 7
 orders."""
 EVALUATION = 1 << 35
 """The first number of iterations and episodes of evaluations; training never reaches it."""
+TRAINING_STREAMS, EVALUATION_STREAMS = 0, 1
+"""The first of the six numbers of a response's stream."""
 
 
 def episode_seed(seed: int, copy: int, episode: int) -> int:
@@ -39,6 +43,23 @@ def permutation(seed: int, iteration: int, epoch: int, size: int) -> np.ndarray:
 def team_order(seed: int, iteration: int, size: int) -> list[int]:
     """Order in which a sequential algorithm updates the policies of a team."""
     return list(map(int, permutation(seed, iteration, (1 << (COPIES_BITS + ATTEMPT_BITS)) - 1, size)))
+
+
+def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: int, turn: int) -> int:
+    """The number of one response's stream, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
+
+    In training: (TRAINING_STREAMS, iteration, attempt, global copy, agent's number in `possible_agents`, the agent's
+    turn); the attempt of a branch says also which turn it begins with (`branching.branches`). In evaluation:
+    (EVALUATION_STREAMS, the caller's key, sample, task index, agent, turn), so that the two never share a stream.
+    """
+    packed = struct.pack("<6q", kind, iteration, attempt, copy, agent, turn)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+def task_number(task_id: str) -> int:
+    """The number of a task in streams: 63 bits of a hash, so that it depends on no other task."""
+    digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:

@@ -310,6 +310,7 @@ def restore(old: Any, new: Any) -> None:
 
 
 def mutable(value: Any) -> bool:
+    """True if the value is of a type whose content can change, so that `restore` can write into it."""
     return type(value) in _MUTABLE
 
 

@@ -49,10 +49,12 @@ def read_payload(fd: int) -> list[bytes]:
 
 
 def text(blob: bytes) -> str:
+    """Decode UTF-8 in which lone surrogates may stand."""
     return blob.decode("utf-8", "surrogatepass")
 
 
 def blob(string: str) -> bytes:
+    """Encode a text as UTF-8 in which lone surrogates may stand."""
     return string.encode("utf-8", "surrogatepass")
 
 
@@ -93,6 +95,7 @@ def _exactly(channel: int, count: int) -> bytes | bytearray:
 
 
 def send_frame(channel: int, data: bytes) -> None:
+    """Write `data` with its length before it; waits until the other side has taken all."""
     frame = _LENGTH.pack(len(data)) + data
     sent = os.write(channel, frame)
     if sent < len(frame):

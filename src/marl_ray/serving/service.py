@@ -19,10 +19,10 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.response_cache import make_cache
-from marl_ray.serving.evidence.webhook import Webhook
+from marl_ray.serving.decisions.webhook import Webhook
 from marl_ray.serving.http.admission import Admission
 from marl_ray.serving.live_experiments import Host, LiveExperiments
-from marl_ray.serving.loading import Bundles, load_configured
+from marl_ray.serving.loaded_bundles import Bundles, load_configured
 from marl_ray.serving.logs.act_log import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics

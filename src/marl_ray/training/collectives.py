@@ -1,6 +1,7 @@
 """Sums and gathers over the training workers."""
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,19 +20,25 @@ def world() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def worker_mesh(kind: str, replicate: int = 1) -> DeviceMesh:
-    """All workers as one mesh of devices of a kind, whose last dimension spreads weights (FSDP2). With `replicate` above 1
-    there is one more before it, of groups that each hold all weights (HSDP)."""
+def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1) -> DeviceMesh:
+    """All workers as one mesh of devices of a kind. Its dimension `shard` spreads weights (FSDP2). With `replicate` above 1
+    there is one more before it, of groups that each hold all weights (HSDP). Where workers compute passes together, the
+    last two are `context`, workers with a part of every sequence each, and `tensor`, those with a part of every layer."""
     workers = dist.get_world_size()
+    if context * tensor > 1:
+        shape = (replicate, workers // (replicate * context * tensor), context, tensor)
+        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard", "context", "tensor"))
     if replicate == 1:
         return init_device_mesh(kind, (workers,))
     return init_device_mesh(kind, (replicate, workers // replicate), mesh_dim_names=("replicate", "shard"))
 
 
-def replicas(tensors: Iterable[Tensor]) -> int:
-    """Number of groups of workers that each hold all of these tensors, which are spread alike."""
-    meshes = (tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
-    return next((mesh.size() // mesh.size(-1) for mesh in meshes), 1)
+def holders(tensor: Tensor) -> int:
+    """Number of workers that hold the same part of a tensor; 1 for a tensor that is not spread."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    pairs = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return dist.get_world_size() // math.prod(size for size, placement in pairs if not placement.is_replicate())
 
 
 def total(tensor: Tensor) -> Tensor:

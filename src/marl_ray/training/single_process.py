@@ -14,7 +14,7 @@ from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.loop.listeners import Listeners, Metrics
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.loop.worker_loop import Keeping, run_worker
+from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def train_alone(
         if emit is not None:
             emit(metrics)
 
-    keeping = None if keep is None else Keeping(lambda iteration: folder_here(keep / str(iteration)))
+    keeping = None if keep is None else CheckpointKeeping(lambda iteration: folder_here(keep / str(iteration)))
     origin = None if resume is not None else source_of(config)
     checkpoint = resume if origin is None else Path(origin)
     start = RunStart([] if checkpoint is None else [folder_here(checkpoint)], origin)

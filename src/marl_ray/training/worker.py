@@ -4,8 +4,9 @@ import contextlib
 import math
 import os
 import traceback
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
@@ -20,90 +21,56 @@ from marl_ray.training.run_folder.lease import Disowned, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
+if TYPE_CHECKING:
+    from marl_ray.training.loop.listeners import Listeners
+
 REFUSED = "refused"
 """Key under which a worker returns the message of an error that would come again after every restart."""
 STOPPED = "stopped"
 """Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
 
+@dataclass(frozen=True)
+class _Start:
+    """The place from which the run goes on, as rank 0 reads it from the storage: others may be shown an older list."""
+
+    own: list[str]
+    """Paths of the run's checkpoints, the oldest first."""
+    refused: str
+    """The reason that no checkpoint can be used where other runs' are all that is there; empty if one can, or none is."""
+    attempt: int
+    best_left: float
+    damaged: list[tuple[str, str]]
+    """Paths of the checkpoints whose bundle is not there, each with a line about it."""
+
+
 def worker(payload: dict[Any, Any]) -> Any:
-    """Train in one worker process; Ray Train calls this function in each."""
+    """Train in one worker process; Ray Train calls this function in each.
+
+    Returns the metrics of the last iteration, or the message of an error that would come again after every restart under
+    REFUSED or STOPPED.
+    """
     import ray.train
-    import ray.train.torch
 
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
-    from marl_ray.training.checkpoints.index import attempt_number, checkpoint_name, own_checkpoints
     from marl_ray.training.checkpoints.loading import Unreadable
-    from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.checkpoints.storage import Unwritable
-    from marl_ray.training.collectives import from_first
     from marl_ray.training.errors import Diverged
-    from marl_ray.training.loop.listeners import Listeners
-    from marl_ray.training.loop.start import RunStart
-    from marl_ray.training.loop.worker_loop import Keeping, run_worker
-    from marl_ray.training.tracking.machine_readings import MachineReadings
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
     work_in(payload["folder"])
     config = RunConfig.model_validate(payload["config"])
     rank = ray.train.get_context().get_world_rank()
-    system = MachineReadings()
-
-    def row(metrics: dict[str, float]) -> None:
-        journal.row(metrics | system.read())
-
-    def check_owner() -> None:
-        check_owned(folder.filesystem, folder.path, payload["lease"], f"run {config.name!r}")
-
-    def begin(after: int | None) -> None:
-        journal.begin(after)
-        for path, line in damaged if rank == 0 else ():  # now that there is another checkpoint to go on from
-            journal.say(line)
-            withdraw(StoredFolder(folder.filesystem, path))
-
-    def before() -> None:
-        if rank == 0:
-            check_owner()  # the driver may sleep while another owner's workers write to the same folder
-        journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
-
-    def own_places() -> tuple[list[str], str]:
-        """Paths of the run's checkpoints, and why none can be used where other runs' are all that is there."""
-        try:
-            return [place.path for place in own_checkpoints(folder, identity_hash(config), journal.say)], ""
-        except MarlRayError as error:
-            return [], f"no checkpoint can be used: {error}"
-
-    folder, origin = StoredFolder(*filesystem_of(config)), payload["origin"]
+    folder = StoredFolder(*filesystem_of(config))
     try:
-        check_owner()
+        _check_owner(config, folder, payload["lease"])
     except Disowned as error:
         return {REFUSED: str(error)}
     if rank == 0:
         remove_temporary(*folder)
     journal = Journal(folder.filesystem, folder.path, rank)
     try:
-        # Rank 0 decides for all: a storage may show others an older list.
-        own, refused, attempt = from_first(lambda: (*own_places(), attempt_number(folder)))
-        if refused:
-            return {REFUSED: refused}
-        best_left, damaged = from_first(lambda: _best_left(folder))
-        tidy = partial(_tidy, config, folder, attempt)
-        places = [StoredFolder(folder.filesystem, path) for path in reversed(own)]
-        if places:
-            origin = None
-        elif origin is not None:
-            places = [StoredFolder(*fs.FileSystem.from_uri(origin))]
-        last = run_worker(
-            config,
-            ray.train.torch.get_device(),
-            RunStart(places, origin, payload["run_id"], best_left=best_left),
-            Listeners(row, journal.transcripts, journal.phase, begin, journal.say),
-            Keeping(lambda iteration: folder / checkpoint_name(iteration, attempt), before, tidy),
-            _engine_actors(config) if config.engine_actors else None,
-        )
-        if rank == 0:
-            tidy()  # again, for a worker that was killed after the last checkpoint and before this
-        return last
+        return _train(config, payload, folder, journal, rank)
     except Diverged as error:  # all workers raise it together, and would raise it again after every restart
         return {STOPPED: str(error)}
     except (EngineRefused, Unwritable, Unreadable) as error:
@@ -116,6 +83,80 @@ def worker(payload: dict[Any, Any]) -> Any:
     finally:
         with contextlib.suppress(OSError):  # rows after the last checkpoint are played again
             journal.close()
+
+
+def _train(config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, journal: Journal, rank: int) -> Any:
+    import ray.train.torch
+
+    from marl_ray.training.checkpoints.index import checkpoint_name
+    from marl_ray.training.collectives import from_first
+    from marl_ray.training.loop.start import RunStart
+    from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
+
+    start = from_first(lambda: _start(config, folder, journal))
+    if start.refused:
+        return {REFUSED: start.refused}
+    places, origin = [StoredFolder(folder.filesystem, path) for path in reversed(start.own)], payload["origin"]
+    if places:
+        origin = None
+    elif origin is not None:
+        places = [StoredFolder(*fs.FileSystem.from_uri(origin))]
+
+    def before_checkpoint() -> None:
+        if rank == 0:  # the driver may sleep while another owner's workers write to the same folder
+            _check_owner(config, folder, payload["lease"])
+        journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
+
+    tidy = partial(_tidy, config, folder, start.attempt)
+    last = run_worker(
+        config,
+        ray.train.torch.get_device(),
+        RunStart(places, origin, payload["run_id"], best_left=start.best_left),
+        _listeners(journal, folder, start.damaged if rank == 0 else []),
+        CheckpointKeeping(
+            lambda iteration: folder / checkpoint_name(iteration, start.attempt), before_checkpoint, tidy
+        ),
+        _engine_actors(config) if config.engine_actors else None,
+    )
+    if rank == 0:
+        tidy()  # again, for a worker that was killed after the last checkpoint and before this
+    return last
+
+
+def _check_owner(config: RunConfig, folder: StoredFolder, lease: Any) -> None:
+    check_owned(folder.filesystem, folder.path, lease, f"run {config.name!r}")
+
+
+def _start(config: RunConfig, folder: StoredFolder, journal: Journal) -> _Start:
+    from marl_ray.training.checkpoints.index import attempt_number, own_checkpoints
+
+    own, refused = [], ""
+    try:
+        own = [place.path for place in own_checkpoints(folder, identity_hash(config), journal.say)]
+    except MarlRayError as error:
+        refused = f"no checkpoint can be used: {error}"
+    best_left, damaged = (math.inf, []) if refused else _best_left(folder)
+    return _Start(own, refused, attempt_number(folder), best_left, damaged)
+
+
+def _listeners(journal: Journal, folder: StoredFolder, damaged: list[tuple[str, str]]) -> "Listeners":
+    """The functions that write the run's journal. As the run begins, the `damaged` checkpoints are withdrawn."""
+    from marl_ray.training.checkpoints.manifest import withdraw
+    from marl_ray.training.loop.listeners import Listeners
+    from marl_ray.training.tracking.machine_readings import MachineReadings
+
+    system = MachineReadings()
+
+    def row(metrics: dict[str, float]) -> None:
+        journal.row(metrics | system.read())
+
+    def begin(after: int | None) -> None:
+        journal.begin(after)
+        for path, line in damaged:  # now that there is another checkpoint to go on from
+            journal.say(line)
+            withdraw(StoredFolder(folder.filesystem, path))
+
+    return Listeners(row, journal.transcripts, journal.phase, begin, journal.say)
 
 
 def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:

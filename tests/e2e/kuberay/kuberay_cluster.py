@@ -25,7 +25,7 @@ import pytest
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
-from marl_ray.cluster.kuberay.client.resources import apply, delete, list_all, path_of, read
+from marl_ray.cluster.kuberay.client.resources import apply, delete, list_all, path_of
 from marl_ray.cluster.kuberay.client.waiting import wait
 from marl_ray.cluster.kuberay.deletion import delete_all
 from marl_ray.cluster.kuberay.manifests.rendering import render
@@ -51,12 +51,16 @@ RUN = {
 LEFT = (
     ("Pod", "v1"),
     ("Service", "v1"),
+    ("Secret", "v1"),
     ("ServiceAccount", "v1"),
+    ("Role", "rbac.authorization.k8s.io/v1"),
+    ("RoleBinding", "rbac.authorization.k8s.io/v1"),
     ("Job", "batch/v1"),
     ("RayCluster", "ray.io/v1"),
     ("NetworkPolicy", "networking.k8s.io/v1"),
     ("PodDisruptionBudget", "policy/v1"),
 )
+"""Kinds that a resource of KubeRay brings with it."""
 
 
 @dataclass
@@ -195,19 +199,14 @@ class Site:
         )
 
     def left(self, name: str) -> list[str]:
-        """The existing objects of a resource, by our label and by KubeRay's."""
-        selectors = [
-            f"{label}={name}" for label in ("marl-ray/cluster", "ray.io/cluster", "ray.io/originated-from-cr-name")
-        ]
-        found = {
-            f"{kind} {one['metadata']['name']}"
+        """The existing objects of a resource. Its clusters' Services, Secrets and accounts carry no label of it, but all
+        names that are made for it begin with its own."""
+        names = (
+            (kind, one["metadata"]["name"])
             for kind, version in LEFT
-            for selector in selectors
-            for one in list_all(self.connection, kind, version, labels=selector)
-        }
-        if read(self.connection, "Secret", name, "v1") is not None:
-            found.add(f"Secret {name}")
-        return sorted(found)
+            for one in list_all(self.connection, kind, version)
+        )
+        return sorted(f"{kind} {own}" for kind, own in names if own == name or own.startswith(f"{name}-"))
 
     def clean_up(self) -> None:
         """Delete what the tests have made, whatever came of them; all of it is tried before a failure is told."""

@@ -15,7 +15,7 @@ from marl_ray.cluster.kuberay.state.phases import Phase
 WITHOUT_HEAD_S = 90.0
 """Longer than a worker goes on without the head that it knew: whoever answers then belongs to the new one."""
 LOAD = """
-import json, time, urllib.request
+import http.client, json, time, urllib.request
 url, done, failed, row, told = "http://{service}-serve-svc:8000/v1/act", 0, 0, 0, 0
 while True:
     body = {{"session_id": f"s{{done}}", "observations": {{"agent": [0.0, 0.0, 0.0, 0.0]}}}}
@@ -24,7 +24,7 @@ while True:
         answer = json.load(urllib.request.urlopen(request, timeout=60))
         assert answer["actions"]["agent"] in (0, 1), answer
         done, row = done + 1, row + 1
-    except OSError as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         failed, row = failed + 1, 0
         print("failed:", error, getattr(error, "fp", None) and error.read()[:500])
     if time.time() > told + 1:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from marl_ray.algorithms.constraints.trust_region import (
     conjugate_gradient,
     fisher_product,
-    fisher_vector_product,
     flatten,
     head_fisher_product,
     head_kl,
@@ -113,7 +112,7 @@ def test_half_the_quadratic_is_the_kl_of_a_small_step(name, masked):
     vector = 1e-4 * torch.randn(len(flatten(parameters)), dtype=torch.float64, generator=torch.manual_seed(1))
     moved = function(unflatten(flatten(parameters) + vector, parameters))
     kl = (weights * head_kl(function(parameters), moved, sizes)).sum()
-    quadratic = 0.5 * vector.dot(fisher_vector_product(function, parameters, vector, weights, sizes))
+    quadratic = 0.5 * vector.dot(fisher_product(function, parameters, weights, sizes)(vector))
     assert kl.item() == pytest.approx(quadratic.item(), rel=1e-3)
 
 
@@ -142,7 +141,7 @@ def test_products_of_parts_of_a_batch_add_up_and_repeat_exactly():
     whole = product(vector)
     assert torch.equal(whole, product(vector))
     parts = [
-        fisher_vector_product(lambda p, s=s: function(p)[s], parameters, vector, weights[s], sizes)
+        fisher_product(lambda p, s=s: function(p)[s], parameters, weights[s], sizes)(vector)
         for s in (slice(0, 2), slice(2, 6))
     ]
     torch.testing.assert_close(parts[0] + parts[1], whole)
@@ -184,7 +183,7 @@ def test_fisher_product_of_an_actor_critic_is_the_derivative_of_the_gradient_of_
             for p, g in zip(parameters.values(), second, strict=True)
         ]
     )
-    ours = fisher_vector_product(function, parameters, vector, weights, sizes)
+    ours = fisher_product(function, parameters, weights, sizes)(vector)
     assert not ours.requires_grad
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-3)
 

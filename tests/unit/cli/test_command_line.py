@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import typer
-from processes.command_line import ROOT, marl_ray
+from processes.command_line import ROOT, keys_of, marl_ray
 
 from marl_ray import __version__
 from marl_ray.cli import app
-from marl_ray.cli.documents.forms import FORMS, keys_of
+from marl_ray.cli.documents.forms import FORMS
 from marl_ray.cli.documents.output import plain
 from marl_ray.cli.documents.reference import command_page
 from marl_ray.cli.main import COMMANDS
@@ -108,6 +108,12 @@ def test_a_shell_completes_names(words: str, expected: list[str]):
             "reductoin'; did you mean scheduler.asha.reduction?",
         ),
         (("sweep", SWEEP, "sedes=3"), "unknown key 'sedes'; did you mean seeds or"),
+        (
+            ("sweep", SWEEP, "search.kind=tpee"),
+            "search.kind: Input should be 'grid', 'random' or 'tpe', got 'tpee'; did",
+        ),
+        (("train", RUN.replace("mappo", "map")), f"No such file or directory; did you mean {RUN}"),
+        (("new", "tol", "x"), "KIND 'tol' is unknown; did you mean tool?"),
         (("algorithms", "mapo"), "'mapo' is unknown; did you mean mappo"),
         (("config", "schema", "swep"), "kind 'swep' is unknown; did you mean sweep?"),
         (("evaluate", "--benchmark", "humanval", "--samples", "x"), "'humanval' is unknown; did you mean humaneval"),
@@ -126,6 +132,13 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
     assert expected in " ".join(done.stderr.split())
     if not expected.startswith("Did"):
         assert done.stderr.startswith("marl-ray: ") and done.stderr.count("\n") == 1
+
+
+def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):
+    (tmp_path / "nameless.json").write_text('{"algorithm": "ippo", "env": {"id": "toys.envs:countdown"}}')
+    done = marl_ray("train", tmp_path / "nameless.json", "--dry-run")
+    assert done.returncode == 0 and "the config has no name; a run gets one such as this\n" in done.stderr
+    assert "resume" not in done.stderr
 
 
 def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
@@ -149,9 +162,9 @@ def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Pat
         assert done.returncode == (2 if spec.pairs else 0), done.stderr
 
 
-def document(*arguments: str | Path, status: int = 0) -> Any:
+def document(*arguments: str | Path, status: int = 0, folder: Path = ROOT) -> Any:
     """The one document that a command prints on stdout."""
-    done = marl_ray(*arguments, "--json")
+    done = marl_ray(*arguments, "--json", folder=folder)
     assert done.returncode == status, done.stderr
     return json.loads(done.stdout)
 
@@ -173,6 +186,18 @@ def test_documents_have_their_forms(tmp_path: Path):
     assert all(keys_of("cluster render") <= set(manifest) for manifest in manifests)
     planned = document("experiment", "plan", "--effect", "0.05", "--sd", "0.5")
     assert set(planned) == keys_of("experiment plan") and set(planned["units"]) == {"fixed", "median", "sure"}
+
+
+def test_a_part_of_ones_own_is_written_and_checked_as_documents(tmp_path: Path):
+    written = document("new", "tool", "stall", folder=tmp_path)
+    assert set(written) == keys_of("new") and all((tmp_path / file).is_file() for file in written["files"])
+    assert "marl-ray check plugin tool stall:Stall discount=0.1" in written["next"]
+    checked = document("check", "plugin", "tool", "stall:Stall", folder=tmp_path)
+    assert set(checked) == keys_of("check plugin") and checked["passed"]
+    assert all(each["failure"] is None and each["text"] for each in checked["properties"])
+    (tmp_path / "raising.py").write_text('def raising() -> str:\n    """Fails."""\n    raise KeyError("x")\n')
+    refused = document("check", "plugin", "tool", "raising:raising", status=1, folder=tmp_path)
+    assert not refused["passed"] and any(each["failure"] for each in refused["properties"])
 
 
 def test_forms_of_results_are_those_of_their_types():

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from processes.command_line import marl_ray
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_custom_resources
 
+from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PAUSE_S, SPOT
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
-from marl_ray.cluster.kuberay.submission import submit
 from marl_ray.cluster.lint.linter import lint_manifest
 from marl_ray.config.cluster import ClusterConfig
 from marl_ray.config.load import parse_config
@@ -166,6 +166,10 @@ WRONG = [
     ({"job": {"entrypoint": "x", "schedule": "a b c d e"}}, "job: schedule: expected five fields of cron"),
     (SERVICE | {"queue": "q", "groups": {"a": {"replicas": [1, 2]}}}, "groups.a.replicas: expected one number"),
     ({"job": {"entrypoint": "x", "time_zone": "UTC"}}, "job: time_zone: expected beside schedule"),
+    (
+        {"job": {"entrypoint": "x", "schedule": "0 3 * * *", "time_zone": "Mars/Olympus"}},
+        "job: time_zone: expected a name such as Europe/Berlin, got 'Mars/Olympus'",
+    ),
     ({"job": {"entrypoint": "x", "keep_record_s": 9}}, "job: keep_record_s: expected beside schedule"),
     (
         {"job": {"entrypoint": "x", "schedule": "0 3 * * *", "keep_record_s": 9}},
@@ -274,7 +278,7 @@ def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):
 @pytest.mark.parametrize("parts", [SERVICE, {"job": {"entrypoint": "x", "schedule": "0 3 * * *"}}])
 def test_a_run_is_submitted_to_no_gateway_and_by_no_clock(tmp_path, parts):
     with pytest.raises(MarlRayError, match=r"--kuberay: expected the config of a cluster without service"):
-        submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts))
+        submission.submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts))
 
 
 @pytest.mark.parametrize("name", ["Train", "a" * 48, "a/b", "a\n"])
@@ -282,4 +286,16 @@ def test_a_run_of_a_name_that_the_operator_refuses_is_not_submitted(tmp_path, na
     config = tmp_path / "run.yaml"
     config.write_text("{name: x, algorithm: ppo, env: {id: gymnasium.CartPole-v1}, storage: /runs}")
     with pytest.raises(MarlRayError, match=r"--submission-id .*expected a-z, 0-9 and -"):
-        submit(cast(Connection, None), "train", config, (), parse_config(ClusterConfig, BASE), name)
+        submission.submit(cast(Connection, None), "train", config, (), parse_config(ClusterConfig, BASE), name)
+
+
+@pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
+def test_whoever_does_not_answer_is_told_that_the_job_goes_on(key, monkeypatch, capsys):
+    def asked(question: str) -> str:
+        assert "end the job? [y/N]" in question
+        raise key
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", asked)
+    submission._ask(cast(Connection, None), "mine")
+    assert "rayjob/mine: it goes on; marl-ray cluster logs|wait|delete rayjob/mine" in capsys.readouterr().err

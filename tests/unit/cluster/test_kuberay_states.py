@@ -5,7 +5,7 @@ from kube.stories import STORIES, states
 
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.resource_state import resource_state
-from marl_ray.cluster.kuberay.state.view import View, event_text, seconds_of
+from marl_ray.cluster.kuberay.state.view import View, event_text, seconds_of, view_of
 
 ENDS = {
     "raycluster-autoscales": (Phase.READY, "Ready", "head and 0 of 0 workers are ready"),
@@ -114,3 +114,29 @@ def test_events_of_both_apis_are_read():
     assert event_text({"regarding": about, "note": "n/x: no  good"}) == "no good"
     assert event_text({"involvedObject": about, "message": "Bad n/x: reason"}) == "Bad: reason"
     assert seconds_of("2026-11-22T10:28:00Z") == 1795343280.0
+
+
+@pytest.mark.parametrize("kind", ["RayJob", "RayService"])
+def test_a_cluster_that_the_operator_refuses_to_a_job_is_named(kind):
+    """The refusal is an event of the cluster alone; the job would say for ever that its head comes up."""
+    labels = {"ray.io/originated-from-crd": kind, "ray.io/originated-from-cr-name": "mine"}
+    cluster = {"kind": "RayCluster", "metadata": {"name": "mine-abcde", "labels": labels}, "spec": {}}
+    status = {"jobDeploymentStatus": "Initializing"} if kind == "RayJob" else {}
+    event = {
+        "kind": "Event",
+        "metadata": {"name": "e", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "type": "Warning",
+        "reason": "InvalidRayClusterSpec",
+        "involvedObject": {"kind": "RayCluster", "name": "mine-abcde", "namespace": "default"},
+        "message": "The RayCluster spec is invalid default/mine-abcde: upgradeStrategy cannot be set",
+    }
+    resource = {"kind": kind, "metadata": {"name": "mine", "generation": 1}, "spec": {}, "status": status}
+    state = resource_state(view_of(kind, "mine", [resource, cluster, event]), 0.0)
+    assert state == (
+        Phase.WAITING,
+        "InvalidRayClusterSpec",
+        "The RayCluster spec is invalid: upgradeStrategy cannot be set",
+        None,
+    )
+    came_up = {**cluster, "status": {"state": "ready"}}
+    assert resource_state(view_of(kind, "mine", [resource, came_up, event]), 0.0).reason != "InvalidRayClusterSpec"

@@ -172,13 +172,26 @@ LANGUAGE = {
 
 
 def test_groups_of_workers_divide_the_workers() -> None:
-    for parallel, groups in (({}, 1), ({"replicate": 2}, 2), ({"shard": 2, "replicate": 2}, 2), ({"shard": 1}, 4)):
+    for parallel, groups in (
+        ({}, 1),
+        ({"replicate": 2}, 2),
+        ({"shard": 2, "replicate": 2}, 2),
+        ({"shard": 1}, 4),
+        ({"tensor": 2}, 1),
+        ({"shard": 1, "tensor": 2}, 2),
+        ({"shard": 1, "context": 2, "tensor": 2}, 1),
+    ):
         assert run(resources={"workers": 4, "parallel": parallel}, **LANGUAGE).resources.replicate == groups
     for parallel, message in (
         ({"replicate": 3}, "parallel.replicate=3: expected a divisor of resources.workers=4"),
         ({"shard": 8}, "parallel.shard=8: expected a divisor of resources.workers=4"),
         ({"shard": 4, "replicate": 2}, "shard=4 x replicate=2, expected their product to be resources.workers=4"),
-        ({"tensor": 2}, "resources.parallel.tensor"),
+        (
+            {"shard": 4, "tensor": 2},
+            "shard=4 x tensor=2, expected their product to be a divisor of resources.workers=4",
+        ),
+        ({"shard": 1, "replicate": 2}, "shard=1 x replicate=2, expected their product to be resources.workers=4"),
+        ({"pipeline": 2}, "resources.parallel.pipeline"),
     ):
         assert message in refusal(resources={"workers": 4, "parallel": parallel}, **LANGUAGE)
     message = "resources.parallel: 2 groups of workers, expected language models"
@@ -187,6 +200,13 @@ def test_groups_of_workers_divide_the_workers() -> None:
         resources={"workers": 4, "parallel": {"shard": 2}}, **offloaded
     )
     assert message in refusal("resources.workers=4", "resources.parallel.replicate=2")
+    for key in ("tensor", "context"):
+        together = f"resources.parallel.{key}=2: expected language models"
+        assert together in refusal("resources.workers=4", f"resources.parallel.{key}=2")
+    adapted = LANGUAGE | {"team": {"a": {"model": {"preset": "tiny-0.2m", "lora": {"rank": 2}}}}}
+    assert "team.a.model.lora: expected no adapters with resources.parallel.tensor=2" in refusal(
+        resources={"workers": 4, "parallel": {"tensor": 2}}, **adapted
+    )
 
 
 def test_frozen_policies() -> None:

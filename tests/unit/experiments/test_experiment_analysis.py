@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes.command_line import keys_of
 from scipy import stats
 
 from marl_ray.cli import main
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.designs.analysis import Units, compare, imbalance
-from marl_ray.experiments.designs.planning import plan
+from marl_ray.experiments.designs.planning import sample_sizes
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
@@ -85,7 +85,7 @@ def test_ratios_and_holm_over_everything():
 
 @pytest.mark.parametrize("effect", [0.3, 0.6])
 def test_the_plan_is_what_the_test_that_decides_needs(effect):
-    planned = plan(effect=effect, sd=2.0 * effect, alpha=0.05, power=0.8)
+    planned = sample_sizes(effect=effect, sd=2.0 * effect, alpha=0.05, power=0.8)
     assert planned.fixed == 126 + 2 or abs(planned.fixed - 2 * 64) <= 2  # Cohen's table for half a deviation
     rng, found = np.random.default_rng(0), []
     for _ in range(150):
@@ -102,10 +102,10 @@ def test_the_plan_is_what_the_test_that_decides_needs(effect):
 
 
 def test_plans_of_bounded_and_of_tiny_effects():
-    wide, narrow = (plan(effect=0.3, sd=1, bounds=bounds) for bounds in ((-110, 10), (-5, 5)))
+    wide, narrow = (sample_sizes(effect=0.3, sd=1, bounds=bounds) for bounds in ((-110, 10), (-5, 5)))
     assert narrow.median < wide.median / 5
-    assert plan(effect=0.3, sd=1, share=0.01).median > 10 * plan(effect=0.3, sd=1).median
-    assert plan(effect=1e-5, sd=1).sure is None
+    assert sample_sizes(effect=0.3, sd=1, share=0.01).median > 10 * sample_sizes(effect=0.3, sd=1).median
+    assert sample_sizes(effect=1e-5, sd=1).sure is None
     for words, given in (
         ("share: expected", {"share": 1.0}),
         ("bounds: expected", {"bounds": (0, 1)}),
@@ -114,7 +114,7 @@ def test_plans_of_bounded_and_of_tiny_effects():
         ("alpha: expected", {"alpha": 0.0}),
     ):
         with pytest.raises(MarlRayError, match=words):
-            plan(**{"effect": 1.0, "sd": 1.0} | given)
+            sample_sizes(**{"effect": 1.0, "sd": 1.0} | given)
 
 
 def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ratio():
@@ -142,11 +142,11 @@ def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ra
 )
 def test_numbers_that_nothing_can_be_planned_with_are_refused(given):
     with pytest.raises(MarlRayError, match="expected"):
-        plan(**{"effect": 1.0, "sd": 1.0} | given)
+        sample_sizes(**{"effect": 1.0, "sd": 1.0} | given)
 
 
 def test_an_effect_of_many_deviations_needs_the_fewest_units():
-    assert plan(effect=1e5, sd=1.0) == plan(effect=25.0, sd=1.0) == (4, 101, 101)
+    assert sample_sizes(effect=1e5, sd=1.0) == sample_sizes(effect=25.0, sd=1.0) == (4, 101, 101)
 
 
 class Stored:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import lambertw
 
-from marl_ray.experiments.assignment.rendezvous import AssignmentTable, in_layer, staged_weights, unit_hash
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, _prefix, _uniform, in_layer, staged_weights
 from marl_ray.experiments.designs.adjustment import summarise
 from marl_ray.experiments.statistics.intervals import Interval, Summary, Verdict, tune_rho, verdict
 from marl_ray.experiments.statistics.sequential import harm, mean_interval, promotion
@@ -55,6 +55,11 @@ def test_salts_are_independent():
     one, two = AssignmentTable({"a": 1, "b": 1}, "one", 1), AssignmentTable({"a": 1, "b": 1}, "two", 1)
     same = sum(one.assign(str(i)).arm == two.assign(str(i)).arm for i in range(10_000))
     assert abs(same - 5_000) < 250
+
+
+def unit_hash(salt: str, arm: str, unit: str) -> float:
+    """The draw of one arm for one unit: in (0, 1], from 64 bits of blake2b."""
+    return _uniform(_prefix(salt, arm), unit.encode())
 
 
 def test_draws_are_uniform_and_pinned():

@@ -19,8 +19,8 @@ from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.react import React
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.rollout.actor_critic.collector import CollectPlan
-from marl_ray.rollout.response_streams import TRAINING, response_stream
+from marl_ray.rollout.protocol import CollectPlan
+from marl_ray.rollout.rng import TRAINING_STREAMS, response_stream
 from marl_ray.training.single_process import process_group, train_alone
 
 WORDS = ("a", "cat", "dog", "no", "banana", "stop")
@@ -36,7 +36,7 @@ def spoken(engine: Scripted, copy: int, begun: tuple[str, ...] = (), attempt: in
     while env.agents and not env.terminations[env.agent_selection]:
         agent = env.agent_selection
         number = sum(env.possible_agents[t % 2] == agent for t in range(len(words)))
-        stream = response_stream(TRAINING, 0, attempt, copy, env.possible_agents.index(agent), number)
+        stream = response_stream(TRAINING_STREAMS, 0, attempt, copy, env.possible_agents.index(agent), number)
         ids = [i for i in engine.say(Prompt((1,), stream), 3).ids if i < 256]
         words.append(begun[len(words)] if len(words) < len(begun) else bytes(ids).decode())
         env.step(words[-1])

@@ -12,7 +12,8 @@ from marl_ray.envs.env_copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
+from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed, permutation
 
 FIELDS = ("observations", "actions", "log_probs", "values", "bootstrap", "rewards", "costs", "mask", "terminated")

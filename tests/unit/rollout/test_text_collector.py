@@ -27,8 +27,8 @@ from toys.text_envs import Broken, Echo, Quitter, Slow, Strict, Talk
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.sampler import make_engine
-from marl_ray.rollout.actor_critic.collector import CollectPlan
-from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
+from marl_ray.rollout.protocol import CollectPlan
+from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, response_stream
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.rollout.text.transcripts import means
 
@@ -43,7 +43,7 @@ def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
     assert len(asked) == len(data.mask) == batch.steps
     for row in range(len(data.mask)):
         copy, agent, turn = int(data.episode[row]), int(data.agent[row]), int(data.turn[row])
-        prompt = asked[response_stream(TRAINING, 0, 0, copy, agent, turn)]
+        prompt = asked[response_stream(TRAINING_STREAMS, 0, 0, copy, agent, turn)]
         said = engine.say(prompt, 3)
         n = len(said.ids)
         assert data.actions[row, :n].tolist() == said.ids and not data.actions[row, n:].any()
@@ -226,10 +226,12 @@ def test_a_solved_task_is_told():
 
 
 def test_streams_differ_by_everything_that_they_are_for():
-    numbers = [(kind, i, a, c, g, t) for kind in (TRAINING, EVALUATION) for i in range(4) for a in range(3)
+    numbers = [(kind, i, a, c, g, t) for kind in (TRAINING_STREAMS, EVALUATION_STREAMS) for i in range(4) for a in range(3)
                for c in range(4) for g in range(3) for t in range(4)]  # fmt: skip
     assert len({response_stream(*number) for number in numbers}) == len(numbers)
-    assert response_stream(TRAINING, 1, 0, 2, 0, 3) == response_stream(TRAINING, 1, 0, 2, 0, 3) < 1 << 64
+    assert (
+        response_stream(TRAINING_STREAMS, 1, 0, 2, 0, 3) == response_stream(TRAINING_STREAMS, 1, 0, 2, 0, 3) < 1 << 64
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from toys.collectors import ALONE, BOTH, SAID, Scripted, collector, on_two_worke
 from toys.text_envs import WORDS, Echo, Talk
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.actor_critic.collector import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan
 
 
 def test_members_of_a_group_share_task_and_seed_and_tasks_go_on_over_iterations():
@@ -41,7 +41,7 @@ def test_the_first_member_plays_greedily():
 
 def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
     plan = CollectPlan(2, episodes=True, group_size=2)
-    again = CollectPlan(2, episodes=True, group_size=2, refills=4, judges=("only",))
+    again = CollectPlan(2, episodes=True, group_size=2, refills=4, refill_policies=("only",))
     team = players(ALONE, Scripted(WORDS))
     before = collector(Echo, ALONE, range(16), plan).collect(team, 0)
     played = collector(Echo, ALONE, range(16), again)
@@ -69,7 +69,7 @@ def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
 
 @pytest.mark.parametrize("curriculum", ["easiest_first", "toys.text_envs:least_solved"])
 def test_a_curriculum_is_the_same_for_any_number_of_workers_and_after_a_resume(curriculum):
-    plan = CollectPlan(2, episodes=True, group_size=2, refills=2, judges=("only",))
+    plan = CollectPlan(2, episodes=True, group_size=2, refills=2, refill_policies=("only",))
     team = players(ALONE, Scripted(["red"] * 4 + ["green"]))
 
     def run(rank: int = 0, gather: Callable = lambda value: [value], workers: int = 1, resume: bool = False):
@@ -104,7 +104,7 @@ def test_a_curriculum_needs_to_know_what_is_solved():
 
 
 def test_a_worker_may_have_no_rows():
-    plan = CollectPlan(2, episodes=True, group_size=2, judges=("only",))
+    plan = CollectPlan(2, episodes=True, group_size=2, refill_policies=("only",))
     data = collector(Echo, ALONE, plan=plan).collect(players(ALONE, Scripted(["nothing"])), 0).trajectories["only"]
     assert data.mask.shape == data.prompts.shape == (0, 1) and data.costs.shape == (0, 1, 1) and data.agents == 1
 

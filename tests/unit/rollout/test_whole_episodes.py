@@ -10,7 +10,8 @@ from marl_ray.envs.budget.dag import BudgetDag
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
+from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.protocol import CollectPlan
 
 AGENTS = {"shared": ["a", "b"]}
 
@@ -68,7 +69,7 @@ def test_long_episodes_are_cut_and_valued():
 
 
 def test_groups_that_teach_nothing_are_played_again_from_other_starts():
-    plan = CollectPlan(8, episodes=True, group_size=2, refills=6, judges=("shared",))
+    plan = CollectPlan(8, episodes=True, group_size=2, refills=6, refill_policies=("shared",))
     once = CollectPlan(8, episodes=True, group_size=2)
 
     def uninformative(data) -> list[int]:

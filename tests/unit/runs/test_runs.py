@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.command_line import marl_ray
+from processes.command_line import keys_of, marl_ray
 from pyarrow import fs
 from toys.runs import config, mark_delivered
 
 import marl_ray as api
-from marl_ray.cli.documents.forms import keys_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import compare, student

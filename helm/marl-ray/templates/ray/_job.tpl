@@ -12,7 +12,7 @@ entrypoint: {{ include "marl-ray.entrypoint" . | quote }}
 submissionMode: K8sJobMode
 {{- if $job.onCluster }}
 clusterSelector:
-  ray.io/cluster: {{ include "marl-ray.fullname" $root }}
+  ray.io/cluster: {{ include "marl-ray.fullname" $root | quote }}
 {{- else }}
 backoffLimit: {{ $job.backoffLimit }}
 {{- end }}

@@ -14,16 +14,16 @@ rayVersion: {{ $ray.version | quote }}
 authOptions:
   mode: {{ $ray.auth.mode }}
   {{- if and $ray.auth.existingSecret (eq $ray.auth.mode "token") }}
-  secretName: {{ $ray.auth.existingSecret }}
+  secretName: {{ $ray.auth.existingSecret | quote }}
   {{- end }}
 {{- if and .spec.faultTolerance $redis }}
 # Without it a head that is replaced takes all workers with it; with it they go on while it comes back.
 gcsFaultToleranceOptions:
-  redisAddress: {{ $redis }}
+  redisAddress: {{ $redis | quote }}
   {{- with include "marl-ray.redisSecret" .root }}
   redisPassword:
     valueFrom:
-      secretKeyRef: {name: {{ . }}, key: password}
+      secretKeyRef: {name: {{ . | quote }}, key: password}
   {{- end }}
 {{- end }}
 {{- if $auto.enabled }}
@@ -48,7 +48,7 @@ workerGroupSpecs:
 {{- if and (dig "enabled" true $group) (or $auto.enabled (ne $group.role "rollout") (gt (int $group.replicas) 0)) }}
 {{- $least := dig "minReplicas" $group.replicas $group }}
 {{- $most := dig "maxReplicas" $group.replicas $group }}
-  - groupName: {{ kebabcase $name }}
+  - groupName: {{ kebabcase $name | quote }}
     {{- if eq (int $least) (int $most) }}
     replicas: {{ $group.replicas }}
     {{- end }}
@@ -85,7 +85,7 @@ metadata:
   annotations: {{- . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "marl-ray.serviceAccount" .root }}
+  serviceAccountName: {{ include "marl-ray.serviceAccount" .root | quote }}
   # The autoscaler, in the head pod, asks the API server for workers; nothing else needs it.
   automountServiceAccountToken: {{ and $isHead .autoscaling }}
 {{- with include "marl-ray.pullSecrets" .root }}{{ . | trim | nindent 2 }}{{ end }}
@@ -95,7 +95,7 @@ spec:
   terminationGracePeriodSeconds: {{ add $ray.preStopSeconds $ray.drainSeconds $ray.marginSeconds }}
   {{- $class := $isHead | ternary (eq .kind "service" | ternary "serving" "head") $group.role }}
   {{- with default (has $class (list "serving" "head" "learner" "rollout") | ternary (include "marl-ray.priorityClass" (list .root $class)) "") $group.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $group.nodeSelector }}
   nodeSelector: {{- toYaml . | nindent 4 }}
@@ -128,10 +128,10 @@ spec:
       {{- if or $ray.envFromSecrets (and (not $values.mlflow.enabled) $values.mlflow.existingSecret) }}
       envFrom:
         {{- range $ray.envFromSecrets }}
-        - secretRef: {name: {{ . }}}
+        - secretRef: {name: {{ . | quote }}}
         {{- end }}
         {{- if and (not $values.mlflow.enabled) $values.mlflow.existingSecret }}
-        - secretRef: {name: {{ $values.mlflow.existingSecret }}}
+        - secretRef: {name: {{ $values.mlflow.existingSecret | quote }}}
         {{- end }}
       {{- end }}
       volumeMounts:
@@ -144,14 +144,14 @@ spec:
   volumes:
     # In memory, so it counts as the container's, whose limit bounds it: Ray's object store would otherwise spill to disk.
     - name: shared-memory
-      emptyDir: {medium: Memory{{ with $group.sharedMemory }}, sizeLimit: {{ . }}{{ end }}}
+      emptyDir: {medium: Memory{{ with $group.sharedMemory }}, sizeLimit: {{ . | quote }}{{ end }}}
     {{- if $values.storage.claim.enabled }}
     - name: storage
-      persistentVolumeClaim: {claimName: {{ default (printf "%s-storage" (include "marl-ray.fullname" .root)) $values.storage.claim.existing }}}
+      persistentVolumeClaim: {claimName: {{ default (printf "%s-storage" (include "marl-ray.fullname" .root)) $values.storage.claim.existing | quote }}}
     {{- end }}
     {{- with .volumes }}{{ . | nindent 4 }}{{ end }}
     - name: tmp
-      emptyDir: {sizeLimit: {{ default "50Gi" $group.tmpSize }}}
+      emptyDir: {sizeLimit: {{ default "50Gi" $group.tmpSize | quote }}}
 {{- end }}
 
 {{- define "marl-ray.rayAnnotations" -}}
@@ -170,8 +170,8 @@ karpenter.sh/do-not-disrupt: "true"
 
 {{/* (dict root name): labels of our own, which a PodDisruptionBudget and a NetworkPolicy select by. */}}
 {{- define "marl-ray.rayLabels" -}}
-marl-ray/release: {{ .root.Release.Name }}
-marl-ray/name: {{ .name }}
+marl-ray/release: {{ .root.Release.Name | quote }}
+marl-ray/name: {{ .name | quote }}
 {{- end }}
 
 {{/* Spot or not, whatever the cloud calls it; then spread, so that a machine or a zone that is lost takes one pod. */}}
@@ -241,10 +241,10 @@ topologySpreadConstraints:
 {{/* Labels by which Kueue admits a Ray object as a whole. */}}
 {{- define "marl-ray.kueue" -}}
 {{- with .Values.kueue.queue }}
-kueue.x-k8s.io/queue-name: {{ . }}
+kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- end }}
 {{- with .Values.kueue.priorityClass }}
-kueue.x-k8s.io/priority-class: {{ . }}
+kueue.x-k8s.io/priority-class: {{ . | quote }}
 {{- end }}
 {{- end }}
 

@@ -126,17 +126,6 @@ def fisher_product(
     return product
 
 
-def fisher_vector_product(
-    function: Callable[[Parameters], Tensor],
-    parameters: Mapping[str, Tensor],
-    vector: Tensor,
-    weights: Tensor,
-    sizes: Sequence[int] | None,
-) -> Tensor:
-    """Compute one `fisher_product`, (D,), for batches whose graph is too large to keep."""
-    return fisher_product(function, parameters, weights, sizes)(vector)
-
-
 class TrustRegionStep(NamedTuple):
     """The step to add to the weights, and the case of the dual problem that it solves."""
 

@@ -141,6 +141,12 @@ FORMS: dict[str, dict[str, str]] = {
     "cluster apply": {"dry_run": "True if nothing was kept.", "applied": "KIND/NAME of each manifest."},
     "cluster status": STATE,
     "cluster wait": STATE,
+    "new": {"files": "What was written.", "next": "The commands that use it."},
+    "check plugin": {
+        "kind, name": "The part.",
+        "passed": "False if a property does not hold; the exit status is 1 then.",
+        "properties": "`name`, `text` (what must hold) and `failure` (what differs, or null) of each.",
+    },
     "algorithms": {
         "[].name, [].title, [].paper": "The algorithm.",
         "[].needs": "Demands on a run, in words.",
@@ -153,8 +159,3 @@ FORMS: dict[str, dict[str, str]] = {
     },
 }
 """Command -> key of its document -> meaning. `[]` stands for each entry of a list; `...` for what else there may be."""
-
-
-def keys_of(command: str) -> set[str]:
-    """The keys at the top of a command's document, or of each entry of its list."""
-    return {part.strip().removeprefix("[].") for keys in FORMS[command] for part in keys.split(",")} - {"..."}

@@ -10,7 +10,7 @@ from marl_ray.errors import FieldError
 
 
 @named_as_options()
-def plan(
+def plan_experiment(
     name: Annotated[
         str | None,
         typer.Argument(
@@ -38,17 +38,17 @@ def plan(
 
     One look at the end and the test that decides at every look need different numbers; with NAME it also says days.
     """
-    from marl_ray.experiments.designs import planning
-    from marl_ray.serving.client.analysis import Known, known_of
+    from marl_ray.experiments.designs.planning import sample_sizes
+    from marl_ray.serving.client.analysis import PlanningNumbers, known_of
 
-    defaults = Known() if name is None else known_of(database, name)
+    defaults = PlanningNumbers() if name is None else known_of(database, name)
     inputs = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
     for option, value in inputs.items():
         if value is None:
             more = "" if name is None else f"; experiment {name!r} does not say it yet"
             raise FieldError(option, f"expected a number{more}")
     range_ = _bounds(bounds) if bounds is not None else defaults.bounds
-    planned = planning.plan(
+    planned = sample_sizes(
         effect=float(inputs["effect"] or 0.0),
         sd=float(inputs["sd"] or 0.0),
         alpha=alpha if alpha is not None else defaults.alpha,

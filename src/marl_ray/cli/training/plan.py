@@ -19,7 +19,7 @@ DOUBLED = [2**power for power in range(7)]
 COLUMNS = ("gpus", "weights", "gradients", "optimizer", "gathered", "activations", "reference", "sampling", "total")
 
 
-def plan(
+def plan_memory(
     config: RunFile,
     overrides: Overrides = None,
     gpus: Annotated[

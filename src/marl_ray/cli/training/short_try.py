@@ -17,6 +17,6 @@ def try_it(
 
     This first look takes less than a minute on two cores. The scores are of whole episodes.
     """
-    from marl_ray.first_steps.short_try import run_trial
+    from marl_ray.first_steps.short_try import run_short_try
 
-    run_trial(folder, open_page and not leave, leave)
+    run_short_try(folder, open_page and not leave, leave)

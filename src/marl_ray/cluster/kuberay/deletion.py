@@ -1,4 +1,4 @@
-"""The end of a resource of KubeRay, with the policies that a short config renders beside it."""
+"""The end of a resource of KubeRay, with the policies that a short config renders beside it, and a run's files."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,11 @@ from marl_ray.cluster.kuberay.client.resources import delete, list_all
 from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed, wait
 from marl_ray.cluster.kuberay.manifests.pods import LABEL
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
-from marl_ray.cluster.kuberay.state.view import ResourceKind
+from marl_ray.cluster.kuberay.state.view import ResourceKind, owned_by
 
-POLICIES = (("NetworkPolicy", "networking.k8s.io/v1"), ("PodDisruptionBudget", "policy/v1"))
-"""Kinds that nothing owns, with the versions of their APIs."""
+FILES_KIND = ("ConfigMap", "v1")
+BESIDE = (("NetworkPolicy", "networking.k8s.io/v1"), ("PodDisruptionBudget", "policy/v1"), FILES_KIND)
+"""Kinds that nothing owns, with the versions of their APIs. Files have no owner where Redis is cleaned up with them."""
 PAUSE_S = 0.5
 
 
@@ -22,21 +23,31 @@ def delete_all(
     timeout_s: float,
     say: Callable[[ResourceState], None],
 ) -> bool:
-    """Delete a resource, wait until it and its pods are gone, and delete its policies; False if there is nothing of it.
+    """Delete a resource, wait until it, its clusters and their pods are gone, and delete what is beside them.
 
-    With `timeout_s` 0 it does not wait. Raises DeadlinePassed where pods are left; their policies stay with them then.
+    False if there is nothing of it. With `timeout_s` 0 it does not wait, and leaves files that pods may still need. Raises
+    DeadlinePassed where clusters or pods are left; what is beside them stays with them then.
     """
     end = time.monotonic() + timeout_s
     existed = delete(connection, kind, name)
     if existed and timeout_s:
         wait(connection, kind, name, (Phase.GONE,), timeout_s, say)
-    labels = f"{LABEL}={name}"
-    while timeout_s and (pods := list_all(connection, "Pod", "v1", labels)):
+    while timeout_s and (left := _left(connection, kind, name)):
         if time.monotonic() > end:
-            names = ", ".join(pod["metadata"]["name"] for pod in pods)
-            raise DeadlinePassed(f"{kind} {name} is gone, and after {timeout_s:g} s there are pods of it: {names}")
+            raise DeadlinePassed(
+                f"{kind} {name} is gone, and after {timeout_s:g} s there is left of it: {', '.join(left)}"
+            )
         time.sleep(PAUSE_S)
-    for policy, version in POLICIES:
-        for item in list_all(connection, policy, version, labels):
-            existed = delete(connection, policy, item["metadata"]["name"], version) or existed
+    for beside in BESIDE if timeout_s else BESIDE[:-1]:
+        for item in list_all(connection, *beside, f"{LABEL}={name}"):
+            existed = delete(connection, beside[0], item["metadata"]["name"], beside[1]) or existed
     return existed
+
+
+def _left(connection: Connection, kind: ResourceKind, name: str) -> list[str]:
+    """Pods, and clusters that end and outlive them until Redis has forgotten their heads, by kind and name."""
+    remaining = list_all(connection, "Pod", "v1", f"{LABEL}={name}")
+    if kind in ("RayJob", "RayService"):
+        clusters = list_all(connection, "RayCluster", labels=owned_by(kind, name))
+        remaining += [cluster for cluster in clusters if cluster["metadata"].get("deletionTimestamp")]
+    return [f"{item['kind']} {item['metadata']['name']}" for item in remaining]

@@ -1,5 +1,6 @@
 """Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has a cluster of its own."""
 
+import contextlib
 import json
 import re
 import secrets
@@ -8,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from marl_ray.cluster.jobs import read_config, refuse_relative_paths
@@ -16,6 +17,7 @@ from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
 from marl_ray.cluster.kuberay.client.resources import apply, create, delete, read
 from marl_ray.cluster.kuberay.client.waiting import wait
+from marl_ray.cluster.kuberay.manifests.pods import LABEL
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.config import RunConfig
@@ -55,6 +57,7 @@ def submit(
         raise MarlRayError("--kuberay: expected the config of a cluster without service and job.schedule")
     config = read_config(kind, config_path, overrides)
     refuse_relative_paths(config)
+    _refuse_what_a_retry_loses(config, cluster)
     name = name or f"{cluster.name[:LONGEST].rstrip('-')}-{secrets.token_hex(3)}"
     if not re.fullmatch(NAME, name):
         raise MarlRayError(f"--submission-id {name!r}: expected a-z, 0-9 and -, a letter first, 47 characters at most")
@@ -68,7 +71,7 @@ def submit(
 
 
 def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> bool:
-    """Make the job, then what it needs, owned by it: so everything goes when the job is deleted.
+    """Make the job, then what it needs, owned by it: so everything goes when the job is deleted (but files, with Redis).
 
     False if somebody else has made a job of this name meanwhile: a run's files must not change under it.
     """
@@ -77,7 +80,7 @@ def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | 
     files = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": cluster.files},
+        "metadata": {"name": cluster.files, "labels": {LABEL: cluster.name}},
         "data": {"config.yaml": text},
     }
     # A job whose files are refused would wait for them, and a second submission would join it.
@@ -92,9 +95,22 @@ def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | 
     if made is None or (made["metadata"].get("annotations") or {}).get(SUBMISSION) != token:
         return False
     owner = {key: made["metadata"][key] for key in ("name", "uid")} | {"apiVersion": "ray.io/v1", "kind": "RayJob"}
-    for manifest in (files, *others):
+    # Once the job is deleted, a pod like the head, with its files, clears Redis; `cluster delete` takes them after it.
+    apply(connection, owned(files, owner) if cluster.redis is None else files)
+    for manifest in others:
         apply(connection, owned(manifest, owner))
     return True
+
+
+def _refuse_what_a_retry_loses(config: RunConfig | SweepConfig, cluster: ClusterConfig) -> None:
+    """A path that is on no volume lies in one pod, and root file systems are read-only."""
+    folder = PurePosixPath(config.storage.removeprefix("file://"))
+    volumes = [volume.path for volume in cluster.volumes]
+    if folder.is_absolute() and not any(folder.is_relative_to(volume) for volume in volumes):
+        raise MarlRayError(
+            f"storage={config.storage!r}: expected a URL, or a path on a volume of the cluster's config "
+            f"({', '.join(volumes) or 'it has none'}), because a retry is a new cluster"
+        )
 
 
 def owned(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,10 +156,14 @@ def _print_log(connection: Connection, name: str, ended: threading.Event) -> Non
 
 
 def _ask(connection: Connection, name: str) -> None:
-    """The job outlives this command, unless a person says otherwise."""
-    if sys.stdin.isatty() and input(f"\nrayjob/{name}: end the job? [y/N] ").strip().lower() in ("y", "yes"):
+    """The job outlives this command, unless a person says otherwise; Ctrl-C or Ctrl-D once more says nothing."""
+    answer = ""
+    if sys.stdin.isatty():
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            answer = input(f"\nrayjob/{name}: end the job? [y/N] ").strip().lower()
+    if answer in ("y", "yes"):
         delete(connection, "RayJob", name)
-        _tell(name, "it ends")
+        _tell(name, f"it ends; marl-ray cluster delete rayjob/{name} waits for that and takes the rest away")
         return
     _tell(name, f"it goes on; marl-ray cluster logs|wait|delete rayjob/{name}")
 

@@ -12,6 +12,12 @@ DRAIN_S = 30.0
 """Ray's default of the drain timeout, in seconds."""
 GRACE_S = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`, in seconds."""
+GATES = {
+    "historyServerOptions": "RayClusterHistoryServer",
+    "networkPolicy": "RayClusterNetworkPolicy",
+    "tlsOptions": "RayClusterMTLS",
+}
+"""Keys of a Ray cluster that KubeRay's operator (v1.7.0) refuses unless it has a feature gate -> the gate."""
 
 _SECRET_NAME = re.compile(r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.I)
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IGNORECASE)
@@ -44,6 +50,11 @@ def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFaul
                 yield f"{at}image", problem
     if problem := _moving_image(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
         yield f"{where}autoscalerOptions.image", problem
+    for key in (key for key in GATES if key in cluster):
+        yield f"{where}{key}", f"expected none, unless the operator has the feature gate {GATES[key]}"
+    if cluster.get("gcsFaultToleranceOptions", {}).get("backend") == "rocksdb":
+        message = "expected redis, unless the operator has the feature gate GCSFaultToleranceEmbeddedStorage"
+        yield f"{where}gcsFaultToleranceOptions.backend", message
 
 
 def _moving_image(image: str) -> str:

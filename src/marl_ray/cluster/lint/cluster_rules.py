@@ -10,9 +10,12 @@ from typing import Any
 
 from marl_ray.cluster.lint.parts import DEFAULT_MAX_REPLICAS, ManifestFault, environment, groups
 
+ALONE = "spec."
+"""Place of the specification of a RayCluster that belongs to no job or service."""
 NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
 """Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_GROUP_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 _DURATION = re.compile(r"\+?\d+|\+?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+")
@@ -22,7 +25,7 @@ _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redis
 
 
 def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
-    """Rules for the name, the annotations and `managedBy`. The CRD states the last in CEL, which the schemas leave out."""
+    """Rules for the name, the annotations and `managedBy`."""
     metadata, kind = document["metadata"], document["kind"]
     # The server appends five characters to `generateName`.
     longest = NAME_LENGTH[kind]
@@ -32,13 +35,15 @@ def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
     timeout = metadata.get("annotations", {}).get("ray.io/initializing-timeout", "")
     if kind == "RayService" and timeout and not (_DURATION.fullmatch(timeout) and re.search("[1-9]", timeout)):
         yield "metadata.annotations.ray.io/initializing-timeout", f"expected a duration such as 5m, got {timeout!r}"
-    managed_by = document["spec"].get("managedBy", _MANAGED_BY[0])
-    if managed_by not in _MANAGED_BY:
-        yield "spec.managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
+    yield from _managed_by(document["spec"], "spec.")
+    if kind == "RayCronJob":
+        yield from _managed_by(document["spec"]["jobTemplate"], "spec.jobTemplate.")
 
 
 def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
     """Rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
+    if where != ALONE:
+        yield from _inside(cluster, where)
     head = cluster["headGroupSpec"]
     for path, group in groups(cluster, where):
         yield from _group(group, path)
@@ -47,6 +52,22 @@ def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where
     yield from _autoscaling(cluster, variables, where)
     yield from _authentication(cluster, where)
     yield from _network_policy(cluster, where)
+
+
+def _inside(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+    """Keys that only a RayCluster that stands alone may have; the clusters of jobs and services would be refused."""
+    if cluster.get("authOptions", {}).get("enableK8sTokenAuth"):
+        yield f"{where}authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
+    if cluster.get("upgradeStrategy", {}).get("type"):
+        yield f"{where}upgradeStrategy.type", "expected none: it is for a RayCluster that stands alone"
+    yield from _managed_by(cluster, where)
+
+
+def _managed_by(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+    """The CRD states it in CEL, which the schemas leave out."""
+    managed_by = spec.get("managedBy", _MANAGED_BY[0])
+    if managed_by not in _MANAGED_BY:
+        yield f"{where}managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
 
 
 def _group(group: Mapping[str, Any], path: str) -> Iterator[ManifestFault]:
@@ -76,7 +97,7 @@ def _fault_tolerance(
         path = f"{at}REDIS_USERNAME" if "REDIS_USERNAME" in variables else f"{head}rayStartParams.redis-username"
         yield path, "expected gcsFaultToleranceOptions.redisUsername instead"
     if options is None:
-        if "RAY_REDIS_ADDRESS" in variables and annotations.get("ray.io/ft-enabled") != "true":
+        if "RAY_REDIS_ADDRESS" in variables and annotations.get("ray.io/ft-enabled", "").lower() != "true":
             yield f"{at}RAY_REDIS_ADDRESS", "expected gcsFaultToleranceOptions.redisAddress instead"
         return
     for name, key in _GCS_VARIABLES.items():
@@ -113,9 +134,11 @@ def _autoscaling(cluster: Mapping[str, Any], variables: Mapping[str, Any], where
             yield f"{path}template.spec.restartPolicy", "expected Never with version 2 of the autoscaler"
         if group.get("idleTimeoutSeconds", 0) < 0:
             yield f"{path}idleTimeoutSeconds", "expected 0 or more"
-        for key in (key for key in ("idleTimeoutSeconds", "priority") if group.get(key)):
-            if version != "v2" and not by_variable:
-                yield f"{path}{key}", "expected autoscalerOptions.version: v2 beside it"
+        of_v2 = [
+            key for key in ("idleTimeoutSeconds", "priority") if key in group and (group[key] or key != "priority")
+        ]
+        for key in of_v2 if version != "v2" and not by_variable else ():
+            yield f"{path}{key}", "expected autoscalerOptions.version: v2 beside it"
         if group.get("priority") and _ray_version(cluster) < (2, 56):
             yield f"{path}priority", f"expected a rayVersion of 2.56.0 or later, got {cluster.get('rayVersion')!r}"
 
@@ -143,6 +166,12 @@ def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Manifest
         if unused and rules.get(unused):
             yield f"{where}networkPolicy.{name}.{unused}", f"expected none with mode {policy['mode']}"
     group_names = [group["groupName"] for group in cluster.get("workerGroupSpecs", [])]
+    for k, name in enumerate(group_names if policy else ()):
+        if not _GROUP_NAME.fullmatch(name) or len(name) > 63:
+            yield (
+                f"{where}workerGroupSpecs.{k}.groupName",
+                f"expected a-z, 0-9 and - beside networkPolicy, got {name!r}",
+            )
     for name, rules in named_groups:
         if rules["groupName"] not in group_names:
             message = f"expected one of {', '.join(group_names)}, got {rules['groupName']!r}"
@@ -151,5 +180,5 @@ def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Manifest
 
 def _ray_version(cluster: Mapping[str, Any]) -> tuple[int, int]:
     """Ray's version as (major, minor); (0, 0) if it is not given, or is no version."""
-    match = re.match(r"(\d+)\.(\d+)", cluster.get("rayVersion", ""))
+    match = re.match(r"\s*v?(\d+)\.(\d+)", cluster.get("rayVersion", ""))
     return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -1,17 +1,22 @@
 """Rules for RayJobs and RayCronJobs that KubeRay's operator checks by its own code (v1.7.0), and what would lose work."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from marl_ray.cluster.lint.parts import ManifestFault, groups
-from marl_ray.config.kubernetes import is_schedule
+from marl_ray.config.kubernetes import is_schedule, is_time_zone
 
 SELECTOR = "ray.io/cluster"
 """Key of `clusterSelector` that names the cluster."""
 ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
 """Policies of deletion: what a later one deletes includes what an earlier one does."""
+_WORD = re.compile(
+    r"@(yearly|annually|monthly|weekly|daily|midnight|hourly|every [-+]?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+)"
+)
+"""Words that KubeRay's parser takes in the place of five fields."""
 _CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
 _LOCAL = ("emptyDir", "hostPath")
 
@@ -31,6 +36,12 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     for key in ("activeDeadlineSeconds", "preRunningDeadlineSeconds"):
         if spec.get(key) is not None and spec[key] <= 0:
             yield f"{where}{key}", f"expected more than 0, got {spec[key]}"
+    for key in ("backoffLimit", "ttlSecondsAfterFinished"):
+        if spec.get(key, 0) < 0:
+            yield f"{where}{key}", f"expected 0 or more, got {spec[key]}"
+    submitter = spec.get("submitterPodTemplate", {"spec": {"restartPolicy": "Never"}})["spec"]
+    if mode == "K8sJobMode" and submitter.get("restartPolicy") not in ("Never", "OnFailure"):
+        yield f"{where}submitterPodTemplate.spec.restartPolicy", "expected Never or OnFailure, as a Job's pod has"
     if selector:
         yield from _of_selector(spec, selector, mode, where)
     if spec.get("backoffLimit", 0) > 0 and mode == "InteractiveMode":
@@ -44,8 +55,10 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
 def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
-    if not (schedule.startswith("@") or is_schedule(schedule)):
+    if not (_WORD.fullmatch(schedule) or is_schedule(schedule)):
         yield "spec.schedule", f"expected five fields of cron, got {schedule!r}"
+    if "timeZone" in spec and not is_time_zone(spec["timeZone"]):
+        yield "spec.timeZone", f"expected the name of a time zone such as Europe/Berlin, got {spec['timeZone']!r}"
     yield from of_job(spec["jobTemplate"], "spec.jobTemplate.")
 
 
@@ -64,7 +77,7 @@ def _of_selector(
 
 def _of_sidecar(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     for key in ("submitterPodTemplate", "submitterConfig"):
-        if spec.get(key):
+        if key in spec:
             yield f"{where}{key}", "expected none in SidecarMode"
     head = spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {}).get("spec", {})
     if head.get("restartPolicy", "Never") != "Never":
@@ -78,7 +91,7 @@ def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]
     if strategy is None:
         return
     at, rules = f"{where}deletionStrategy.", strategy.get("deletionRules") or []
-    older = [key for key in ("onSuccess", "onFailure") if strategy.get(key)]
+    older = [key for key in ("onSuccess", "onFailure") if key in strategy]
     if rules and shuts_down:
         yield f"{where}shutdownAfterJobFinishes", "expected none beside deletionStrategy.deletionRules"
     if rules and older:
@@ -88,6 +101,8 @@ def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]
     chosen = [(f"{at}deletionRules.{k}.policy", rule["policy"]) for k, rule in enumerate(rules)]
     chosen += [(f"{at}{key}.policy", strategy[key].get("policy", "")) for key in older]
     for path, policy in chosen:
+        if not policy:
+            yield path, "missing"
         if spec.get("clusterSelector") and policy in _CLUSTER_ONLY:
             yield path, f"expected another than {policy} beside clusterSelector"
         if policy == "DeleteWorkers" and spec.get("rayClusterSpec", {}).get("enableInTreeAutoscaling"):
@@ -102,8 +117,11 @@ def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault
     seen: dict[tuple[str, str], dict[str, int]] = {}
     for k, rule in enumerate(rules):
         condition = rule["condition"]
-        end = ("jobStatus", condition["jobStatus"]) if condition.get("jobStatus") else ("", "")
-        end = ("jobDeploymentStatus", condition["jobDeploymentStatus"]) if not end[0] else end
+        ends = [(key, condition[key]) for key in ("jobStatus", "jobDeploymentStatus") if key in condition]
+        if len(ends) != 1:
+            yield f"{at}deletionRules.{k}.condition", "expected either jobStatus or jobDeploymentStatus"
+            continue
+        end = ends[0]
         after, policies = condition.get("ttlSeconds", 0), seen.setdefault(end, {})
         if rule["policy"] in policies:
             yield f"{at}deletionRules.{k}", f"expected one rule for {rule['policy']} and {end[1]}"

@@ -18,11 +18,6 @@ def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     if head_service.get("metadata", {}).get("name"):
         at = "spec.rayClusterConfig.headGroupSpec.headService.metadata.name"
         yield at, "expected none: while one cluster replaces another there are two such Services"
-    if cluster.get("authOptions", {}).get("enableK8sTokenAuth"):
-        yield "spec.rayClusterConfig.authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
-    if cluster.get("upgradeStrategy", {}).get("type"):
-        at = "spec.rayClusterConfig.upgradeStrategy.type"
-        yield at, "expected spec.upgradeStrategy instead: this one is for a RayCluster that stands alone"
     strategy = spec.get("upgradeStrategy", {})
     kinds = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
     if strategy.get("type", "None") not in kinds:

@@ -143,7 +143,15 @@ class RunConfig(Config):
         groups = self.resources.replicate
         if plain and groups > 1:
             raise ValueError(f"resources.parallel: {groups} groups of workers, expected language models")
+        for key in ("tensor", "context"):
+            if plain and (number := getattr(self.resources, key)) > 1:
+                raise ValueError(f"resources.parallel.{key}={number}: expected language models")
         for name, policy in self.team.items():
+            if self.resources.tensor > 1 and policy.model is not None and policy.model.lora is not None:
+                raise ValueError(
+                    f"team.{name}.model.lora: expected no adapters with resources.parallel.tensor={self.resources.tensor}, "
+                    "which divides layers"
+                )
             if groups > 1 and policy.model is not None and policy.model.cpu_offload:
                 raise ValueError(
                     f"team.{name}.model.cpu_offload: expected one group of workers, got {groups} by resources.parallel; "

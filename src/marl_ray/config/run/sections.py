@@ -1,5 +1,6 @@
 """The sections of a run's config."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -158,10 +159,11 @@ class ResourcesConfig(Config):
 
     workers: PositiveInt = 1
     """Training processes, one per device."""
-    parallel: dict[Literal["shard", "replicate"], PositiveInt] = {}
-    """Language models: `shard` neighbouring workers hold one set of weights and of the optimiser's state, each its share,
-    and there are `replicate` such groups, over all of which gradients are averaged. All workers are one group when
-    neither is given."""
+    parallel: dict[Literal["shard", "replicate", "tensor", "context"], PositiveInt] = {}
+    """Language models: `shard` x `context` x `tensor` neighbouring workers hold one set of weights and of the optimiser's
+    state, each its share, and there are `replicate` such groups, over all of which gradients are averaged. `context` x
+    `tensor` of them compute each pass together, with a part of every sequence and of every layer each. All workers are
+    one group when neither `shard` nor `replicate` is given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where the cluster has a GPU for every worker."""
     cpus_per_worker: PositiveFloat = 1.0
@@ -185,17 +187,32 @@ class ResourcesConfig(Config):
         for key, number in self.parallel.items():
             if self.workers % number:
                 raise ValueError(f"parallel.{key}={number}: expected a divisor of resources.workers={self.workers}")
-        if self.parallel.get("shard", self.workers // self.replicate) * self.replicate != self.workers:
+        mesh = {key: number for key, number in self.parallel.items() if number > 1 or key in ("shard", "replicate")}
+        product, complete = math.prod(mesh.values()), {"shard", "replicate"} <= mesh.keys()
+        if self.workers % product or (complete and product != self.workers):
+            given = " x ".join(f"{key}={number}" for key, number in mesh.items())
             raise ValueError(
-                f"parallel: shard={self.parallel['shard']} x replicate={self.replicate}, expected their product to be "
+                f"parallel: {given}, expected their product to be {'' if complete else 'a divisor of '}"
                 f"resources.workers={self.workers}"
             )
         return self
 
     @property
+    def tensor(self) -> int:
+        """Workers that have a part of every layer each."""
+        return self.parallel.get("tensor", 1)
+
+    @property
+    def context(self) -> int:
+        """Workers that have a part of every sequence each."""
+        return self.parallel.get("context", 1)
+
+    @property
     def replicate(self) -> int:
         """Groups of workers that each hold all weights."""
-        groups = self.workers // self.parallel["shard"] if "shard" in self.parallel else 1
+        groups = (
+            self.workers // (self.parallel["shard"] * self.tensor * self.context) if "shard" in self.parallel else 1
+        )
         return self.parallel.get("replicate", groups)
 
 

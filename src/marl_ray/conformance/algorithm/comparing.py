@@ -1,4 +1,4 @@
-"""Setting up a trial of a property, and comparing its numbers with the truth.
+"""Set up a run of a game for a property, and compare its numbers with the truth.
 
 Means over a batch that holds every path once are expectations, so tolerances are for float32 and for second-order terms.
 """
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm import truth
+from marl_ray.conformance.algorithm.game_run import STILL, UNLIMITED, GameRun, GridPoint, whole_episodes
 from marl_ray.conformance.algorithm.games import STATES
-from marl_ray.conformance.algorithm.trial import STILL, UNLIMITED, GridPoint, Trial, whole_episodes
 from marl_ray.trajectories import Trajectories
 
 Difference = str | None
@@ -41,19 +41,19 @@ AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STA
 """State -> reward and costs that follow a cut there."""
 
 
-def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> Trial:
-    """A trial in which a cut episode goes on, if the algorithm counts that."""
+def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
+    """A run of a game in which a cut episode goes on, if the algorithm counts that."""
     after = truth.nothing()
     if not (case.ends or whole_episodes(algorithm)):
         after = {state: (reward * rewarded, *(c * priced for c in costs)) for state, (reward, *costs) in AFTER.items()}
     priced = priced and spec_of(algorithm).costs
     game = {"rewarded": rewarded, "priced": priced, **options.pop("game", {})}
-    return Trial(algorithm, case, after=after, game=game, **options)
+    return GameRun(algorithm, case, after=after, game=game, **options)
 
 
-def most_steps(trial: Trial) -> int:
+def most_steps(game_run: GameRun) -> int:
     """Steps of the game that a batch of whole episodes has."""
-    return 1 if trial.plays_whole_episodes and trial.case.below else 2
+    return 1 if game_run.plays_whole_episodes and game_run.case.below else 2
 
 
 def compare(what: str, measured: float, true: float, tolerance: float) -> Difference:
@@ -73,10 +73,10 @@ def parallel(what: str, measured: Tensor, true: Tensor, least: float = 0.9999) -
 
 
 @lru_cache(maxsize=16)
-def first_update(algorithm: str, case: GridPoint) -> tuple[Trial, dict[str, Trajectories]]:
-    """A trial after its first gradient step, which moved nothing, and the batch of that step."""
+def first_update(algorithm: str, case: GridPoint) -> tuple[GameRun, dict[str, Trajectories]]:
+    """A run of a game after its first gradient step, which moved nothing, and the batch of that step."""
     hyper = FIRST | (FIT if spec_of(algorithm).critic_first else {})
-    trial = begin(algorithm, case, hyper=hyper, mixed=True)
-    batches = trial.collect()
-    trial.update(batches)
-    return trial, batches
+    game_run = begin(algorithm, case, hyper=hyper, mixed=True)
+    batches = game_run.collect()
+    game_run.update(batches)
+    return game_run, batches

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from marl_ray.config import spec_of
-from marl_ray.conformance.algorithm import seams, truth
+from marl_ray.conformance.algorithm import learner_access, truth
 from marl_ray.conformance.algorithm.comparing import (
     BUDGETS,
     FIRST,
@@ -19,13 +19,13 @@ from marl_ray.conformance.algorithm.comparing import (
     first_update,
     parallel,
 )
+from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoint
 from marl_ray.conformance.algorithm.games import POLICIES, SIGNALS, STATES, GameRules
-from marl_ray.conformance.algorithm.trial import UNLIMITED, GridPoint, Trial
 
 
 def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
     """Over its budget and without rewards, the first gradient step goes down the true gradient of J_c."""
-    trial = begin(
+    game_run = begin(
         algorithm,
         case,
         hyper=FIRST | {"multiplier_init": 1.0},
@@ -33,23 +33,23 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
         rewarded=False,
         mixed=True,
     )
-    before = seams.multipliers(trial)
-    trial.step()
-    strengths = before if seams.every_step(algorithm) else seams.multipliers(trial)
-    for number, learner in enumerate(trial.learners):
+    before = learner_access.multipliers(game_run)
+    game_run.step()
+    strengths = before if learner_access.every_step(algorithm) else learner_access.multipliers(game_run)
+    for number, learner in enumerate(game_run.learners):
         true = torch.zeros(())
         for signal in range(SIGNALS):
             strength = strengths[number][signal].multiplier if strengths[number] else float(signal == 0)
-            by_logit = truth.gradient(trial.rules, trial.uniform, 1 + signal, trial.after)
-            true = true + strength * trial.weight_gradient(number, by_logit)
-        problem = parallel("the gradient of J_c", seams.actor_gradient(learner), true)
+            by_logit = truth.gradient(game_run.rules, game_run.uniform, 1 + signal, game_run.after)
+            true = true + strength * game_run.weight_gradient(number, by_logit)
+        problem = parallel("the gradient of J_c", learner_access.actor_gradient(learner), true)
         if problem:
             return problem
     return None
 
 
 class _Batch(NamedTuple):
-    """Measurements of one batch of a trial."""
+    """Measurements of one batch of a run of a game."""
 
     ended: int
     violations: list[list[float]]
@@ -62,18 +62,20 @@ class _Batch(NamedTuple):
 def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
     """Measurements of batches of copies that all stand at the same step, over two episodes where one outlasts the
     horizon."""
-    trial = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
+    game_run = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
     accounts = []
     for batch in range(4 if case.below else 1):
-        before = seams.multipliers(trial)
-        batches = trial.collect()
+        before = learner_access.multipliers(game_run)
+        batches = game_run.collect()
         if batch == 0 or any(before):  # without multipliers there is nothing to see of the later updates
-            trial.update(batches)
+            game_run.update(batches)
         else:
-            trial.skip()
-        has_means = trial.means is not None
-        violations = [seams.violations(trial, number) for number in range(case.policies)] if has_means else []
-        accounts.append(_Batch(trial.ended, violations, seams.multipliers(trial) != before))
+            game_run.skip()
+        has_means = game_run.means is not None
+        violations = (
+            [learner_access.violations(game_run, number) for number in range(case.policies)] if has_means else []
+        )
+        accounts.append(_Batch(game_run.ended, violations, learner_access.multipliers(game_run) != before))
     return accounts
 
 
@@ -103,17 +105,17 @@ def old_costs(algorithm: str, case: GridPoint) -> Difference:
 
 def moved_costs(algorithm: str, case: GridPoint) -> Difference:
     """The cost that an episode is expected to have after some policies moved is what it has, to first order."""
-    trial, batches = first_update(algorithm, case)
-    before = truth.expected(trial.rules, trial.uniform, trial.after)
+    game_run, batches = first_update(algorithm, case)
+    before = truth.expected(game_run.rules, game_run.uniform, game_run.after)
     factor = None
     with ExitStack() as moves:
-        for number, learner in enumerate(trial.learners):
+        for number, learner in enumerate(game_run.learners):
             batch = batches[POLICIES[number]]
-            up = truth.gradient(trial.rules, trial.tables(), 1, trial.after)
-            moves.enter_context(seams.nudged(trial, number, trial.weight_gradient(number, up), 3e-3))
-            after = seams.joint_factor(learner, batch, factor)
-            changes = seams.moved(trial, number, batch, after, factor)
-            now = truth.expected(trial.rules, trial.tables(), trial.after)
+            up = truth.gradient(game_run.rules, game_run.tables(), 1, game_run.after)
+            moves.enter_context(learner_access.nudged(game_run, number, game_run.weight_gradient(number, up), 3e-3))
+            after = learner_access.joint_factor(learner, batch, factor)
+            changes = learner_access.moved(game_run, number, batch, after, factor)
+            now = truth.expected(game_run.rules, game_run.tables(), game_run.after)
             for signal in range(SIGNALS):
                 true = now[1 + signal] - before[1 + signal]
                 problem = compare(f"the change of J_c by policy {number + 1}", changes[signal], true, 0.03)
@@ -124,26 +126,28 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
 
 
 @lru_cache(maxsize=16)
-def _once(algorithm: str, case: GridPoint) -> Trial:
-    """A trial after one gradient step that moved the policies."""
-    trial = begin(algorithm, case, hyper=FIRST | MOVING, budgets=BUDGETS, mixed=True)
-    trial.step()
-    return trial
+def _once(algorithm: str, case: GridPoint) -> GameRun:
+    """A run of a game after one gradient step that moved the policies."""
+    game_run = begin(algorithm, case, hyper=FIRST | MOVING, budgets=BUDGETS, mixed=True)
+    game_run.step()
+    return game_run
 
 
 def multipliers(algorithm: str, case: GridPoint) -> Difference:
     """A multiplier moves by the J_c of the policies as they are when it moves."""
-    trial = _once(algorithm, case)
-    measured = truth.expected(trial.rules, trial.uniform, truth.nothing())
-    start = truth.expected(trial.rules, trial.uniform, trial.after)
-    order, before = trial.order_of(0), seams.fresh_multipliers(trial)
-    ends, tables = trial.tables(), list(trial.uniform)
+    game_run = _once(algorithm, case)
+    measured = truth.expected(game_run.rules, game_run.uniform, truth.nothing())
+    start = truth.expected(game_run.rules, game_run.uniform, game_run.after)
+    order, before = game_run.order_of(0), learner_access.fresh_multipliers(game_run)
+    ends, tables = game_run.tables(), list(game_run.uniform)
     sequential = spec_of(algorithm).order == "sequential"
     for number in order:
-        now = truth.expected(trial.rules, tables, trial.after) if sequential else start
-        for signal, (old, new) in enumerate(zip(before[number], seams.multipliers(trial)[number], strict=True)):
+        now = truth.expected(game_run.rules, tables, game_run.after) if sequential else start
+        for signal, (old, new) in enumerate(
+            zip(before[number], learner_access.multipliers(game_run)[number], strict=True)
+        ):
             shift = now[1 + signal] - start[1 + signal]
-            change = seams.implied_cost(old, new) - measured[1 + signal]
+            change = learner_access.implied_cost(old, new) - measured[1 + signal]
             problem = _shift(f"the change of J_c that policy {number + 1}'s multiplier follows", change, shift)
             if problem:
                 return problem
@@ -165,8 +169,8 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     start = truth.expected(once.rules, once.uniform, once.after)
     now = truth.expected(once.rules, tables, once.after)
     for signal in range(SIGNALS):
-        old, new = (seams.multipliers(trial)[number][signal] for trial in (once, twice))
-        change = seams.implied_cost(old, new) - measured[1 + signal]
+        old, new = (learner_access.multipliers(game_run)[number][signal] for game_run in (once, twice))
+        change = learner_access.implied_cost(old, new) - measured[1 + signal]
         shift = now[1 + signal] - start[1 + signal]
         problem = _shift("the change of J_c that the second gradient step's multiplier follows", change, shift)
         if problem:
@@ -184,22 +188,22 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     """A trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
     excess = 6e-4
     measured = truth.expected(GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing())[1]
-    trial = begin(
+    game_run = begin(
         algorithm,
         case,
         hyper=FIRST | {"trust_region": 1e-5, "cg_damping": 1e-6, "cg_iterations": 30},
         budgets=(measured - excess, UNLIMITED),
         mixed=True,
     )
-    start = truth.expected(trial.rules, trial.uniform, trial.after)[1]
-    trial.step()
-    ends, tables = trial.tables(), list(trial.uniform)
-    for number in trial.order_of(0):
+    start = truth.expected(game_run.rules, game_run.uniform, game_run.after)[1]
+    game_run.step()
+    ends, tables = game_run.tables(), list(game_run.uniform)
+    for number in game_run.order_of(0):
         own = slice(number * case.agents, (number + 1) * case.agents)
         if spec_of(algorithm).order != "sequential":
-            tables = list(trial.uniform)
+            tables = list(game_run.uniform)
         tables[own] = ends[own]
-        change = truth.expected(trial.rules, tables, trial.after)[1] - start
+        change = truth.expected(game_run.rules, tables, game_run.after)[1] - start
         # A line search that meets the trust region's edge from outside, by rounding, shortens the step once.
         problem = compare(f"the change of J_c by policy {number + 1}'s step", change, -excess, 0.25)
         if problem:

@@ -1,7 +1,7 @@
 """Properties of every algorithm. A property takes an algorithm and a case, and returns what differs, or None."""
 
 from marl_ray.config import spec_of
-from marl_ray.conformance.algorithm import seams, truth
+from marl_ray.conformance.algorithm import learner_access, truth
 from marl_ray.conformance.algorithm.comparing import (
     BUDGETS,
     CERTAIN,
@@ -13,17 +13,19 @@ from marl_ray.conformance.algorithm.comparing import (
     most_steps,
     parallel,
 )
-from marl_ray.conformance.algorithm.trial import UNLIMITED, GridPoint, Trial, defaults, reads, whole_episodes
+from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoint, defaults, reads, whole_episodes
 
 
 def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     """The first gradient step goes up the true gradient of J."""
-    trial, _ = first_update(algorithm, case)
-    true = truth.gradient(trial.rules, trial.uniform, 0, trial.after, most_steps(trial), seams.row_weight(trial))
-    for number, learner in enumerate(trial.learners):
-        measured = -seams.actor_gradient(learner)
+    game_run, _ = first_update(algorithm, case)
+    true = truth.gradient(
+        game_run.rules, game_run.uniform, 0, game_run.after, most_steps(game_run), learner_access.row_weight(game_run)
+    )
+    for number, learner in enumerate(game_run.learners):
+        measured = -learner_access.actor_gradient(learner)
         least = 0.999 if spec_of(algorithm).critic_first else 0.9999  # such a critic is not exact
-        problem = parallel("the gradient of J", measured, trial.weight_gradient(number, true), least)
+        problem = parallel("the gradient of J", measured, game_run.weight_gradient(number, true), least)
         if problem:
             return problem
     return None
@@ -32,7 +34,7 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
 def no_drift(algorithm: str, case: GridPoint) -> Difference:
     """Without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
     hyper = DRIFT | (CERTAIN if spec_of(algorithm).critic_first else {})
-    trial = begin(
+    game_run = begin(
         algorithm,
         case,
         rewarded=False,
@@ -43,10 +45,10 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
         budgets=(1.0, 1.0),
     )
     for iteration in range(2 if case.below else 1):
-        batches = trial.collect()
-        trial.update(batches)
-        for learner, batch in zip(trial.learners, batches.values(), strict=True):
-            problem = _still(seams.movement(learner, batch), iteration)
+        batches = game_run.collect()
+        game_run.update(batches)
+        for learner, batch in zip(game_run.learners, batches.values(), strict=True):
+            problem = _still(learner_access.movement(learner, batch), iteration)
             if problem:
                 return problem
     return None
@@ -55,13 +57,13 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
 def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
     """Without rewards nothing moves a language model, though some responses end and some are cut."""
     hyper = DRIFT | {"lr": 1e-4} | (CERTAIN if spec_of(algorithm).critic_first else {})
-    trial = Trial(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
-    batches = trial.collect()
+    game_run = GameRun(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
+    batches = game_run.collect()
     if not all(bool(batch.terminated.any() and batch.truncated.any()) for batch in batches.values()):
         return "the game is none: expected some responses that ended and some that were cut"
-    trial.update(batches)
-    for learner, batch in zip(trial.learners, batches.values(), strict=True):
-        problem = _still(seams.movement(learner, batch), 0)
+    game_run.update(batches)
+    for learner, batch in zip(game_run.learners, batches.values(), strict=True):
+        problem = _still(learner_access.movement(learner, batch), 0)
         if problem:
             return problem
     return None
@@ -75,12 +77,12 @@ def _still(movement: float, iteration: int) -> Difference:
 
 def value_clip(algorithm: str, case: GridPoint) -> Difference:
     """Before any gradient step the value clip takes no gradient away."""
-    trials = [begin(algorithm, case, hyper=FIRST | {"value_clip": clip}, mixed=True) for clip in (0.2, UNLIMITED)]
+    game_runs = [begin(algorithm, case, hyper=FIRST | {"value_clip": clip}, mixed=True) for clip in (0.2, UNLIMITED)]
     for iteration in range(2):
-        for trial in trials:
-            trial.step()
-        for clipped, free in zip(*(trial.learners for trial in trials), strict=True):
-            with_clip, without = seams.critic_gradient(clipped), seams.critic_gradient(free)
+        for game_run in game_runs:
+            game_run.step()
+        for clipped, free in zip(*(game_run.learners for game_run in game_runs), strict=True):
+            with_clip, without = learner_access.critic_gradient(clipped), learner_access.critic_gradient(free)
             removed = float((with_clip - without).norm() / without.norm())
             if removed > 1e-4:
                 return f"in iteration {iteration + 1} the clip takes away {removed:.0%} of the critics' first gradient"
@@ -89,12 +91,12 @@ def value_clip(algorithm: str, case: GridPoint) -> Difference:
 
 def empty_batch(algorithm: str, case: GridPoint) -> Difference:
     """A batch without decisions moves no normaliser."""
-    trial = begin(algorithm, case, hyper=FIRST)
-    trial.step()
-    batches = trial.collect()
-    before = [seams.normaliser_state(learner) for learner in trial.learners]
-    trial.update({name: seams.emptied(batch) for name, batch in batches.items()})
-    after = [seams.normaliser_state(learner) for learner in trial.learners]
+    game_run = begin(algorithm, case, hyper=FIRST)
+    game_run.step()
+    batches = game_run.collect()
+    before = [learner_access.normaliser_state(learner) for learner in game_run.learners]
+    game_run.update({name: learner_access.emptied(batch) for name, batch in batches.items()})
+    after = [learner_access.normaliser_state(learner) for learner in game_run.learners]
     return None if before == after else f"an empty batch moved the normalisers from {before[0]} to {after[0]}"
 
 
@@ -104,9 +106,9 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
     coefficients = []
     for minibatches in (1, 2):
         case = case._replace(below=case.below and whole_episodes(algorithm))
-        trial = begin(algorithm, case, hyper=hyper | {"minibatches": minibatches})
-        trial.step()
-        coefficients.append([learner.state.kl_coef for learner in trial.learners])
+        game_run = begin(algorithm, case, hyper=hyper | {"minibatches": minibatches})
+        game_run.step()
+        coefficients.append([learner.state.kl_coef for learner in game_run.learners])
     return (
         None
         if coefficients[0] == coefficients[1]
@@ -120,10 +122,10 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     undivided, cut = (
         begin(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
     )
-    for trial in (undivided, cut):
-        trial.step()
+    for game_run in (undivided, cut):
+        game_run.step()
     for reference, other in zip(undivided.learners, cut.learners, strict=True):
-        measured, true = seams.gradient(other), seams.gradient(reference)
+        measured, true = learner_access.gradient(other), learner_access.gradient(reference)
         deviation = float((measured - true).norm() / true.norm())
         if deviation > 1e-4:
             return f"the gradient of passes of 3 copies differs from that of one pass by {deviation:.1e}"
@@ -133,21 +135,26 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
 def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
     """The gradient of J is right where episodes differ in length, or the config refuses the aggregation."""
     default = defaults(algorithm)
-    levels = seams.choices("ratio_level") if "ratio_level" in reads(algorithm) else (default.ratio_level,)
+    levels = learner_access.choices("ratio_level") if "ratio_level" in reads(algorithm) else (default.ratio_level,)
     for level in levels:
         for aggregation in {default.aggregation, "token-mean", "seq-mean-token-sum"}:
             hyper = {"aggregation": aggregation, **({} if len(levels) == 1 else {"ratio_level": level})}
-            if not seams.accepted(algorithm, hyper):
+            if not learner_access.accepted(algorithm, hyper):
                 continue
-            trial = begin(algorithm, case, hyper=FIRST | hyper, game={"early": True})
-            trial.step()
+            game_run = begin(algorithm, case, hyper=FIRST | hyper, game={"early": True})
+            game_run.step()
             true = truth.gradient(
-                trial.rules, trial.uniform, 0, trial.after, most_steps(trial), seams.row_weight(trial)
+                game_run.rules,
+                game_run.uniform,
+                0,
+                game_run.after,
+                most_steps(game_run),
+                learner_access.row_weight(game_run),
             )
-            for number, learner in enumerate(trial.learners):
-                measured = -seams.actor_gradient(learner)
+            for number, learner in enumerate(game_run.learners):
+                measured = -learner_access.actor_gradient(learner)
                 what = f"with {aggregation} and one ratio a {level} the gradient of J"
-                problem = parallel(what, measured, trial.weight_gradient(number, true))
+                problem = parallel(what, measured, game_run.weight_gradient(number, true))
                 if problem:
                     return problem
     return None
@@ -156,12 +163,12 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
 def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
     """`entropy_coef` makes the policy more random where nothing is earned."""
     hyper = DRIFT | {"entropy_coef": 1.0}
-    trial = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
-    for learner in trial.learners:
-        seams.tilt(learner)
-    before = trial.tables()[0][0]
-    trial.step()
-    after = trial.tables()[0][0]
+    game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
+    for learner in game_run.learners:
+        learner_access.tilt(learner)
+    before = game_run.tables()[0][0]
+    game_run.step()
+    after = game_run.tables()[0][0]
     if abs(after[0] - 0.5) < abs(before[0] - 0.5) - 1e-4:
         return None
     return f"probabilities {before[0]:.3f}, {before[1]:.3f} became {after[0]:.3f}, {after[1]:.3f} with entropy_coef=1"
@@ -170,17 +177,19 @@ def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
 def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
     """`kl_coef` in the loss pulls the policy to the reference where nothing is earned, by every estimator that is
     taken."""
-    for estimator in seams.choices("kl_estimator"):
+    for estimator in learner_access.choices("kl_estimator"):
         own = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
-        if not seams.accepted(algorithm, own):
+        if not learner_access.accepted(algorithm, own):
             continue
-        trial = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST | own)
-        reference = seams.aim_reference(trial.learners[0])
-        trial.step()
-        by_logit = truth.divergence_gradient(trial.rules, trial.uniform, reference)
-        true = trial.weight_gradient(0, by_logit)
+        game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST | own)
+        reference = learner_access.aim_reference(game_run.learners[0])
+        game_run.step()
+        by_logit = truth.divergence_gradient(game_run.rules, game_run.uniform, reference)
+        true = game_run.weight_gradient(0, by_logit)
         # `abs` descends the total variation, and k3 the divergence the other way round: not parallel, but downhill.
-        problem = parallel(f"{estimator}'s gradient", seams.actor_gradient(trial.learners[0]), true, least=0.5)
+        problem = parallel(
+            f"{estimator}'s gradient", learner_access.actor_gradient(game_run.learners[0]), true, least=0.5
+        )
         if problem:
             return problem
     return None
@@ -188,13 +197,17 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
 
 def refusals(algorithm: str, case: GridPoint) -> Difference:
     """A config refuses hyper-parameters that the algorithm does not read, and lengths of rows that have none."""
-    if not seams.accepted(algorithm, {}):
+    if not learner_access.accepted(algorithm, {}):
         return "no config takes the algorithm"
-    accepted_keys = [key for key, value in seams.unread(algorithm).items() if seams.accepted(algorithm, {key: value})]
+    accepted_keys = [
+        key
+        for key, value in learner_access.unread(algorithm).items()
+        if learner_access.accepted(algorithm, {key: value})
+    ]
     if accepted_keys:
         return f"the config takes keys that the algorithm does not read: {', '.join(accepted_keys)}"
     if not whole_episodes(algorithm):
         for key in ("overlong_buffer", "overlong_filter"):
-            if key in reads(algorithm) and seams.accepted(algorithm, {key: 1}, rolling=True):
+            if key in reads(algorithm) and learner_access.accepted(algorithm, {key: 1}, rolling=True):
                 return f"the config takes {key}, though a row is a stretch of play, which has no length of its own"
     return None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from marl_ray.config import spec_of
-from marl_ray.conformance.algorithm import seams
+from marl_ray.conformance.algorithm import learner_access
 from marl_ray.conformance.algorithm.comparing import Difference
 from marl_ray.conformance.algorithm.constraints import (
     budget_units,
@@ -16,6 +16,7 @@ from marl_ray.conformance.algorithm.constraints import (
     multipliers,
     old_costs,
 )
+from marl_ray.conformance.algorithm.game_run import GridPoint, reads
 from marl_ray.conformance.algorithm.learning import (
     adaptive_kl,
     divergence_penalty,
@@ -29,7 +30,6 @@ from marl_ray.conformance.algorithm.learning import (
     uneven_lengths,
     value_clip,
 )
-from marl_ray.conformance.algorithm.trial import GridPoint, reads
 
 
 class Property(NamedTuple):
@@ -90,7 +90,7 @@ PROPERTIES = (
     Property(budget_units, _is(costs=True), GRID),
     Property(moved_costs, _is(costs=True), GRID),
     Property(multipliers, _is(constraint="multiplier"), GRID),
-    Property(multiplier_steps, lambda name: seams.every_step(name), GRID),
+    Property(multiplier_steps, lambda name: learner_access.every_step(name), GRID),
     Property(old_costs, _is(constraint="multiplier"), GRID),
     Property(lands_on_budget, _is(constraint="trust_region"), GRID),
     Property(no_drift, lambda name: True, GRID),

@@ -1,6 +1,6 @@
 """The report of a checker: one line for every property of a part, `ok` or `failed` with what differs."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from marl_ray.errors import MarlRayError, named
@@ -29,13 +29,10 @@ def checked(name: str, text: str, differs: Callable[[], str | None]) -> CheckedP
     return CheckedProperty(name, text, failure)
 
 
-def report(properties: Iterable[CheckedProperty], write: Callable[[str], None]) -> bool:
-    """Write a line for every property as soon as it is checked; returns True if all hold."""
-    all_hold = True
-    for each in properties:
-        write(str(each))
-        all_hold &= each.failure is None
-    return all_hold
+def tell(each: CheckedProperty) -> CheckedProperty:
+    """Print the line of a property, as soon as it is checked, and return it."""
+    print(each, flush=True)
+    return each
 
 
 def loaded(point: ExtensionPoint, name: str) -> Any:

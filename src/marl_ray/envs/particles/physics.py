@@ -58,11 +58,13 @@ def parts(state: np.ndarray, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.n
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
 def distance(a: np.ndarray, b: np.ndarray) -> float:
+    """The distance of two places, (2,) each."""
     return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2)
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
 def touch(places: np.ndarray, i: int, j: int, rules: Rules) -> bool:
+    """True if the entities `i` and `j` overlap; `places` is (entities, 2)."""
     near: bool = distance(places[i], places[j]) < rules.sizes[i] + rules.sizes[j]
     return near
 

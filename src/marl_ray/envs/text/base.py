@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rewards.paying import ChosenReward, make_reward
+from marl_ray.rewards.reward_protocol import ChosenReward, make_reward
 
 COSTS = ("tokens", "calls", "seconds")
 """The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),
@@ -204,7 +204,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         return self._prompts[agent]
 
     def ask(self, agent: str, prompt: str) -> None:
-        """It is the agent's turn to answer the prompt."""
+        """Give the turn to `agent`, who must answer `prompt`."""
         self.agent_selection, self._prompts[agent] = agent, prompt
 
     def earn(self, reward: float, agent: str | None = None) -> None:

@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 
 from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks
-from marl_ray.envs.text.code_tests import NO_CODE, Checked, check, shown
+from marl_ray.envs.text.code_tests import NO_CODE, ProgramScore, check, shown
 from marl_ray.envs.text.synthetic import Mutant, mutants, programs
 from marl_ray.envs.text.tasks import ProgramTask, read_code
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import limits_of_tests
 from marl_ray.rewards.extraction import extract
-from marl_ray.rewards.paying import ChosenReward
+from marl_ray.rewards.reward_protocol import ChosenReward
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
 GENERATOR, REVIEWER = "generator", "reviewer"
@@ -90,7 +90,7 @@ class CodeTeam(TextEnv):
         self.repair_prompt = check_template("repair_prompt", repair_prompt, FIELDS)
 
     def begin(self) -> None:
-        self._code, self._checked, self._first = "", Checked(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
+        self._code, self._checked, self._first = "", ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
         self._programs = 0
         self.ask(GENERATOR, self._filled(self.prompt))
 
@@ -165,10 +165,10 @@ class CodeTeam(TextEnv):
     def _written(self, code: str) -> str:
         return f"```python\n{code}\n```" if self.answer == "block" else code
 
-    def _check(self, text: str) -> Checked:
+    def _check(self, text: str) -> ProgramScore:
         program = self._program(text)
         if not program.strip():
-            return Checked(0.0, 0.0, NO_CODE, 0, 0.0)
+            return ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0)
         return check(shared_pool(), program, self.task.code, self.limits)
 
     def _program(self, text: str) -> str:

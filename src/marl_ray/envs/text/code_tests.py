@@ -26,7 +26,7 @@ _LOADING = ("fail:error", "fail:wrong")
 
 
 @dataclass(frozen=True)
-class Checked:
+class ProgramScore:
     """The results of a program's tests."""
 
     public: float
@@ -39,7 +39,7 @@ class Checked:
     cpu_s: float
 
 
-def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
+def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore:
     """Test a program. The limits hold for all calls together, for stdio tests each.
 
     A call that ends, hangs or breaks the program's process fails all hidden tests; the public tests then run alone. After
@@ -55,7 +55,7 @@ def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
             report = f"fails ({verdict}): {shown(test)}"
             break
     share, score = (results.verdicts.count(PASSED) / max(len(results.verdicts), 1) for results in (public, hidden))
-    return Checked(share, score, report[:LONGEST_REPORT], public.runs + hidden.runs, public.cpu_s + hidden.cpu_s)
+    return ProgramScore(share, score, report[:LONGEST_REPORT], public.runs + hidden.runs, public.cpu_s + hidden.cpu_s)
 
 
 class _Ran(NamedTuple):
@@ -85,7 +85,7 @@ def shown(test: Test) -> str:
     return f"{test.stdin.decode(errors='replace').strip()} -> {test.stdout.decode(errors='replace').strip()}"
 
 
-def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Checked:
+def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore:
     public, hidden = _sources(task.public), _sources(task.hidden)
     judged = _judge(pool, code, task, public, hidden, limits)
     results = _report(judged)
@@ -98,11 +98,11 @@ def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Check
             results = results[0], 0, *results[2:]
     if results is None:
         reason = judged.message if judged.verdict in _LOADING and judged.message else judged.verdict
-        return Checked(0.0, 0.0, _cut(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
+        return ProgramScore(0.0, 0.0, _cut(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
     passed_public, passed_hidden, failed, error, value = results
     report = _failure(public[failed], error, value) if failed >= 0 else "passes" if public else NO_TESTS
     share = passed_public / len(public) if public else 0.0
-    return Checked(share, passed_hidden / len(hidden), report, runs, cpu_s)
+    return ProgramScore(share, passed_hidden / len(hidden), report, runs, cpu_s)
 
 
 def _sources(tests: tuple[Test, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from marl_ray.agents.tools import make_tools
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, place
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.rewards.answers import same_answer
-from marl_ray.rewards.paying import ChosenReward
+from marl_ray.rewards.reward_protocol import ChosenReward
 
 SEARCH, TOWNS = "google_search_serper", "towns"
 MADE_UP: dict[str, dict[str, Any]] = {"code_interpreter": {}, SEARCH: {"corpus": TOWNS}}

@@ -12,7 +12,7 @@ from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
-from marl_ray.rewards.paying import ChosenReward
+from marl_ray.rewards.reward_protocol import ChosenReward
 
 WIDTH, HEIGHT = 500, 320
 """The viewport in pixels: a task is 160 by 210, and lists and dialogs stand out of it."""

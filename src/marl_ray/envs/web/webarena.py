@@ -14,7 +14,7 @@ from marl_ray.envs.web.tasks.task import WebTask, on_sites
 from marl_ray.envs.web.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import imported
-from marl_ray.rewards.paying import ChosenReward
+from marl_ray.rewards.reward_protocol import ChosenReward
 
 NAMES = {
     "shopping": "http://onestopmarket.com",

@@ -111,9 +111,11 @@ def task_of(options: EvaluationOptions) -> ScoringTask:
     )
 
 
-def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str = "") -> EvaluationPlan:
-    """Read and check everything. `task` is the result of `task_of`, if it was called before; `made` describes the
-    samples, if that is known.
+def prepare_evaluation(
+    options: EvaluationOptions, task: ScoringTask | None = None, samples_description: str = ""
+) -> EvaluationPlan:
+    """Read and check everything. `task` is the result of `task_of`, if it was called before; `samples_description`
+    describes the samples, if that is known.
 
     Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
@@ -125,7 +127,7 @@ def plan(options: EvaluationOptions, task: ScoringTask | None = None, made: str 
     limit = f"{timeout_s:g} s" + ("" if timeout_s == chosen.timeout_s else f" instead of {chosen.timeout_s:g} s")
     manifest = {
         "benchmark": chosen.name,
-        "variant": f"{data.variant}; {made or f'ready {kinds}'}; {limit}",
+        "variant": f"{data.variant}; {samples_description or f'ready {kinds}'}; {limit}",
         "data": data.source,
         "data_sha256": data.sha256,
         "samples": samples.path,

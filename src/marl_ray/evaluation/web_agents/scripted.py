@@ -11,7 +11,7 @@ from marl_ray.envs.web.site_pack.made_tasks import Plan, made_tasks
 from marl_ray.envs.web.webarena import SEEDS, WORLD
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
-from marl_ray.rollout.response_streams import task_number
+from marl_ray.rollout.rng import task_number
 
 _ACTED_ON = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "combobox", "searchbox")
 

@@ -14,7 +14,7 @@ from marl_ray.evaluation.writing.authors import Authors, SamplingOverrides, gene
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
-from marl_ray.rollout.response_streams import EVALUATION, response_stream, task_number
+from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
 
 
 class LanguageAgent:
@@ -47,7 +47,7 @@ class LanguageAgent:
                 ids, _ = fit_prompt(self.policy.tokenizer, turn.prompt, self.policy.config.chat, room)
             except PromptTooLong:
                 continue
-            stream = response_stream(EVALUATION, task_number(turn.task_id), turn.sample, 0, 0, turn.number)
+            stream = response_stream(EVALUATION_STREAMS, task_number(turn.task_id), turn.sample, 0, 0, turn.number)
             prompts[k] = Prompt(tuple(ids), stream, self.greedy)
         if prompts:
             completions = self.engine.generate(list(prompts.values()), self.seed, self.generation)

@@ -22,7 +22,7 @@ from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingReques
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
 from marl_ray.policies.prompting.prompts import PromptTooLong, check_fits, encode_prompt, fit_prompt
-from marl_ray.rollout.response_streams import EVALUATION, response_stream, task_number
+from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
 from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
 
 CPU_BATCH, GPU_BATCH = 64, 512
@@ -198,7 +198,9 @@ class Writer:
             talk.shortened |= fitted[1]
             number = sum(agent == talk.agent for agent, _ in talk.responses)
             place = self.agents.index(talk.agent or "")
-            stream = response_stream(EVALUATION, task_number(talk.problem.task_id), talk.sample, 0, place, number)
+            stream = response_stream(
+                EVALUATION_STREAMS, task_number(talk.problem.task_id), talk.sample, 0, place, number
+            )
             prompts.append(Prompt(fitted[0], stream, self.request.greedy))
             answered.append(talk)
         if not prompts:

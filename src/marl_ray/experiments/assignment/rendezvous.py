@@ -184,11 +184,6 @@ def held_out(endpoint: str, share: float, unit: str) -> bool:
     return _place(b"holdout", endpoint, unit) < share
 
 
-def unit_hash(salt: str, arm: str, unit: str) -> float:
-    """The draw of one arm for one unit: in (0, 1], from 64 bits of blake2b."""
-    return _uniform(_prefix(salt, arm), unit.encode())
-
-
 def _place(kind: bytes, name: str, unit: str) -> float:
     """Uniform in [0, 1)."""
     state = hashlib.blake2b(json.dumps(name).encode(), digest_size=8, person=kind)

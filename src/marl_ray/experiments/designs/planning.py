@@ -35,7 +35,7 @@ class SampleSizes(NamedTuple):
     """By this many, the part `power` of the experiments has proven the effect; None if not within a billion."""
 
 
-def plan(
+def sample_sizes(
     *,
     effect: float,
     sd: float,

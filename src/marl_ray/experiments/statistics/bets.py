@@ -44,7 +44,7 @@ End = Literal["low", "high"]
 
 
 @dataclass(slots=True)
-class Memory:
+class OutcomeMoments:
     """Running mean and variance of earlier outcomes, which `centres` continues."""
 
     n: int = 0
@@ -81,7 +81,7 @@ class Capital:
         self, y: np.ndarray, treated: np.ndarray, share: np.ndarray, centres: np.ndarray, deviations: np.ndarray
     ) -> None:
         """Bet on further units (k,), in order: outcomes in [0, 1], whether each is in the treatment, its chance of
-        that, and the centres and deviations of `Memory`."""
+        that, and the centres and deviations of `OutcomeMoments`."""
         control_share = 1 - share
         gains = self.side * (y - centres) * np.where(treated, 1 / share, -1 / control_share)
         low, high = (centres, 1 - centres) if self.side > 0 else (1 - centres, centres)
@@ -151,7 +151,7 @@ class BettingTest:
     """The bets on one claim, continued from unit to unit."""
 
     claim: Claim
-    memory: Memory = field(default_factory=Memory)
+    memory: OutcomeMoments = field(default_factory=OutcomeMoments)
     capital: Capital = field(init=False)
 
     def __post_init__(self) -> None:

@@ -27,13 +27,12 @@ from marl_ray.experiments.lifecycle import (
     reconfigured,
     transition,
 )
-from marl_ray.experiments.store.evidence import EvidenceStore
 from marl_ray.experiments.store.records import (
     OPEN,
     AssignmentState,
     AuditEntry,
     Configs,
-    Past,
+    EpochHistory,
     Production,
     assignment_part,
     assignment_state,
@@ -52,6 +51,7 @@ from marl_ray.experiments.store.rules import (
     check_endpoint,
     marked_arms,
 )
+from marl_ray.experiments.store.summed_units import EvidenceStore
 from marl_ray.experiments.store.units import Correction, Exposure, Outcome, StoreError
 
 __all__ = [
@@ -98,7 +98,7 @@ class ExperimentStore(EvidenceStore):
         the record's `kept_at_zero` names it. MarlRayError, too, if the endpoint has another open experiment with which
         this one does not share a layer, and if `randomize` or `outcome_window_s` changes once there are exposures.
         """
-        with self._transaction(self._writer) as connection:
+        with self.transaction(self.writer) as connection:
             now, endpoint = time.time(), endpoint_of(name, config)
             if connection.dialect.name == "postgresql":
                 # One at a time, for what they check is each other; SQLite's writers are one at a time anyway.
@@ -168,7 +168,7 @@ class ExperimentStore(EvidenceStore):
             }
             if (rolled_back_arm := barred.get(digest) or barred.get(weights)) is not None:
                 values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {rolled_back_arm!r}"}
-            insert = self._insert(schema.arms).values(experiment=name, arm=arm, **values)
+            insert = self.insert(schema.arms).values(experiment=name, arm=arm, **values)
             connection.execute(insert.on_conflict_do_update(index_elements=["experiment", "arm"], set_=values))
 
     def change(
@@ -184,7 +184,7 @@ class ExperimentStore(EvidenceStore):
         """
         if epoch is None and action not in RETREATS:
             raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
-        with self._transaction(self._writer) as connection:
+        with self.transaction(self.writer) as connection:
             stored = read(connection, name, lock=True)
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
@@ -213,7 +213,7 @@ class ExperimentStore(EvidenceStore):
         """Give a running `thompson` experiment other weights (see `lifecycle.reallocated`), as a new epoch with its
         audit
         entry. Raises as `change` does."""
-        with self._transaction(self._writer) as connection:
+        with self.transaction(self.writer) as connection:
             stored = read(connection, name, lock=True)
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
@@ -246,25 +246,25 @@ class ExperimentStore(EvidenceStore):
     def audit(self, name: str) -> list[AuditEntry]:
         """Every change of the experiment, the oldest first."""
         query = sa.select(schema.audit).where(schema.audit.c.experiment == name).order_by(schema.audit.c.id)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return [AuditEntry(*row) for row in connection.execute(query)]
 
     def names(self) -> list[str]:
         """All experiments, the oldest first."""
         here = schema.experiments.c
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return list(connection.execute(sa.select(here.name).order_by(here.created, here.name)).scalars())
 
     def experiments(self) -> list[ExperimentRecord]:
         """All experiments, the oldest first. To be polled: a config is read again only when it has changed, and must
         therefore not be changed in place."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return read_all(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
         """Experiment -> its assignment state, the oldest first. Made for polling: while nothing changes it costs one
         row and returns the same object, which must not be changed."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             version = version_of(connection)  # read first: what changes meanwhile is found by the next call
             if version != self._states[0]:
                 records = read_all(connection, self._configs)
@@ -278,12 +278,12 @@ class ExperimentStore(EvidenceStore):
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
-    def past(self, name: str) -> Past | None:
+    def past(self, name: str) -> EpochHistory | None:
         """Weights and populations of all epochs so far, read from the audit; None if the audit is incomplete or the
         salt has changed."""
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = connection.execute(query).all()
             record = read(connection, name)
         salts = {row.after["config"]["salt"] for row in rows if "config" in row.after}
@@ -291,7 +291,7 @@ class ExperimentStore(EvidenceStore):
             return None
         states = [row.after for row in rows]
         weights = [after.get("weights") or plan_of(after["config"]).weights for after in states]
-        return Past(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
+        return EpochHistory(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
 
     def production(self, endpoint: str) -> Production | None:
         """The bundle that serves the endpoint's units that are in no experiment: the winner of the newest experiment
@@ -300,7 +300,7 @@ class ExperimentStore(EvidenceStore):
         newest = sa.select(here.name).where(here.endpoint == endpoint)
         # Some of a layer's experiments may be over before others.
         order = sa.case((here.status.in_(OPEN), 0), else_=1), here.created.desc(), here.name.desc()
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             name = connection.execute(newest.order_by(*order).limit(1)).scalar()
             record = None if name is None else read(connection, name)
         if record is None:

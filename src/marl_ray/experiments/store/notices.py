@@ -38,7 +38,7 @@ class Notices:
             .order_by(audit.c.id)
             .limit(AT_ONCE)
         )
-        with self._store._transaction() as connection:
+        with self._store.transaction() as connection:
             rows = connection.execute(query).all()
         return [(AuditEntry(*row[:-1]), row[-1]) for row in rows]
 
@@ -46,10 +46,10 @@ class Notices:
         """Claim an audit entry until `until` (seconds since 1970); True if the caller has got it and must deliver
         it."""
         notices = schema.notices.c
-        insert = self._store._insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)
+        insert = self._store.insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)
         again = {"attempts": notices.attempts + 1, "next_at": until}
         free = sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)
-        with self._store._transaction(self._store._writer) as connection:
+        with self._store.transaction(self._store.writer) as connection:
             claims = insert.on_conflict_do_update(index_elements=["audit_id"], set_=again, where=free)
             return connection.execute(claims.returning(notices.audit_id)).first() is not None
 
@@ -58,18 +58,18 @@ class Notices:
         1970."""
         here = schema.notices.c
         values = {"delivered_at": delivered_at, "next_at": next_at}
-        with self._store._transaction(self._store._writer) as connection:
+        with self._store.transaction(self._store.writer) as connection:
             connection.execute(sa.update(schema.notices).where(here.audit_id == entry).values(values))
 
     def preload(self, reference: str, now: float) -> None:
         """Ask all replicas to load a bundle ahead of its experiment."""
-        insert = self._store._insert(schema.preloads).values(reference=reference, at=now)
-        with self._store._transaction(self._store._writer) as connection:
+        insert = self._store.insert(schema.preloads).values(reference=reference, at=now)
+        with self._store.transaction(self._store.writer) as connection:
             connection.execute(insert.on_conflict_do_update(index_elements=["reference"], set_={"at": now}))
 
     def preloads(self, since: float) -> list[str]:
         """References of the bundles that were asked for after `since` (seconds since 1970), the oldest first."""
         here = schema.preloads.c
         query = sa.select(here.reference).where(here.at > since).order_by(here.at)
-        with self._store._transaction() as connection:
+        with self._store.transaction() as connection:
             return list(connection.execute(query).scalars())

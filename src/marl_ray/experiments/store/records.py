@@ -58,7 +58,7 @@ class AssignmentState:
     """Creator of the experiment: `api`, or None for the config of a gateway."""
 
 
-class Past(NamedTuple):
+class EpochHistory(NamedTuple):
     """Weights and populations of all epochs so far."""
 
     weights: list[Mapping[str, float]]
@@ -185,6 +185,7 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
 
 
 def endpoint_of(name: str, config: dict[str, Any]) -> str:
+    """The endpoint that an experiment serves: that of its config, or else its own name."""
     return config.get("endpoint") or name
 
 

@@ -78,14 +78,18 @@ class UnitStore:
         """
         self.clock = clock
         self._engine = schema.open_engine(url)
-        self._writer = self._engine.execution_options(writes=True)
-        self._insert: Any = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        self.writer = self._engine.execution_options(writes=True)
+        """The engine of the transactions that write, which take the write lock as they begin."""
+        self.insert: Any = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        """The database's own INSERT, which has ON CONFLICT."""
 
     def close(self) -> None:
+        """Close the connections."""
         self._engine.dispose()
 
     @contextmanager
-    def _transaction(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
+    def transaction(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
+        """Run the block in one transaction, of `writer` if the block writes; StoreError if the database fails."""
         try:
             with (engine or self._engine).begin() as connection:
                 yield connection
@@ -109,10 +113,10 @@ class UnitStore:
             }
             for e in sorted(exposures, key=lambda e: (e.experiment, e.unit))
         ]
-        with self._transaction(self._writer) as connection:
+        with self.transaction(self.writer) as connection:
             now = self._arrival(connection)
             rows = [row | {"stored_at": now} for row in rows]
-            connection.execute(self._insert(schema.exposures).on_conflict_do_nothing(), rows)
+            connection.execute(self.insert(schema.exposures).on_conflict_do_nothing(), rows)
 
     def _arrival(self, connection: sa.Connection) -> float:
         return self.clock() if self.clock is not None else windows.arrival(connection)
@@ -121,12 +125,12 @@ class UnitStore:
         """The moment until which all that arrived is written (see `windows.settled_at`), in seconds since 1970."""
         if self.clock is not None:
             return self.clock()
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return windows.settled_at(connection)
 
     def assignment(self, experiment: str, unit: str) -> Assignment | None:
         """The arm of the unit's first exposure, or None."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return _assignment(connection, experiment, unit)
 
     def assignments(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
@@ -135,7 +139,7 @@ class UnitStore:
         for experiment, unit in pairs:
             by_experiment.setdefault(experiment, []).append(unit)
         arms: dict[tuple[str, str], Assignment] = {}
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for experiment, units in by_experiment.items():
                 rows = connection.execute(_ASSIGNMENTS, {"experiment": experiment, "units": units})
                 arms |= {(experiment, unit): Assignment(*rest) for unit, *rest in rows}
@@ -153,7 +157,7 @@ class UnitStore:
         is not taken back. A first value that arrives after the window is kept and does not count. A unit without an
         exposure gives an UnknownUnitError; a name or number that cannot be stored gives a MarlRayError.
         """
-        with self._transaction(self._writer) as connection:
+        with self.transaction(self.writer) as connection:
             names = sorted({report.unit for report in reports})
             units = self._units(connection, experiment, names)
             now, rules = (
@@ -164,7 +168,7 @@ class UnitStore:
             changes = Changes(experiment, actor, now, rules, units, known)
             results = [changes.add(report) for report in reports]
             for table, rows in changes.rows():
-                insert = self._insert(table)
+                insert = self.insert(table)
                 new = {key: insert.excluded[key] for key in ("value", "at", "arrived_at")}
                 keys = [column.name for column in table.primary_key]
                 connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=new), rows)
@@ -199,14 +203,14 @@ class UnitStore:
         """All replaced values of the experiment, the oldest first."""
         here = schema.corrections.c
         query = sa.select(*(here[name.name] for name in fields(Correction)))
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = connection.execute(query.where(here.experiment == experiment).order_by(here.id))
             return [Correction(*row) for row in rows]
 
     def _is_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
         """Insert the row unless its key is taken; True if it was inserted."""
         # The row count does not tell: SQLAlchemy does not know that of PostgreSQL's inserts (it says -1).
-        insert = self._insert(table).values(row).on_conflict_do_nothing().returning(sa.literal(1))
+        insert = self.insert(table).values(row).on_conflict_do_nothing().returning(sa.literal(1))
         return connection.execute(insert).first() is not None
 
     def record_shadows(self, experiment: str, replica: str, totals: Mapping[str, Mapping[str, float]]) -> None:
@@ -218,10 +222,10 @@ class UnitStore:
         """
         names = (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)
         key = {"experiment": experiment, "replica": replica}
-        with self._transaction(self._writer) as connection:
+        with self.transaction(self.writer) as connection:
             for arm in sorted(totals):
                 values = {"at": time.time(), **{name: totals[arm].get(name, 0) for name in names}}
-                insert = self._insert(schema.shadow_totals).values(arm=arm, **key, **values)
+                insert = self.insert(schema.shadow_totals).values(arm=arm, **key, **values)
                 same = ["experiment", "arm", "replica"]
                 connection.execute(insert.on_conflict_do_update(index_elements=same, set_=values))
 
@@ -236,7 +240,7 @@ class UnitStore:
         counts = [sa.cast(sums[name], sa.BigInteger).label(name) for name in schema.SHADOW_COUNTS]
         more = *(sums[name].label(name) for name in schema.SHADOW_SUMS), sa.func.max(totals.at).label("at")
         query = sa.select(totals.arm, *counts, *more).where(totals.experiment == experiment).group_by(totals.arm)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             rows = [dict(row) for row in connection.execute(query.order_by(totals.arm)).mappings()]
         return {row.pop("arm"): row for row in rows}
 
@@ -260,7 +264,7 @@ class UnitStore:
             later = query
             if last is not None:
                 later = query.where(sa.tuple_(outcomes.c.at, outcomes.c.unit) > sa.tuple_(last.at, last.unit))
-            with self._transaction() as connection:
+            with self.transaction() as connection:
                 rows = [Outcome(*row) for row in connection.execute(later)]
             yield from rows
             if len(rows) < page:
@@ -275,7 +279,7 @@ class UnitStore:
         rows: list[tuple[str, float]] = []
         while True:
             later = query.where(values.unit > rows[-1][0]) if rows else query
-            with self._transaction() as connection:
+            with self.transaction() as connection:
                 rows = [(row.unit, row.value) for row in connection.execute(later)]
             yield from rows
             if len(rows) < page:

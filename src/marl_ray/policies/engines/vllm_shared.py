@@ -18,7 +18,7 @@ from marl_ray.policies.engines.vllm_engine import VllmEngine
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.messages import AdapterRoom
 from marl_ray.policies.engines.vllm_process.process import CLOSE_S, EngineLost, VllmProcess
-from marl_ray.policies.engines.vllm_process.shared_process import FairLock, Port, SharedProcess
+from marl_ray.policies.engines.vllm_process.shared_process import DecoderPort, FairLock, SharedProcess
 from marl_ray.policies.language.base_model import share_base
 from marl_ray.policies.language.lora import save_adapters
 from marl_ray.temporary_folders import object_folder
@@ -45,7 +45,7 @@ class SharedVllm:
         self._policy = policy
         self._base, self._number = _join(policy)
         self._leave = weakref.finalize(self, self._base.leave, self._number)
-        self._port: Port | None = None
+        self._port: DecoderPort | None = None
         self._decoder: VllmDecoder | None = None
         try:
             self._base.add(self._number, policy)
@@ -139,7 +139,7 @@ class _Base:
             self._running().ask("load_adapter", number, str(folder))
             self._folders[number] = folder
 
-    def port(self, number: int) -> tuple[int, Port]:
+    def port(self, number: int) -> tuple[int, DecoderPort]:
         """The version with which a member's tokens are written, and the port for them. Starts a process if there is none."""
         with self._lock.turn():
             shared = self._running()

@@ -1,6 +1,5 @@
 """The files of a language model: read at once, or into a model that was built empty, of which each worker reads its part."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.language.sharding.gather_shards import own_part
 
 FLOATS = {"F32", "F16", "BF16"}
 """Number types that float32 contains, so that weights are equal however they are converted on the way."""
@@ -31,7 +31,7 @@ class StoredWeights:
     @torch.no_grad()
     def read_into(self, lm: nn.Module, device: torch.device) -> None:
         """Give a model's weights on the meta device their values, on `device` and in their own type. Of a weight that is
-        sharded along its first dimension (FSDP2) only this worker's shard is read."""
+        sharded only this worker's shard is read."""
         state: dict[str, nn.Parameter] = {}
         for tied in tied_names(lm):
             parameter = lm.get_parameter(tied[0])
@@ -46,10 +46,7 @@ class StoredWeights:
         if not isinstance(parameter, DTensor):
             return torch.empty_like(parameter, device=device).copy_(stored[:])
         mesh, local = parameter.device_mesh, parameter.to_local()
-        # FSDP2 splits as torch.chunk does.
-        shards = mesh.size(-1)  # the last dimension; others replicate
-        begin = min(mesh.get_local_rank(mesh.ndim - 1) * math.ceil(len(parameter) / shards), len(parameter))
-        own = torch.empty(local.shape, dtype=local.dtype, device=device).copy_(stored[begin : begin + len(local)])
+        own = torch.empty(local.shape, dtype=local.dtype, device=device).copy_(stored[own_part(parameter)])
         shape, stride = parameter.shape, parameter.stride()
         return DTensor.from_local(own, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from marl_ray.policies.language.sharding.joint_pass import Heads
 
 NAME = "marl_ray_packed"
 MULTIPLE = 32
@@ -46,13 +49,16 @@ class Layout(NamedTuple):
     """(R, 1, T, P + T) float32: HIDDEN for keys of prompt and response that a response's token must not see; else 0."""
     back: Tensor
     """(S,) the place of each token in G * P and then R * T; 0 for the padding at the row's end."""
+    heads: Heads | None = None
+    """The exchange with the workers that have other parts of S; None where this one has all of S."""
 
 
-def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tensor, Tensor, Tensor]:
+def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tuple[Packed, Tensor, Tensor, Tensor]:
     """Pack sequences; returns them, the place in S where each decision is predicted, (N,), and the decision's row and
     step, (N,) each.
 
-    `prompts` (R, P) on the right with -1 before them, none empty; `responses`, `mask` (R, T), with a decision.
+    `prompts` (R, P) on the right with -1 before them, none empty; `responses`, `mask` (R, T), with a decision. S can be
+    divided into `parts` of equal lengths.
     """
     device = mask.device
     rows, steps = mask.nonzero(as_tuple=True)
@@ -72,7 +78,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Packed, Tens
     places = torch.where(steps == 0, last[own][rows], starts[rows] + steps - 1)
     back = torch.cat([seen.flatten().nonzero()[:, 0], seen.numel() + answered.flatten().nonzero()[:, 0]])
     ids, positions, back = (
-        functional.pad(part, (0, -len(part) % MULTIPLE)) for part in (ids, torch.cat([ahead, behind]), back)
+        functional.pad(part, (0, -len(part) % (MULTIPLE * parts))) for part in (ids, torch.cat([ahead, behind]), back)
     )
     causal = torch.ones(answered.shape[1], answered.shape[1], dtype=torch.bool, device=device).tril()
     visible = torch.cat([seen[own][:, None].expand(-1, len(causal), -1), causal.expand(len(own), -1, -1)], 2)
@@ -94,8 +100,12 @@ def use(lm: Any) -> None:
     lm.set_attn_implementation(NAME)
 
 
-def states(lm: Any, packed: Packed) -> Tensor:
-    """Last hidden states (S, H) of a model that `use` was called on."""
+def states(lm: Any, packed: Packed, workers: DeviceMesh | None = None) -> Tensor:
+    """Last hidden states (S, H) of a model that `use` was called on; with `workers`, who call it together, those of this
+    worker's part of S."""
+    if workers is not None and workers.size() > 1:
+        ids, positions = (x.chunk(workers.size(), 1)[workers.get_local_rank()] for x in packed[:2])
+        packed = Packed(ids, positions, packed.layout._replace(heads=Heads(workers)))
     # The layout's mask is passed on, because without one transformers would build a mask of S x S.
     there = packed.ids.new_zeros(1, 1, 1, 1)
     outputs = lm.get_decoder()(
@@ -122,6 +132,8 @@ def _attend(
     """Attention of (1, heads, S, width) queries; (1, S, heads, width)."""
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
+    if layout.heads is not None:
+        query, key, value = map(layout.heads.of_all_tokens, (query, key, value))
     # In bfloat16 the backward pass of torch's kernel for CPUs takes several times as long as in float32.
     dtype = query.dtype if query.is_cuda else torch.float32
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
@@ -145,7 +157,8 @@ def _attend(
             enable_gqa=True,
         )
         parts.append(mixed.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts).index_select(0, layout.back)[None].to(query.dtype), None
+    attended = torch.cat(parts).index_select(0, layout.back)[None].to(query.dtype)
+    return attended if layout.heads is None else layout.heads.of_own_tokens(attended), None
 
 
 def _laid(tokens: Tensor, places: Tensor) -> Tensor:

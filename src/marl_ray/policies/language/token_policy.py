@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers.utils.logging import disable_progress_bar
 
@@ -21,16 +19,19 @@ from marl_ray.policies.bundles.manifest import MANIFEST, TokenManifest, check_mo
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
-from marl_ray.policies.language.gather_shards import unsharded
 from marl_ray.policies.language.lora import add_adapters, lay_beside, merged_weights, without_adapters
 from marl_ray.policies.language.model_files import StoredWeights, empty_model, load_model
 from marl_ray.policies.language.packing import Packed
+from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.policies.prompting.turn_ends import end_tokens, tell_ends
 
 disable_progress_bar()  # else every worker would show a progress bar for every model
 
+Lay = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | Packed, Tensor, Tensor, Tensor]]
+"""`packing.pack` or `lay_out`."""
 LOGITS = 1 << 25
 """Most logits that are in memory at once."""
 
@@ -78,6 +79,8 @@ class TokenPolicy(nn.Module):
         """Number of `refresh`es that this sampling copy has had: one for each update."""
         self.unread: StoredWeights | None = None
         """The files of the weights that are still on the meta device."""
+        self.joint: JointWorkers | None = None
+        """The workers that compute each pass together, once the policy is sharded over such."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
@@ -114,13 +117,18 @@ class TokenPolicy(nn.Module):
         """Log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
 
         `sequences` are ids (R, S) from the left or packed ones, `places` (N,) where in R * S, or in S, each target is
-        predicted. All in one call, because under FSDP2 each call of the wrapped module is one gather of its weights.
+        predicted. All in one call, because under FSDP2 each call of the wrapped module is one gather of its weights. Of
+        workers that compute a pass together all get the same sequences, and each gets the targets that it scores; `places`
+        are then in its own part of S.
         """
+        joint = self.joint
         if isinstance(sequences, Packed):
-            states = packing.states(self.lm, sequences)
+            states = packing.states(self.lm, sequences, None if joint is None else joint.context)
         else:
             # Padding stands on the right, which causal attention does not read, so no mask is built.
             states = self.lm.get_decoder()(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
+        if joint is not None:
+            states = joint.copied(states)
         states = states.index_select(0, places)
         size = max(1, LOGITS // self.lm.get_output_embeddings().weight.shape[0])
         chunks = list(zip(states.split(size), targets.split(size), strict=True))
@@ -157,9 +165,20 @@ class TokenPolicy(nn.Module):
         Without `learn_entropy` the entropy has no gradients, whose pass would hold every token's distribution once more.
         A call without rows still takes part in the workers' collectives.
         """
-        lay = packing.pack if self.packs and mask.any() else lay_out
-        sequences, places, rows, steps = lay(prompts, responses, mask)
-        log_probs, entropy, values, costs = self(sequences, places, responses[rows, steps], need_entropy, learn_entropy)
+        joint = self.joint
+        every = JointRows(prompts, responses, mask) if joint is None else joint.rows_of_all(prompts, responses, mask)
+        parted = self.packs and bool(every.mask.any())
+        parts = 1 if joint is None else joint.context.size()
+        lay: Lay = functools.partial(packing.pack, parts=parts) if parted else lay_out
+        sequences, places, rows, steps = lay(*every[:3])
+        targets = every.responses[rows, steps]
+        if joint is None:
+            log_probs, entropy, values, costs = self(sequences, places, targets, need_entropy, learn_entropy)
+        else:
+            chosen, own_places = joint.share(places, sequences[0].numel(), parted)
+            scored = self(sequences, own_places, targets[chosen], need_entropy, learn_entropy)
+            (log_probs, entropy, values, costs), rows, own = every.own(joint.joined(scored, chosen, len(targets)), rows)
+            steps = steps[own]
 
         def spread(flat: Tensor) -> Tensor:
             return flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put((rows, steps), flat)
@@ -267,43 +286,8 @@ def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
         yield str(folder / next(iter(manifest.policies)))
 
 
-def decoder_layers(lm: nn.Module) -> nn.ModuleList:
-    """The model's blocks: the list of modules that holds the most parameters."""
-    lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
-
-
-def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
-    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part. Of weights that are
-    still in files each worker reads its shards alone.
-
-    A block's weights are gathered for its forward pass, and again for its backward pass. Gradients are summed in
-    float32. On a mesh of CPUs `config.cpu_offload` moves nothing, but takes the same way.
-    """
-    mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
-    offload = policy.config.cpu_offload
-    rest: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": mixed,
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
-        # The root module's weights are released too. If a pass without gradients left them gathered, they would be
-        # stale after the next step.
-        "reshard_after_forward": True,
-    }
-    if mixed_precision:  # frozen weights take no updates, so they need no more digits than the computation
-        for parameter in policy.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.bfloat16)
-    for layer in decoder_layers(policy.lm):
-        if policy.config.activation_checkpointing:
-            # transformers' own checkpointing works in training mode only. No random numbers are drawn here.
-            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        fully_shard(layer, **rest)
-    fully_shard(policy, **rest)
-    _read(policy, torch.device("cpu" if offload else mesh.device_type))
-
-
-def _read(policy: TokenPolicy, device: torch.device) -> None:
+def read(policy: TokenPolicy, device: torch.device) -> None:
+    """Give weights that are still in files their values, on `device`."""
     if policy.unread is not None:
         policy.unread.read_into(policy.lm, device)
         policy.unread = None
@@ -329,7 +313,7 @@ def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> Token
     """
     device = device or policy.device
     plain = _copied(policy, sampling_dtype(policy.config, device))
-    _read(plain, device)
+    read(plain, device)
     lay_beside(plain)
     return plain
 

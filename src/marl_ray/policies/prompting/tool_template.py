@@ -39,7 +39,7 @@ class WrittenCall(NamedTuple):
     """A JSON object, as text."""
 
 
-class Form(NamedTuple):
+class CallFormat(NamedTuple):
     """The text of a call: `before`, the tool's name, `between`, its arguments as a JSON object, `behind`."""
 
     before: str
@@ -47,7 +47,7 @@ class Form(NamedTuple):
     behind: str
 
 
-HERMES = Form('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+HERMES = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 """The format of the models of NousResearch and Qwen; also used if a template shows no other."""
 
 
@@ -58,7 +58,7 @@ class _Facts(NamedTuple):
     """True if the template shows an assistant's calls."""
     results: bool
     """True if the template shows a tool's answers."""
-    form: Form
+    form: CallFormat
 
 
 _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
@@ -102,7 +102,7 @@ def _facts(tokenizer: Any) -> _Facts:
     return _FACTS[tokenizer]
 
 
-def _form(tokenizer: Any, called: str) -> Form:
+def _form(tokenizer: Any, called: str) -> CallFormat:
     """The template's form of a call, found in a conversation that ends with one."""
     start = rendered(tokenizer, [_USER], add_generation_prompt=True)
     before, name, rest = called.removeprefix(start).partition(f"{SHOWN}call")
@@ -110,9 +110,9 @@ def _form(tokenizer: Any, called: str) -> Form:
     if not (called.startswith(start) and name and arguments):
         return HERMES
     end = rendered(tokenizer, [_USER, {"role": "assistant", "content": f"{SHOWN}end"}]).rpartition(f"{SHOWN}end")[2]
-    form = Form(before, between, behind.removesuffix(end))
+    form = CallFormat(before, between, behind.removesuffix(end))
     for token in special_tokens(tokenizer).values():  # texts show no call at all
-        form = Form(*(part.replace(token, "") for part in form))
+        form = CallFormat(*(part.replace(token, "") for part in form))
     written = f"{form.before}x{form.between}{{}}{form.behind}".strip()
     return form if calls_in(written.removeprefix(OPEN).removesuffix(CLOSE)) else HERMES
 

@@ -110,8 +110,8 @@ class Played:
         """The batch of one policy, with the critics' values."""
         player, buffer, steps = players[name], self.buffers[name], self.steps
         copies, agents = buffer.mask.shape[1:]
-        after = self._critic_inputs(name, player)
-        inputs = after[0]
+        critic_inputs = self._critic_inputs(name, player)
+        inputs = critic_inputs.inputs
 
         def rows(array: np.ndarray | Tensor) -> Tensor:
             """(T, copies, agents, ...) to (copies * agents, T, ...)."""
@@ -123,13 +123,17 @@ class Played:
 
         shape = (steps, copies, agents)
         signals = buffer.costs.shape[-1]
-        values, bootstrap = _values(player.critic or player.model.critic, (player.value_norm,), (*shape, 1), *after)
-        cost_values, cost_bootstrap = _values(player.model.cost_critic, player.cost_norms, (*shape, signals), *after)
+        values, bootstrap = _values(
+            player.critic or player.model.critic, (player.value_norm,), (*shape, 1), critic_inputs
+        )
+        cost_values, cost_bootstrap = _values(
+            player.model.cost_critic, player.cost_norms, (*shape, signals), critic_inputs
+        )
         if player.model.cost_critic is not None:
             cost_bootstrap = self._for_all(name, cost_bootstrap, players)
         over, over_cut = np.zeros(shape, bool), np.zeros(shape, bool)
-        for (t, c), cut in self.ends.items():
-            (over_cut if cut else over)[t, c] = True
+        for (t, c), was_truncated in self.ends.items():
+            (over_cut if was_truncated else over)[t, c] = True
         return Trajectories(
             observations=rows(buffer.rows[:-1]),
             states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
@@ -160,9 +164,15 @@ class Played:
         if player.model.central:
             joint = [b.rows[: steps + 1].reshape(steps + 1, b.rows.shape[1], -1) for b in self.buffers.values()]
             inputs = np.concatenate(joint, -1)
-            finals = [np.concatenate([rows.reshape(-1) for rows in cut.values()]) for cut in self.cuts.values()]
+            finals = [
+                np.concatenate([rows.reshape(-1) for rows in finals_by_policy.values()])
+                for finals_by_policy in self.cuts.values()
+            ]
         else:
-            inputs, finals = buffer.rows[: steps + 1], [cut[name] for cut in self.cuts.values()]
+            inputs, finals = (
+                buffer.rows[: steps + 1],
+                [finals_by_policy[name] for finals_by_policy in self.cuts.values()],
+            )
         return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
@@ -173,9 +183,9 @@ class Played:
 
     def _acting_at_end(self, name: str) -> np.ndarray:
         """(T, copies, agents) bool: True where an agent is cut at this step, or goes on after the batch's last step."""
-        cut = self.buffers[name].truncated[: self.steps].copy()
-        cut[-1] |= self._open_end(name)
-        return cut
+        acting_at_end = self.buffers[name].truncated[: self.steps].copy()
+        acting_at_end[-1] |= self._open_end(name)
+        return acting_at_end
 
     def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
         """Estimate the costs after a cut, (T, copies, agents, K), also for agents that were done before it. They get
@@ -191,7 +201,7 @@ class Played:
                 player, other_acts = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
                 shape = (self.steps, *self.buffers[other].costs.shape[1:])
                 ahead = self._critic_inputs(other, player)
-                costs = _values(player.model.cost_critic, player.cost_norms, shape, *ahead)[1]
+                costs = _values(player.model.cost_critic, player.cost_norms, shape, ahead)[1]
                 total = total + torch.where(lacking, (costs * other_acts).sum(2), 0.0)
                 count = count + other_acts.sum(2) * lacking
         return torch.where(own, bootstrap, (total / count.clamp(min=1))[:, :, None])
@@ -201,11 +211,7 @@ def _values(
     critic: Network | CompiledNetwork | None,
     norms: Sequence[ValueNorm],
     shape: tuple[int, int, int, int],
-    inputs: np.ndarray,
-    finals: list[np.ndarray],
-    cuts: list[tuple[int, int]],
-    open_end: np.ndarray,
-    truncated: np.ndarray,
+    critic_inputs: CriticInputs,
 ) -> tuple[Tensor, Tensor]:
     """Values at all steps, and values after the cuts of rows, (T, copies, agents, signals) each; zeros without a
     critic."""
@@ -213,14 +219,16 @@ def _values(
     bootstrap = torch.zeros(shape)
     if critic is None:
         return torch.zeros(shape), bootstrap
+    inputs = critic_inputs.inputs
     width = inputs.shape[-1]
-    flat = np.concatenate([inputs.reshape(-1, width), *(np.reshape(row, (-1, width)) for row in finals)])
+    finals = [np.reshape(row, (-1, width)) for row in critic_inputs.finals]
+    flat = np.concatenate([inputs.reshape(-1, width), *finals])
     values = critic.infer(torch.from_numpy(flat)).reshape(len(flat), -1, signals)
     values = torch.stack([norm.denormalize(values[..., k]) for k, norm in enumerate(norms)], -1)
     split = inputs.size // width
     at_steps = values[:split].reshape(steps + 1, copies, agents, signals)
-    bootstrap[-1] = torch.where(torch.from_numpy(open_end)[..., None], at_steps[-1], 0.0)
-    for (t, c), after in zip(cuts, values[split:].reshape(-1, agents, signals), strict=True):
-        cut = torch.from_numpy(truncated[t, c])[:, None]
-        bootstrap[t, c] = torch.where(cut, after, bootstrap[t, c])
+    bootstrap[-1] = torch.where(torch.from_numpy(critic_inputs.open_end)[..., None], at_steps[-1], 0.0)
+    for (t, c), after in zip(critic_inputs.cuts, values[split:].reshape(-1, agents, signals), strict=True):
+        truncated_agents = torch.from_numpy(critic_inputs.truncated[t, c])[:, None]
+        bootstrap[t, c] = torch.where(truncated_agents, after, bootstrap[t, c])
     return at_steps[:-1], bootstrap

@@ -1,7 +1,6 @@
 """Play many environment copies in step, with one batch of actions per policy."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.rollout.actor_critic.action_history import packed, unpacked
 from marl_ray.rollout.actor_critic.buffers import Buffer, Played, Player
 from marl_ray.rollout.group_spread import GroupSums, informative
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import ATTEMPT_BITS, action_noise, episode_seed
 from marl_ray.trajectories import Trajectories
 
@@ -35,30 +35,6 @@ class Episode(NamedTuple):
     the first step of the batch."""
     decisions: dict[str, int]
     """Policy -> number of its decisions in the whole episode, including the parts in earlier batches."""
-
-
-@dataclass(frozen=True)
-class CollectPlan:
-    """The settings of a collector: the length of a batch, and the number and kind of its episodes."""
-
-    steps: int
-    """Number of steps of every copy in a batch; with `episodes` the greatest length of an episode."""
-    episodes: bool = False
-    """A batch has one whole episode per copy. Otherwise it has a stretch of each copy's play, which may begin and end
-    within an episode."""
-    group_size: int = 1
-    """Number of copies that share a start, with `episodes`."""
-    greedy: bool = False
-    """The first copy of every group takes the most likely actions."""
-    refills: int = 0
-    """Greatest number of times that groups whose members all score the same for every policy of `judges` are replayed."""
-    judges: tuple[str, ...] = ()
-    """Policies whose scores decide whether a group is replayed."""
-    branch_turns: int = 0
-    """In text environments: the greatest number of later turns of a group's first episode at which the other members of
-    the group answer the same prompt. Only turns of the policies in `comparing` count."""
-    comparing: tuple[str, ...] = ()
-    """Policies whose algorithms compare answers to one prompt."""
 
 
 class Batch(NamedTuple):
@@ -186,7 +162,7 @@ class Collector:
             pending = self._uninformative(played)
             if not pending.any():
                 break
-        for name in self.plan.judges:  # groups whose members still score the same are left out of the means
+        for name in self.plan.refill_policies:  # groups whose members still score the same are left out of the means
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
 
@@ -198,9 +174,9 @@ class Collector:
             self.group_sums[name] += GroupSums.from_scores([scores[own] for own in members])
 
     def _uninformative(self, played: Played) -> np.ndarray:
-        """(copies,) bool: members of groups in which every agent of every judging policy scores the same."""
-        teaching = np.full(len(self.numbers), not self.plan.judges)
-        for name in self.plan.judges:
+        """(copies,) bool: members of groups in which every agent of every policy of `refill_policies` scores the same."""
+        teaching = np.full(len(self.numbers), not self.plan.refill_policies)
+        for name in self.plan.refill_policies:
             scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
             for group in np.unique(played.groups):
                 members = (played.groups == group) & ~played.greedy
@@ -351,7 +327,8 @@ def _act_compiled(
     alive: np.ndarray,
     greedy: np.ndarray,
 ) -> np.ndarray:
-    """Do the same by compiled code, for one categorical; returns its actions (copies, agents) from 0."""
+    """Draw the actions of step `t` from one categorical by the compiled `actor`, and record them with their log-probs;
+    returns the actions, (copies, agents), from 0."""
     copies, agents = alive.shape
     rows = buffer.rows[t].reshape(copies * agents, -1)
     masks = None if allowed is None else np.ascontiguousarray(allowed.reshape(copies * agents, -1))

@@ -9,8 +9,8 @@ from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion
-from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.episode import EpisodeTurn
@@ -36,7 +36,7 @@ class ServedResponse(NamedTuple):
     """True if the response ended by itself, and not by a limit or a client that left."""
 
 
-Block = tuple[ServedResponse, ...]
+ResponseBlock = tuple[ServedResponse, ...]
 """Responses that must be in one batch: the responses to one prompt, or a pair whose first response was preferred."""
 
 
@@ -53,7 +53,7 @@ class ServedCollector(TextCollector):
         signals: int,
         state: Mapping[str, Any] | None,
         gather: Callable[[Any], list[Any]],
-        data: Mapping[str, Sequence[Block]],
+        data: Mapping[str, Sequence[ResponseBlock]],
         size: int,
     ):
         """The arguments are those of `TextCollector` and two more. `data` are the blocks of each policy that learns,
@@ -108,12 +108,12 @@ class ServedCollector(TextCollector):
             sums[f"data/{name}/passes"] = self.read[name] / len(self.data[name]), 1
         return TextBatch(trajectories, [], steps, sums, [])
 
-    def _next(self, name: str) -> list[Block]:
+    def _next(self, name: str) -> list[ResponseBlock]:
         """This worker's blocks of the next batch."""
         blocks = self.data[name]
         number, place = divmod(self.read[name], len(blocks))
         order = permutation(self.seed, number, DATA_ORDER, len(blocks))
-        taken: list[Block] = []
+        taken: list[ResponseBlock] = []
         while place + len(taken) < len(blocks) and sum(map(len, taken)) < self.size:
             taken.append(blocks[order[place + len(taken)]])
         self.read[name] += len(taken)
@@ -128,7 +128,7 @@ def _turn(response: ServedResponse, signals: int) -> EpisodeTurn:
     return EpisodeTurn(response.agent, 0, response.prompt_ids.tolist(), completion, "", "", costs, response.reward)
 
 
-def _digest(data: Mapping[str, Sequence[Block]]) -> str:
+def _digest(data: Mapping[str, Sequence[ResponseBlock]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, blocks in data.items():
         for block in blocks:

@@ -15,10 +15,9 @@ from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
-from marl_ray.rollout.actor_critic.collector import CollectPlan
 from marl_ray.rollout.group_spread import GroupSums, informative
-from marl_ray.rollout.response_streams import EVALUATION, TRAINING, response_stream
-from marl_ray.rollout.rng import episode_seed, permutation
+from marl_ray.rollout.protocol import CollectPlan
+from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, episode_seed, permutation, response_stream
 from marl_ray.rollout.text.branching import Branch, branches, keep_state
 from marl_ray.rollout.text.curriculum import Curriculum
 from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
@@ -102,7 +101,7 @@ class TextCollector:
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """Like `Collector.running`, but always empty: a batch leaves no episode to go on with."""
+        """(start, steps played) of the episodes that the next batch goes on with: none, for a batch is whole episodes."""
         return []
 
     def close(self) -> None:
@@ -112,7 +111,7 @@ class TextCollector:
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
         """Play one episode of every copy. Groups whose members all score the same are played again on other tasks, at most
         `plan.refills` times."""
-        judging = {agent for name in self.plan.judges for agent in players[name].agents}
+        refill_agents = {agent for name in self.plan.refill_policies for agent in players[name].agents}
         comparing = {agent for name in self.plan.comparing for agent in players[name].agents}
         pending, steps, total = list(self.groups), 0, 0
         self.group_sums = dict.fromkeys(players, GroupSums())
@@ -136,7 +135,9 @@ class TextCollector:
                 )
             if self.curriculum:
                 outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
-            pending = [group for group in pending if judging and not _informative(self.groups[group], judging)]
+            pending = [
+                group for group in pending if refill_agents and not _informative(self.groups[group], refill_agents)
+            ]
         if self.curriculum:
             all_outcomes = sorted(outcome for part in self.gather(outcomes) for outcome in part)
             self.curriculum.add((index, share) for _, index, share in all_outcomes)
@@ -147,7 +148,7 @@ class TextCollector:
         batch = {}
         for name, player in players.items():
             # Groups whose members still score the same are left out of the means.
-            kept = teaching if name in self.plan.judges else list(self.groups)
+            kept = teaching if name in self.plan.refill_policies else list(self.groups)
             batch[name] = to_trajectories(player, self._rows(player.agents, kept, branched), self.signals)
         drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:TRANSCRIPTS]
         transcripts = [transcript(copy) for copy in self.copies if copy.number in drawn]
@@ -165,16 +166,16 @@ class TextCollector:
     ) -> list[TextEpisode]:
         """Play `samples` episodes of every task of `indices`, task by task. Training's play and state do not change.
 
-        Random streams are numbered (EVALUATION, key, sample, index, agent, turn). They do not depend on the worker, and
-        training never uses them.
+        Random streams are numbered (EVALUATION_STREAMS, key, sample, index, agent, turn). They do not depend on the
+        worker, and training never uses them.
         """
         jobs = [(index, sample) for index in indices for sample in range(samples)]
         episodes: list[TextEpisode] = []
         for first in range(0, len(jobs), len(self.copies)):
             playing = list(zip(self.copies, jobs[first : first + len(self.copies)], strict=False))
             for copy, (index, sample) in playing:
-                seed = episode_seed(self.seed, index, EVALUATION)
-                copy.begin(EpisodeStart(index, split, seed, greedy, (EVALUATION, key, sample, index), sample))
+                seed = episode_seed(self.seed, index, EVALUATION_STREAMS)
+                copy.begin(EpisodeStart(index, split, seed, greedy, (EVALUATION_STREAMS, key, sample, index), sample))
             self._play(players, [copy for copy, _ in playing])
             episodes += [copy.episode() for copy, _ in playing]
         return episodes
@@ -182,10 +183,10 @@ class TextCollector:
     def _begin(self, members: Sequence[TextCopy], position: int, iteration: int, attempt: int) -> None:
         """Begin the copies' next episodes; the members of a group get the same task and the same seed."""
         index = self.curriculum.task(position) if self.curriculum else position
-        seed = episode_seed(self.seed, position, TRAINING)
+        seed = episode_seed(self.seed, position, TRAINING_STREAMS)
         for copy in members:
             greedy = self.plan.greedy and copy.number % self.plan.group_size == 0
-            copy.begin(EpisodeStart(index, "train", seed, greedy, (TRAINING, iteration, attempt, copy.number)))
+            copy.begin(EpisodeStart(index, "train", seed, greedy, (TRAINING_STREAMS, iteration, attempt, copy.number)))
 
     def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[ResponseRow]:
         """Return the turns of these agents in the copies of these groups, and of each branch the turn that it begins
@@ -280,9 +281,9 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
             return None
 
 
-def _informative(members: Sequence[TextCopy], judging: set[str]) -> bool:
-    """True if some agent of `judging` scored differently in two members that do not play greedily."""
-    return informative(_scores(members, judging))
+def _informative(members: Sequence[TextCopy], refill_agents: set[str]) -> bool:
+    """True if some agent of `refill_agents` scored differently in two members that do not play greedily."""
+    return informative(_scores(members, refill_agents))
 
 
 def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:

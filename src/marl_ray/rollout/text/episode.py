@@ -74,7 +74,7 @@ class EpisodeStart:
     seed: int
     greedy: bool
     stream: tuple[int, int, int, int]
-    """The first four numbers of the streams of its responses (see `response_streams.response_stream`)."""
+    """The first four numbers of the streams of its responses (see `rng.response_stream`)."""
     sample: int = 0
 
 

@@ -46,6 +46,7 @@ def _checked(result: int, what: str) -> None:
 
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
+    """Call prctl(2); OSError if the kernel refuses."""
     _checked(_libc.prctl(option, value, pointer, 0, 0), "prctl")
 
 
@@ -62,6 +63,7 @@ def drop_capabilities() -> None:
 
 
 def unshare(flags: int) -> None:
+    """Call unshare(2) with these CLONE_ flags; OSError if the kernel refuses."""
     _checked(_libc.unshare(flags), "unshare")
 
 

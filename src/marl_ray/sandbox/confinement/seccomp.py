@@ -216,4 +216,5 @@ class Filter:
 
 
 def supported(machine: str) -> bool:
+    """True if filters can be made for this system and machine (as `platform.machine()` names it)."""
     return sys.platform == "linux" and sys.byteorder == "little" and machine in ARCHES

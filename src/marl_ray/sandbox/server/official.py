@@ -28,10 +28,12 @@ STATISTICS = 4
 
 
 class TimeoutException(Exception):
-    pass
+    """The program took longer than its limit; the harness of HumanEval has this name."""
 
 
 class WriteOnlyStringIO(io.StringIO):
+    """A stream that takes text and raises OSError when it is read, as in the harness of HumanEval."""
+
     def read(self, *args: Any, **kwargs: Any) -> str:
         raise OSError
 
@@ -47,6 +49,7 @@ class _RedirectStdin(contextlib._RedirectStream[WriteOnlyStringIO]):
 
 @contextlib.contextmanager
 def swallow_io() -> Iterator[None]:
+    """Within the block stdout and stderr go nowhere, and reading stdin raises OSError."""
     stream = WriteOnlyStringIO()
     with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream), _RedirectStdin(stream):
         yield
@@ -109,6 +112,8 @@ class OfficialResult:
 
 
 def unsafe_execute(check_program: str, timeout: float, longest: float, result: OfficialResult) -> None:
+    """Run a program with its tests in this interpreter, `timeout` seconds at most; appends passed, timed out or failed to
+    `result`."""
     reliability_guard()
     try:
         exec_globals: dict[str, Any] = {}

@@ -60,6 +60,7 @@ def run_one(
     level: Level,
     sacrifice: int | None,
 ) -> bytes:
+    """Run one program in a child of its own, confined as `level` says; returns the reply to its request as bytes."""
     job = child.prepare(message, fds, confinement)
     ready, confined = os.pipe()
     started = time.monotonic()

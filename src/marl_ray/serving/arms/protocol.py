@@ -56,7 +56,7 @@ class TextRequest:
     streamed: bool = False
     """Send a piece for every token. Otherwise only a few pieces are sent, because each hand-over costs a part of a step."""
     logged: bool = False
-    """The first piece names what the response began with (`Began`), for the log."""
+    """The first piece names what the response began with (`ResponseStart`), for the log."""
 
 
 class NamedToken(NamedTuple):
@@ -68,7 +68,7 @@ class NamedToken(NamedTuple):
     """Its bytes (0 to 255); None if the tokenizer does not know them."""
 
 
-class Began(NamedTuple):
+class ResponseStart(NamedTuple):
     """The prompt and the settings that a response began with."""
 
     prompt_ids: list[int]
@@ -92,7 +92,7 @@ class Piece:
     names: list[NamedToken]
     tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
     """Per token the most likely tokens and their log-probabilities, if the request sets `top`."""
-    began: Began | None = None
+    began: ResponseStart | None = None
     """Set in the first piece if the request asks for it and the arm knows it."""
     untold: int = 0
     """Number of tokens without ids, which only external arms report, in the last piece."""
@@ -142,7 +142,7 @@ class TextArm(Protocol):
 
 
 class ScoringArm(TextArm, Protocol):
-    """A text arm that names what its responses began with (`Began`) and computes log-probabilities of other arms'
+    """A text arm that names what its responses began with (`ResponseStart`) and computes log-probabilities of other arms'
     responses."""
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:

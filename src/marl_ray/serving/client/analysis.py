@@ -16,14 +16,14 @@ from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.statistics.intervals import Interval
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.serving.evidence.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
-from marl_ray.serving.evidence.rollout_control import config_of
+from marl_ray.serving.decisions.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
+from marl_ray.serving.decisions.rollout_control import config_of
 
 DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlanningNumbers:
     """The numbers that an experiment gives for planning the next one like it; None where it gives none."""
 
     effect: float | None = None
@@ -50,7 +50,7 @@ def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, Experim
         store.close()
 
 
-def known_of(database: str, name: str) -> Known:
+def known_of(database: str, name: str) -> PlanningNumbers:
     """Read these numbers of the stored experiment's control and of the treatment with the least traffic. MarlRayError
     if the experiment is unknown or assigns no sessions."""
     with _opened(database, name) as (store, record, config):
@@ -68,7 +68,7 @@ def known_of(database: str, name: str) -> Known:
         since = max(moment - DAY_S, record.created)
         came = store.arrivals(name, since)
         pair = came.get(plan.control, 0) + (came.get(least, 0) if least else 0)
-        return Known(
+        return PlanningNumbers(
             effect=margin if isinstance(margin, float) else relative,
             sd=math.sqrt(control.variance) if control.n > 1 and control.variance > 0 else None,
             alpha=config.alpha / max(1, len(plan.treatments)),

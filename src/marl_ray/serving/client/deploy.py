@@ -1,13 +1,13 @@
 """Hand a Serve config to a cluster and wait until it runs."""
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
+from marl_ray.ray_seams import dashboard_client
 from marl_ray.serving.client.lint import read_serve_config
 
 if TYPE_CHECKING:
@@ -75,20 +75,6 @@ def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: s
         time.sleep(1.0)
 
 
-def undeploy(dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 60.0) -> None:
-    """Delete all applications, stop Serve and wait until it is gone. Raises MarlRayError after `timeout_s` seconds."""
-    deadline = time.monotonic() + timeout_s
-    client = _connect(dashboard_url)
-    try:
-        client.delete_applications()
-    except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"{dashboard_url}: Serve does not stop: {_reason(str(error))}") from error
-    while left := _details(client)["applications"]:
-        if time.monotonic() > deadline:
-            raise MarlRayError(f"after {timeout_s:g} s these applications still run: {', '.join(left)}")
-        time.sleep(_POLL_S)
-
-
 def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> None:
     """Refuse other HTTP options than Serve was started with: Serve would keep the old ones and only log a warning."""
     running = details.get("http_options") if details.get("controller_info", {}).get("actor_id") else None
@@ -100,27 +86,9 @@ def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> 
 
 
 def _connect(dashboard_url: str) -> "ServeSubmissionClient":
-    if not dashboard_url.startswith(("http://", "https://")):
-        raise MarlRayError(f"{dashboard_url!r}: expected the dashboard's URL, such as http://127.0.0.1:8265")
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
-    from ray.exceptions import AuthenticationError
 
-    class Client(ServeSubmissionClient):
-        """Ray's client sets no deadline on its requests."""
-
-        def _do_request(self, *args: Any, **kwargs: Any) -> Any:
-            kwargs.setdefault("timeout", REQUEST_S)
-            return super()._do_request(*args, **kwargs)
-
-    # Ray's client attaches a token only where RAY_AUTH_MODE=token is set too.
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    try:
-        return Client(dashboard_url, headers={"Authorization": f"Bearer {token}"} if token else None)
-    except AuthenticationError as error:
-        raise MarlRayError(f"{dashboard_url}: the cluster asks for another token than RAY_AUTH_TOKEN's") from error
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        hint = "`ray start --head` starts one"
-        raise MarlRayError(f"{dashboard_url}: no Ray dashboard answers ({hint}): {one_line(error)}") from error
+    return dashboard_client(ServeSubmissionClient, dashboard_url, REQUEST_S)
 
 
 def _details(client: "ServeSubmissionClient") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Requests of people and their tools: experiments, models, health, metrics."""
+"""Handle requests about experiments: list, open, read, change, chart and audit them."""
 
 import math
 import time
@@ -15,10 +15,10 @@ from marl_ray.config.base import words
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store.experiment_store import StoreError
-from marl_ray.serving.evidence.report import curves, describe
-from marl_ray.serving.evidence.rollout_control import findings
+from marl_ray.serving.decisions.report import curves, describe
+from marl_ray.serving.decisions.rollout_control import findings
 from marl_ray.serving.http.protocol import Request, RequestError, Response
-from marl_ray.serving.loading import API, load_whole, pin
+from marl_ray.serving.loaded_bundles import API, load_whole, pin
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 
 def path_part(request: Request, part: int = 3) -> str:
+    """One part of the request's path between slashes, from 0; part 3 is an experiment's name."""
     return request.path.split("/")[part]
 
 

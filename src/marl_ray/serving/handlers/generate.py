@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from marl_ray.serving.handlers.writing import (
+from marl_ray.serving.handlers.text_response import (
     TextResponseWriter,
     WrittenResponse,
     agent_of,

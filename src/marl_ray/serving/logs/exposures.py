@@ -66,9 +66,9 @@ class ExposureLog:
         """Exposures that `put` refused."""
         self.rejected = 0
         """Exposures that are lost: unreadable lines of the spool, and rows that the database can never accept."""
-        self._spool = spool
-        self._capacity = capacity
-        self._interval_s = interval_s
+        self.spool = spool
+        self.capacity = capacity
+        self.interval_s = interval_s
         self._queue: deque[Exposure] = deque()
         self._writing = threading.Lock()
         # Guards the spool, and moves of exposures from the queue to it.
@@ -82,7 +82,7 @@ class ExposureLog:
         """Start the threads; a second call does nothing."""
         if self._threads:
             return
-        loops = [self._write_on] if self._spool is None else [self._write_on, self._spill_on]
+        loops = [self._write_on] if self.spool is None else [self._write_on, self._spill_on]
         self._threads = [threading.Thread(target=loop, name="exposure-log", daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -92,14 +92,9 @@ class ExposureLog:
         """The number of exposures in memory."""
         return len(self._queue)
 
-    @property
-    def spooled(self) -> int:
-        """Bytes of this process's exposures on disk; never blocks."""
-        return 0 if self._spool is None else self._spool.size
-
     def put(self, exposure: Exposure) -> bool:
         """Queue an exposure; False if the queue is full."""
-        if len(self._queue) >= self._capacity:
+        if len(self._queue) >= self.capacity:
             self.dropped += 1
             return False
         self._queue.append(exposure)
@@ -140,25 +135,25 @@ class ExposureLog:
                         self._queue.extendleft(reversed(batch))
                     raise
             with self._moving:  # if the write hung before it succeeded, other exposures may have gone to disk meanwhile
-                if self._spool is None or self._spool.peek() is None:
+                if self.spool is None or self.spool.peek() is None:
                     return
 
     def _deliver(self, adopted: bool) -> bool:
         """Store the oldest lines on disk; False if there are none."""
-        if self._spool is None:
+        if self.spool is None:
             return False
         with self._moving:
-            chunk = self._spool.peek(adopted)
+            chunk = self.spool.peek(adopted)
         if chunk is None:
             return False
-        exposures = [exposure for line in chunk.lines if (exposure := _parse(line)) is not None]
+        exposures = [exposure for line in chunk.lines if (exposure := read_exposure(line)) is not None]
         self._record(exposures)
         unreadable = len(chunk.lines) - len(exposures)
         if unreadable:
             self.rejected += unreadable
             _log.error("%s: %d unreadable lines, each an exposure lost", chunk.segment.path, unreadable)
         with self._moving:
-            self._spool.done(chunk)
+            self.spool.done(chunk)
         return True
 
     def _record(self, batch: Sequence[Exposure]) -> None:
@@ -177,14 +172,14 @@ class ExposureLog:
 
     def _spill(self) -> None:
         """Move the queue to disk. Raises OSError, and keeps the rest queued, if the disk is full or fails."""
-        assert self._spool is not None
+        assert self.spool is not None
         left = len(self._queue)
         while left > 0:
             with self._moving:
                 batch = [self._queue.popleft() for _ in range(min(BATCH, left, len(self._queue)))]
                 kept = 0
                 try:
-                    kept = self._spool.append([orjson.dumps(exposure) for exposure in batch])
+                    kept = self.spool.append([orjson.dumps(exposure) for exposure in batch])
                 finally:
                     self._queue.extendleft(reversed(batch[kept:]))
             if kept < len(batch):
@@ -194,7 +189,7 @@ class ExposureLog:
     def close(self) -> None:
         """Write the queue to the database, or else to disk, and stop the threads."""
         self._closing.set()
-        if self._spool is not None and self._late():
+        if self.spool is not None and self._late():
             self._try_to_spill(quiet=False)  # before waiting for what hangs, which a deadline of others may cut short
         for thread in self._threads:
             thread.join(CLOSE_S)
@@ -202,28 +197,28 @@ class ExposureLog:
         try:
             self.flush()
         except StoreError as error:
-            if self._spool is not None:
+            if self.spool is not None:
                 self._try_to_spill(quiet=False)
             if self._queue:
                 _log.error("%d exposures are lost: %s", len(self._queue), error)
-        if self._spool is not None:
+        if self.spool is not None:
             with self._moving:
-                self._spool.close()
+                self.spool.close()
 
     def _write_on(self) -> None:
         failing, pause, adopted_at = False, 0.0, -math.inf
         while not self._closing.wait(pause):
             try:
                 self.flush()
-                if self._spool is not None and time.monotonic() - adopted_at > ADOPTION_S:
+                if self.spool is not None and time.monotonic() - adopted_at > ADOPTION_S:
                     adopted_at = time.monotonic()
                     with self._moving:
-                        self._spool.adopt()
-                pause = 0.0 if self._deliver(adopted=True) else self._interval_s
+                        self.spool.adopt()
+                pause = 0.0 if self._deliver(adopted=True) else self.interval_s
                 failing = False
             except Exception as error:  # this thread must survive any error
                 if not failing:  # one line per outage, not twenty per second
-                    _log.error("exposures wait %s: %s", "in memory" if self._spool is None else "on disk", error)
+                    _log.error("exposures wait %s: %s", "in memory" if self.spool is None else "on disk", error)
                 failing, pause = True, RETRY_S
 
     def _spill_on(self) -> None:
@@ -246,7 +241,8 @@ class ExposureLog:
         return True
 
 
-def _parse(line: bytes) -> Exposure | None:
+def read_exposure(line: bytes) -> Exposure | None:
+    """The exposure of a line of the spool; None if the line is not one."""
     try:
         return _EXPOSURE.validate_json(line)
     except ValidationError:

@@ -45,7 +45,7 @@ class TimeChart(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ScaledInterval:
     """An interval as coordinates on a scale from 0 to 100."""
 
     low: float
@@ -92,7 +92,7 @@ def towards(e_value: float, alpha: float) -> float:
     return min(1.0, math.log(e_value) / math.log(1 / alpha))
 
 
-def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) -> dict[str, Span]:
+def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) -> dict[str, ScaledInterval]:
     """Arm -> its (low, estimate, high) on the scale that holds all of them, zero and -margin."""
     marks = [0.0, -margin, *(value for interval in intervals.values() for value in interval)]
     low, size = min(marks), (max(marks) - min(marks)) or 1.0
@@ -100,7 +100,9 @@ def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) ->
     def on(value: float) -> float:
         return round(4 + 92 * (value - low) / size, 2)
 
-    return {arm: Span(on(a), on(b), on(middle), on(0.0), on(-margin)) for arm, (a, middle, b) in intervals.items()}
+    return {
+        arm: ScaledInterval(on(a), on(b), on(middle), on(0.0), on(-margin)) for arm, (a, middle, b) in intervals.items()
+    }
 
 
 def curve_chart(

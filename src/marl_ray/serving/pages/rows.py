@@ -254,6 +254,7 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
 
 
 def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The test of the split between arms as the page shows it; None if the report has none."""
     ratio = part_of(report, "srm")
     p_value = finite(ratio.get("p_value"))
     p = UNKNOWN if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
@@ -261,6 +262,7 @@ def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row for each shadowed arm of the report, with numbers as text and its colour (arm -> CSS class)."""
     rows = []
     for arm in part_of(report, "shadow"):
         totals = part_of(report["shadow"], arm)
@@ -291,6 +293,7 @@ def _per_token(totals: Mapping[str, Any]) -> str | None:
 
 
 def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of the audit; the status before and after is None where it did not change."""
     before, after = part_of(entry, "before").get("status"), part_of(entry, "after").get("status")
     return {
         "at": time_of(entry.get("at")),

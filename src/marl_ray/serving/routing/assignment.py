@@ -11,9 +11,9 @@ from marl_ray.experiments.assignment.rendezvous import Assignment, held_out
 from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import GatewayMetrics
+from marl_ray.serving.routing.arm_look_ups import Answers, LookUps, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current, draining, remembering
-from marl_ray.serving.routing.look_ups import Answers, LookUps, UnitKey
 from marl_ray.serving.routing.router import Router, UnitArm
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 

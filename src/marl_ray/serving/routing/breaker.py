@@ -12,6 +12,8 @@ PASSES = 64
 
 
 class CircuitState(StrEnum):
+    """The states of a circuit: asked, not asked, probed."""
+
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"

@@ -10,7 +10,7 @@ from marl_ray.experiments.assignment.population import Attributes, Population
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw, in_layer
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiment_store import AssignmentState, Exposure, StoreError
-from marl_ray.experiments.store.records import Past
+from marl_ray.experiments.store.records import EpochHistory
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -143,7 +143,7 @@ class Router:
 
     def _read_past(self, state: AssignmentState) -> tuple[PastTables | None, frozenset[Population] | None]:
         """All tables and populations up to this state's; None where they are unknown."""
-        past: Past | None = Past([], frozenset())
+        past: EpochHistory | None = EpochHistory([], frozenset())
         if state.epoch > 1:
             try:
                 past = self._log.store.past(self.config.name)

@@ -8,15 +8,13 @@ Frozen weights, such as the base model under adapters, are not in a checkpoint: 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.training.collectives import replicas
 from marl_ray.training.learner.policy_learner import Learner
 
 OPTIMIZER = "/optimizer/"
@@ -93,32 +91,22 @@ class CpuCopy:
         self.tensors: dict[str, Tensor] = {}
         """The copies by name, in the form that torch's distributed checkpoints take."""
 
-    def mesh_on_cpu(self, group: Any) -> DeviceMesh:
-        """The mesh of the DTensors, with all workers of a gloo group on CPU; every worker takes part."""
-        copies = replicas(tensors_of(self.learners).values())
-        if copies == 1:
-            return DeviceMesh.from_group(group, "cpu")
-        shape = (copies, group.size() // copies)
-        names = ("replicate", "shard")
-        return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=dict.fromkeys(names, "gloo"))
-
     @torch.no_grad()
-    def take(self, mesh: DeviceMesh) -> Callable[[], None]:
+    def take(self) -> Callable[[], None]:
         """Copy what playing may change, such as the statistics of observations, and all that is on a GPU. Returns a function
         that copies the rest: what only an update changes, the weights and the states of the optimisers. Another thread may
-        call it, and the next update must wait for it (Mohan et al. 2021, CheckFreq, section 4.2). `mesh` is that of
-        `mesh_on_cpu`."""
+        call it, and the next update must wait for it (Mohan et al. 2021, CheckFreq, section 4.2)."""
         optimizers = [learner.policy.optimizer for learner in self.learners.values()]
         states = [id(own) for each in optimizers for state in each.state.values() for own in state.values()]
         if states != self.states or not self.tensors:
             self.states = states
-            self._allocate(mesh)
+            self._allocate()
         _copy(self.now)  # to pinned memory all transfers are under way at once
         if any(source.is_cuda for _, source in self.now):
             torch.cuda.synchronize()
         return partial(_copy, self.later)
 
-    def _allocate(self, mesh: DeviceMesh) -> None:
+    def _allocate(self) -> None:
         self.now, self.later, self.tensors = [], [], {}
         for name, live in tensors_of(self.learners).items():
             source = live.to_local() if isinstance(live, DTensor) else live
@@ -128,8 +116,18 @@ class CpuCopy:
             self.tensors[name] = target
             if isinstance(live, DTensor):
                 self.tensors[name] = DTensor.from_local(
-                    target, mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride()
+                    target,
+                    on_cpu(live.device_mesh),
+                    live.placements,
+                    run_check=False,
+                    shape=live.shape,
+                    stride=live.stride(),
                 )
+
+
+def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
+    """A mesh of the same workers on CPU. It only says who holds which part: nothing is exchanged over it."""
+    return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
 
 
 @torch.no_grad()

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.errors import MarlRayError, named
 from marl_ray.temporary_folders import temporary_folder
@@ -65,7 +64,6 @@ class CheckpointSaver:
         self.copy = CpuCopy(learners)
         self.group: Any = None
         """The workers on CPU: the training's own group may know GPUs alone, and is in use meanwhile."""
-        self.mesh: DeviceMesh | None = None
         # A thread that waits already is handed its job in microseconds, also on a machine that is busy.
         self.thread = ThreadPoolExecutor(1, "checkpoints")
         self.written: Future[None] | None = None
@@ -80,11 +78,10 @@ class CheckpointSaver:
         `published`, which must not raise, when the checkpoint is complete; all workers wait for it with their next one.
         Raises as `wait` does, for the checkpoint before."""
         self.wait()
-        if self.mesh is None:
+        if self.group is None:
             # Longer than the wait of the training thread, so that all workers raise the same error.
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * SAVE_S))
-            self.mesh = self.copy.mesh_on_cpu(self.group)
-        copy = self.copy.take(self.mesh)
+        copy = self.copy.take()
         self.place, self.began = place, time.monotonic()
         self.copied.clear()
         self.written = self.thread.submit(self._write, copy, place, contents, published)
@@ -92,10 +89,13 @@ class CheckpointSaver:
     def _write(
         self, copy: Callable[[], None], place: StoredFolder, contents: Contents, published: Callable[[], None]
     ) -> None:
-        try:
-            copy()
-        finally:
-            self.copied.set()
+        def copied() -> None:
+            try:
+                copy()
+            finally:
+                self.copied.set()
+
+        _together(copied, self.group)
         write(place, self.copy.tensors, contents, self.group, published)
 
     def wait_for_copy(self) -> None:
@@ -119,7 +119,7 @@ class CheckpointSaver:
         self.thread.shutdown(wait=ended)
         if ended and self.group is not None:
             dist.destroy_process_group(self.group)
-            self.group = self.mesh = None
+            self.group = None
 
 
 def write(

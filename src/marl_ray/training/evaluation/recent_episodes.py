@@ -31,11 +31,8 @@ class RecentEpisodes:
         return released
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
-        return {
-            "window": [list(episode) for episode in self.episodes],
-            "held_back": [list(episode) for episode in self.held_back],
-        }
+        """Plain data for a checkpoint. Episodes are tuples, which JSON writes as lists: the training waits for this."""
+        return {"window": list(self.episodes), "held_back": list(self.held_back)}
 
     def metrics(self) -> dict[str, float]:
         """Means over the window, and the shares of its episodes within the budgets; empty before the first episode."""

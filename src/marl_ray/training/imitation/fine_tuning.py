@@ -87,8 +87,10 @@ class _Fit:
         tokens = sum(len(example.response) for example in chosen)
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)
-        for start in range(0, most, size):
-            part = own[start : start + size]
+        together = policy.joint if policy.settings.micro_batch else 1  # of these one has demonstrations in a pass
+        for number in range(-(-most // size) * together):
+            start = number // together * size
+            part = own[start : start + size] if number % together == rank % together else []
             rows = padded([example.prompt for example in part], [example.response for example in part])
             prompts, responses, mask = (x.to(policy.device) for x in rows)
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()

@@ -29,7 +29,7 @@ def descend(
     hyper, by_gradient = policy.hyper, policy.algorithm.spec.constraint != "trust_region"
     rows = iter(prepared.sizes.tolist())
     sums, steps = torch.zeros(len(METRICS), device=policy.device), 0
-    for epoch in prepared.plan:
+    for epoch in prepared.minibatch_plan:
         before, steps_before = sums.clone(), steps
         for selection in epoch:
             size = next(rows)

@@ -25,6 +25,8 @@ class Shape:
     rank: int
     bounds: tuple[int, ...]
     """(workers + 1,) the number of each worker's first copy among all copies, then the count of all copies."""
+    joint: int = 1
+    """Neighbouring workers that compute each pass together."""
 
     @property
     def first_copy(self) -> int:
@@ -49,6 +51,13 @@ class Selection:
     times: Tensor | None
     most: int
     """Largest per-worker copy count; it sets the number of passes on all workers."""
+    stands_in: bool = False
+    """The copies only let this worker take part in a pass in which it has none; they count nowhere."""
+
+    def decisions(self, mask: Tensor, agents: int) -> Tensor:
+        """Take the selection's part (R, T') of a mask (copies * agents, T)."""
+        own = self.take(mask, agents)
+        return torch.zeros_like(own) if self.stands_in else own
 
     def take(self, array: Tensor, agents: int) -> Tensor:
         """Take the selection's part (R, T', ...) of a (copies * agents, T, ...) array."""
@@ -92,15 +101,17 @@ def micro_batches(
 ) -> Iterator[tuple[Selection, bool]]:
     """Yield the parts of a minibatch, of at most `size` copies each, with True for the last part.
 
-    Every worker gets equally many parts, of which some may be empty. `order` (copies,) puts copies with similar numbers
-    into one part, the largest first.
+    Every worker gets equally many parts, of which some may be empty. Of workers that compute a pass together one has
+    copies in it. `order` (copies,) puts copies with similar numbers into one part, the largest first.
     """
-    if size is None or size >= selection.most:
+    if size is None or (size >= selection.most and shape.joint == 1):
         yield selection, True
         return
     copies = torch.arange(shape.copies) if selection.copies is None else selection.copies
     if order is not None:
         copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
-    passes = -(-selection.most // size)
+    passes = -(-selection.most // size) * shape.joint
     for number in range(passes):
-        yield Selection(copies[number * size : (number + 1) * size], selection.times, size), number + 1 == passes
+        first, of_worker = number // shape.joint * size, number % shape.joint
+        own = copies[first : first + size] if of_worker == shape.rank % shape.joint else copies[:0]
+        yield Selection(own, selection.times, size), number + 1 == passes

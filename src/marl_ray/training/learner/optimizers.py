@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from marl_ray.config import AlgorithmConfig
-from marl_ray.training.collectives import replicas, total
+from marl_ray.training.collectives import holders, total
 
 
 def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
@@ -47,10 +47,15 @@ def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
 
     One reduction serves all M modules, where `torch.nn.utils.clip_grad_norm_` would need one for each.
     """
-    shards = [[local_part(p.grad) for p in module.parameters() if p.grad is not None] for module in modules]
-    squares = torch.stack([torch.stack([g.float().square().sum() for g in group]).sum() for group in shards])
-    copies = replicas(p.grad for module in modules for p in module.parameters() if p.grad is not None)
-    norms = (total(squares) / copies).sqrt()
+    gradients = [[p.grad for p in module.parameters() if p.grad is not None] for module in modules]
+    shards = [[local_part(gradient) for gradient in group] for group in gradients]
+    squares = [
+        torch.stack(
+            [shard.float().square().sum() / holders(gradient) for shard, gradient in zip(*pair, strict=True)]
+        ).sum()
+        for pair in zip(shards, gradients, strict=True)
+    ]
+    norms = total(torch.stack(squares)).sqrt()
     for group, norm in zip(shards, norms, strict=True):
         torch._foreach_mul_(group, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norms

@@ -13,8 +13,8 @@ from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.algorithms.losses.value_losses import Valued
 from marl_ray.errors import MarlRayError
+from marl_ray.training.learner.forward_passes import with_a_row
 from marl_ray.training.learner.minibatches import Selection
-from marl_ray.training.learner.passes import with_a_row
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
@@ -29,12 +29,11 @@ class EvaluatedPass:
     ):
         """`first`: no gradient step was taken on this batch yet."""
         shape = prepared.shape
-        selection, empty = with_a_row(selection)
-        self.selection, mask = selection, selection.take(prepared.mask, shape.agents)
+        selection = with_a_row(selection)
+        self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
-            policy.model, prepared.inputs, prepared.batch, mask, shape, selection, state.entropy_coef > 0
+            policy.model, prepared.inputs, prepared.batch, self.mask, shape, selection, state.entropy_coef > 0
         )
-        self.mask = mask & (not empty)
         # Before the first step the present outputs are the old ones. Used again they make every ratio exactly 1; a second
         # pass in bfloat16 would round by more than GSPO's clip range.
         unmoved = first and prepared.recomputed

@@ -82,14 +82,15 @@ class Learner:
         hyper, spec = policy.hyper, policy.algorithm.spec
         batch = batch.to(policy.device)
         agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
-        shape = Shape(agents, batch.mask.shape[1], world()[0], policy.family.bounds(batch, agents))
+        bounds = policy.family.bounds(batch, agents)
+        shape = Shape(agents, batch.mask.shape[1], world()[0], bounds, policy.joint)
         batch = policy.family.padded(batch, agents)
-        plan = [
+        minibatch_plan = [
             minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)
             for epoch in range(hyper.epochs)
         ]
         # Rewards become advantages, and the outputs of the old weights are kept.
-        prepared, self.state, metrics = prepare(policy, self.state, batch, shape, plan, costs, factor, where)
+        prepared, self.state, metrics = prepare(policy, self.state, batch, shape, minibatch_plan, costs, factor, where)
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
             policy.family.adopt_actor(policy.models, weights)

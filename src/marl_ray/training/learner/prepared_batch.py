@@ -26,7 +26,7 @@ class PreparedBatch:
 
     batch: Trajectories
     shape: Shape
-    plan: list[list[Selection]]
+    minibatch_plan: list[list[Selection]]
     """The minibatches of every epoch."""
     mask: Tensor
     """bool: decisions that are trained on."""

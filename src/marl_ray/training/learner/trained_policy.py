@@ -149,6 +149,12 @@ class TrainedPolicy:
         size = self.settings.micro_batch
         return max(1, size // 2) if self.algorithm.spec.pairs and size is not None else size
 
+    @property
+    def joint(self) -> int:
+        """Number of neighbouring workers that compute each pass together."""
+        workers = getattr(self.model, "joint", None)
+        return 1 if workers is None else int(workers.count)
+
     def refresh_rollout_model(self) -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part."""
         self.family.refresh(self.models, self.settings.mixed_precision)

@@ -7,13 +7,13 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.env_copies import make_batch
-from marl_ray.rollout.actor_critic.collector import Collector, CollectPlan
+from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.group_spread import GroupSums
-from marl_ray.rollout.protocol import BatchCollector
+from marl_ray.rollout.protocol import BatchCollector, CollectPlan
 from marl_ray.training.collectives import gather
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
-    from marl_ray.rollout.served.collector import Block
+    from marl_ray.rollout.served.collector import ResponseBlock
 
 
 def build_collector(
@@ -23,7 +23,7 @@ def build_collector(
     rank: int,
     workers: int,
     state: Mapping[str, Any] | None = None,
-    data: "Mapping[str, Sequence[Block]] | None" = None,
+    data: "Mapping[str, Sequence[ResponseBlock]] | None" = None,
 ) -> BatchCollector:
     """Make the collector of one worker's share of the environment copies, or of the run's `data`. `state` is a snapshot of
     a collector, whose episodes go on."""
@@ -38,7 +38,7 @@ def build_collector(
         group_size=config.train.group_size,
         greedy=config.greedy,
         refills=max(refills.values()),
-        judges=tuple(name for name, count in refills.items() if count),
+        refill_policies=tuple(name for name, count in refills.items() if count),
         branch_turns=config.branch_turns,
         comparing=tuple(name for name in refills if config.spec_of(name).groups),
     )

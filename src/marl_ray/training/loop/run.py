@@ -105,7 +105,8 @@ class Run:
     def _start_team(self, device: torch.device, listeners: Listeners, engine_of: "EngineOf | None") -> Team:
         """Build the team, with its engines running if the run samples from them."""
         config, mixed = self.config, self.config.resources.mixed_precision
-        mesh = worker_mesh(device.type, config.resources.replicate)
+        resources = config.resources
+        mesh = worker_mesh(device.type, resources.replicate, resources.context, resources.tensor)
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
         listeners.phase("loading the models" if config.language else "making the policies")
         team = build_team(config, self.env, mesh, mixed_precision, engine_of)

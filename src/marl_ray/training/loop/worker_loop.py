@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
 
 
 @dataclass(frozen=True)
-class Keeping:
+class CheckpointKeeping:
     """The way in which a run keeps its checkpoints."""
 
     place_of: Callable[[int], StoredFolder]
     """Iteration -> the folder of its checkpoint."""
-    before: Callable[[], None] = lambda: None
+    before_checkpoint: Callable[[], None] = lambda: None
     """Called on every worker before a checkpoint is begun."""
     published: Callable[[], None] = lambda: None
     """Called on rank 0, beside the training, when a checkpoint is complete; it raises nothing."""
@@ -34,7 +34,7 @@ def run_worker(
     device: torch.device,
     start: RunStart = ANEW,
     listeners: Listeners = SILENT,
-    keeping: Keeping | None = None,
+    keeping: CheckpointKeeping | None = None,
     engine_of: "EngineOf | None" = None,
 ) -> Metrics:
     """Train to the end on this worker; the process group is up, and every worker makes the same call.
@@ -52,7 +52,7 @@ def run_worker(
     return run.metrics
 
 
-def _train(run: Run, start: RunStart, listeners: Listeners, keeping: Keeping | None) -> None:
+def _train(run: Run, start: RunStart, listeners: Listeners, keeping: CheckpointKeeping | None) -> None:
     """Run all iterations that are left, and what comes before the first."""
     if run.fresh:
         _begin(run, start, listeners, keeping)
@@ -72,7 +72,7 @@ def _train(run: Run, start: RunStart, listeners: Listeners, keeping: Keeping | N
             _save(run, keeping)
 
 
-def _begin(run: Run, start: RunStart, listeners: Listeners, keeping: Keeping | None) -> None:
+def _begin(run: Run, start: RunStart, listeners: Listeners, keeping: CheckpointKeeping | None) -> None:
     """Evaluate the weights that training starts from, and keep them where the run needs them."""
     if run.config.evaluates or run.benchmarks:
         listeners.phase("evaluating before training")
@@ -85,9 +85,9 @@ def _begin(run: Run, start: RunStart, listeners: Listeners, keeping: Keeping | N
         _save(run, keeping)
 
 
-def _save(run: Run, keeping: Keeping | None) -> None:
+def _save(run: Run, keeping: CheckpointKeeping | None) -> None:
     if keeping is None:
         run.save(None)
         return
-    keeping.before()
+    keeping.before_checkpoint()
     run.save(keeping.place_of(run.iteration), keeping.published)

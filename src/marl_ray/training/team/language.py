@@ -12,8 +12,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.token_policy import TokenPolicy, adopt, build_token_policy
-from marl_ray.rollout.actor_critic.collector import CollectPlan
-from marl_ray.rollout.served.collector import Block, ServedCollector
+from marl_ray.rollout.protocol import CollectPlan
+from marl_ray.rollout.served.collector import ResponseBlock, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.transcripts import Transcript, means
 from marl_ray.training.collectives import gather
@@ -67,7 +67,7 @@ def build_text_collector(
     copies: range,
     plan: CollectPlan,
     state: Mapping[str, Any] | None = None,
-    data: Mapping[str, Sequence[Block]] | None = None,
+    data: Mapping[str, Sequence[ResponseBlock]] | None = None,
 ) -> TextCollector:
     """Make the collector of one worker's share of the environment copies, or, if the run has data, of its share of
     `data`."""
@@ -83,7 +83,7 @@ def build_text_collector(
 
 def build_data(
     config: RunConfig, agents: Mapping[str, Sequence[str]], models: Mapping[str, Any]
-) -> dict[str, list[Block]]:
+) -> dict[str, list[ResponseBlock]]:
     """Read the run's `data` as token ids of these policies."""
     return read_data(config, agents, {name: Reader(model.lm, model.tokenizer) for name, model in models.items()})
 

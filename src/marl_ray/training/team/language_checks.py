@@ -13,7 +13,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from marl_ray.config import GenerationConfig, ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError, install_hint, one_line
 from marl_ray.policies.engines.models.architectures import check_architecture
+from marl_ray.policies.engines.models.llama import FAMILY, is_llama
 from marl_ray.policies.language.lora import add_adapters
+from marl_ray.policies.language.sharding.tensor_parallel import check_divisible
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.policies.prompting.prompts import check_fits, encode_prompt
@@ -53,6 +55,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         models[name] = _model(policy.model, uri_of(config))
         where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
         check_architecture(models[name][0].config, engine, policy.model.context, where)
+        if not policy.frozen:
+            _check_mesh(config, models[name][0], name)
         if engine == "vllm":
             _check_parts(config.resources.tensor_parallel, models[name][0].config, name)
         try:
@@ -81,6 +85,27 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         name: CheckedPolicy(tokenizer, config.team[name].model, config.team[name].generation)  # type: ignore[arg-type]
         for name, (_, tokenizer) in models.items()
     }
+
+
+def _check_mesh(config: RunConfig, lm: Any, name: str) -> None:
+    """Raise MarlRayError if the run's workers cannot compute passes of a model together."""
+    need, own = config.resources, config.team[name].model
+    assert own is not None
+    if need.tensor > 1:
+        try:
+            check_divisible(lm.config, need.tensor)
+        except MarlRayError as error:
+            raise MarlRayError(f"resources.parallel.tensor={need.tensor}, team.{name}.model: {error}") from error
+    if need.context > 1:
+        key = f"resources.parallel.context={need.context}, team.{name}.model"
+        if not is_llama(lm, own.context):
+            raise MarlRayError(
+                f"{key}: expected one of {', '.join(sorted(FAMILY))}, whose attention reads packed sequences"
+            )
+        heads = lm.config.num_attention_heads // need.tensor
+        if heads % need.context:
+            of_each = f" that each worker has of every layer (tensor={need.tensor})" if need.tensor > 1 else ""
+            raise MarlRayError(f"{key}: expected a divisor of its {heads} attention heads{of_each}")
 
 
 def _check_parts(parts: int, settings: Any, name: str) -> None:

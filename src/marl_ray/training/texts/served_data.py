@@ -11,7 +11,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.run.run_config import DECISIONS
 from marl_ray.envs.text.record_files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.served.collector import Block, ServedResponse
+from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
 from marl_ray.training.texts.demonstrations import GivenResponse, encode
 
@@ -39,7 +39,7 @@ class Pair(BaseModel):
 
 def read_data(
     config: RunConfig, agents: Mapping[str, Sequence[str]], readers: Mapping[str, Reader]
-) -> dict[str, list[Block]]:
+) -> dict[str, list[ResponseBlock]]:
     """Read the blocks of every policy that learns, given `players` (policy -> its agents). Every process reads the same
     blocks.
 
@@ -67,7 +67,7 @@ def read_data(
     return blocks_of
 
 
-def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: Reader) -> list[Block]:
+def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: Reader) -> list[ResponseBlock]:
     spec, model = config.spec_of(name), config.team[name].model
     assert model is not None
     vocabulary = reader.lm.get_input_embeddings().weight.shape[0]
@@ -86,7 +86,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     return [block for group in groups for block in _cut(group, LARGEST_GROUP if spec.groups else 1)]
 
 
-def preferred_pairs(group: Sequence[ServedResponse]) -> list[Block]:
+def preferred_pairs(group: Sequence[ServedResponse]) -> list[ResponseBlock]:
     """Pair responses to one prompt that have different rewards, the better one first. The best is paired with the
     worst, the second with the second last and so on, so that no response is in two pairs."""
     ranked = sorted(group, key=lambda response: -response.reward)
@@ -94,7 +94,7 @@ def preferred_pairs(group: Sequence[ServedResponse]) -> list[Block]:
     return [(better, worse) for better, worse in pairs if better.reward > worse.reward]
 
 
-def _cut(group: Sequence[ServedResponse], size: int) -> list[Block]:
+def _cut(group: Sequence[ServedResponse], size: int) -> list[ResponseBlock]:
     """Cut a group into parts of at most `size` responses, as even as possible."""
     parts = -(-len(group) // size)
     bounds = [len(group) * part // parts for part in range(parts + 1)]
@@ -113,7 +113,7 @@ def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[s
     return by_policy
 
 
-def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], reader: Reader) -> list[Block]:
+def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], reader: Reader) -> list[ResponseBlock]:
     given = [GivenResponse(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)]
     examples = encode(given, reader.lm, reader.tokenizer, config, name)
     blocks = []

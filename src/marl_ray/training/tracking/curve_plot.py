@@ -15,7 +15,7 @@ _TRAINING = {"color": "0.6", "linewidth": 1.0, "label": "training episodes"}
 
 
 @dataclass(frozen=True)
-class Panel:
+class MetricPanel:
     """One metric of a run over its steps: evaluations, training episodes and budget."""
 
     name: str
@@ -38,11 +38,11 @@ def plot_returns(curves: Mapping[str, Points], path: Path, title: str) -> Path:
     return path
 
 
-def panels_of(config: RunConfig, history: History) -> list[Panel]:
+def panels_of(config: RunConfig, history: History) -> list[MetricPanel]:
     """The panels of the mean return, and of each cost with its budget, from the logged `history` of a metric."""
     single = len(config.budgets) == 1
     costs = [
-        Panel(
+        MetricPanel(
             "mean cost of an episode" if single else f"mean cost {k} of an episode",
             history(f"eval/episode_cost_{k}"),
             history("episode_cost" if single else f"episode_cost_{k}"),
@@ -52,7 +52,7 @@ def panels_of(config: RunConfig, history: History) -> list[Panel]:
     ]
     high = dict(history("eval/return_high"))
     intervals = [(step, low, high[step]) for step, low in history("eval/return_low") if step in high]
-    return [Panel("mean return", history("eval/return"), history("return"), None, intervals), *costs]
+    return [MetricPanel("mean return", history("eval/return"), history("return"), None, intervals), *costs]
 
 
 def title_of(config: RunConfig) -> str:
@@ -64,7 +64,7 @@ def title_of(config: RunConfig) -> str:
     return f"{config.name}: {algorithms}, seed {config.seed}\n{config.env.id}"
 
 
-def plot_run(panels: Sequence[Panel], path: Path, title: str) -> Path:
+def plot_run(panels: Sequence[MetricPanel], path: Path, title: str) -> Path:
     """Draw a run's panels, one under the other, into a PNG and return its path."""
     figure = _figure(len(panels))
     rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True).flat

@@ -24,6 +24,8 @@ SHADES = 9
 
 @dataclass(frozen=True)
 class CurveLine:
+    """One trial's curve, in pixels of its figure: SVG paths of the line and of the band around it."""
+
     name: str
     path: str
     band: str
@@ -67,6 +69,8 @@ class Thread:
 
 @dataclass(frozen=True)
 class Parallel:
+    """A figure of parallel axes, in pixels: an axis per key and for the objective, a line per trial."""
+
     width: float
     height: float
     top: float

@@ -19,6 +19,7 @@ CONFIG: dict[str, Any] = {
 }
 [JOB, *_] = render(parse_config(ClusterConfig, CONFIG))
 RULE = {"policy": "DeleteCluster", "condition": {"jobStatus": "SUCCEEDED", "ttlSeconds": 10}}
+LEGACY = {"onSuccess": {"policy": "DeleteSelf"}, "onFailure": {"policy": "DeleteNone"}}
 SELECTED = {
     "clusterSelector": {"ray.io/cluster": "mine"},
     "rayClusterSpec": None,
@@ -43,8 +44,7 @@ def test_good_jobs_have_no_finding(kind):
     assert (
         findings({"deletionStrategy": None, "shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": 5}, kind) == []
     )
-    both = {"onSuccess": {"policy": "DeleteSelf"}, "onFailure": {"policy": "DeleteNone"}}
-    assert findings({"deletionStrategy": both}, kind) == []
+    assert findings({"deletionStrategy": LEGACY}, kind) == []
 
 
 def test_a_queued_job_may_be_suspended():
@@ -92,6 +92,45 @@ WRONG = [
         SELECTED | {"deletionStrategy": {"deletionRules": [RULE]}},
         "expected another than DeleteCluster beside clusterSelector",
     ),
+    ({"deletionStrategy": LEGACY | {"onSuccess": {}}}, "deletionStrategy.onSuccess.policy: missing"),
+    ({"deletionStrategy": LEGACY | {"deletionRules": [RULE], "onSuccess": {}}}, "onSuccess: expected none beside"),
+    (
+        {"deletionStrategy": {"deletionRules": [RULE | {"condition": {}}]}},
+        "deletionRules.0.condition: expected either jobStatus or jobDeploymentStatus",
+    ),
+    (
+        {
+            "deletionStrategy": {
+                "deletionRules": [RULE | {"condition": {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"}}]
+            }
+        },
+        "deletionRules.0.condition: expected either jobStatus or jobDeploymentStatus",
+    ),
+    ({"backoffLimit": -1}, "spec.backoffLimit: expected 0 or more, got -1"),
+    (
+        {"deletionStrategy": None, "shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": -1},
+        "spec.ttlSecondsAfterFinished: expected 0 or more, got -1",
+    ),
+    (
+        {"submissionMode": "SidecarMode", "submitterPodTemplate": None, "submitterConfig": {}},
+        "spec.submitterConfig: expected none in SidecarMode",
+    ),
+    (
+        {"submitterPodTemplate": {"spec": {"restartPolicy": "Always", "containers": [{"name": "x", "image": "a:1"}]}}},
+        "spec.submitterPodTemplate.spec.restartPolicy: expected Never or OnFailure",
+    ),
+    ({"managedBy": "me"}, "spec.managedBy: expected one of ray.io/kuberay-operator"),
+    *[
+        ({"rayClusterSpec": JOB["spec"]["rayClusterSpec"] | part}, f"spec.rayClusterSpec.{words}")
+        for part, words in (
+            ({"managedBy": "me"}, "managedBy: expected one of ray.io/kuberay-operator"),
+            ({"upgradeStrategy": {"type": "None"}}, "upgradeStrategy.type: expected none"),
+            (
+                {"authOptions": {"mode": "token", "enableK8sTokenAuth": True}},
+                "authOptions.enableK8sTokenAuth: expected none: only a RayCluster",
+            ),
+        )
+    ],
     ({"runtimeEnvYAML": "[1]"}, "spec.runtimeEnvYAML: expected a mapping"),
     ({"runtimeEnvYAML": "a: ["}, "spec.runtimeEnvYAML: expected YAML"),
 ]
@@ -113,7 +152,26 @@ def test_a_retry_needs_storage_that_outlives_a_cluster():
     assert lint_manifest(job, "f") == []
 
 
-def test_a_schedule_has_five_fields():
-    clock = {"schedule": "daily", "jobTemplate": JOB["spec"]}
-    document = {"apiVersion": "ray.io/v1", "kind": "RayCronJob", "metadata": {"name": "train"}, "spec": clock}
-    assert lint_manifest(document, "f") == ["f: spec.schedule: expected five fields of cron, got 'daily'"]
+def clock(**spec: str) -> list[str]:
+    """Problems of a RayCronJob with these keys."""
+    document = {"apiVersion": "ray.io/v1", "kind": "RayCronJob", "metadata": {"name": "train"}}
+    return lint_manifest(document | {"spec": {"schedule": "0 3 * * *", "jobTemplate": JOB["spec"]} | spec}, "f")
+
+
+@pytest.mark.parametrize("schedule", ["daily", "@noon", "@every soon", "0 3 * * 7", "TZ=Europe/Rome 0 3 * * *"])
+def test_a_schedule_has_five_fields(schedule):
+    assert clock(schedule=schedule) == [f"f: spec.schedule: expected five fields of cron, got {schedule!r}"]
+
+
+@pytest.mark.parametrize("schedule", ["@hourly", "@every 1h30m", "0,30 1-5/2 ? JAN-mar mon", "5/15 * * * *"])
+def test_a_schedule_may_be_what_the_operators_parser_knows(schedule):
+    assert clock(schedule=schedule) == []
+
+
+def test_a_time_zone_is_one_that_there_is():
+    for name in ("Europe/Rome", "UTC", "Local"):
+        assert clock(timeZone=name) == []
+    for name in ("Mars/Olympus", "Europe", "/etc/passwd", "../UTC"):
+        assert clock(timeZone=name) == [
+            f"f: spec.timeZone: expected the name of a time zone such as Europe/Berlin, got {name!r}"
+        ]

@@ -9,9 +9,12 @@ import pytest
 import yaml
 from processes.command_line import marl_ray
 
+from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
 from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
 from marl_ray.cluster.lint.schemas import minimise, schemas
+from marl_ray.config.cluster import ClusterConfig
+from marl_ray.config.load import parse_config
 from marl_ray.errors import MarlRayError
 
 PATH = Path(__file__).parents[4] / "cluster" / "kuberay" / "rayservice.yaml"
@@ -70,6 +73,29 @@ def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items() & head.items()
 
 
+def test_the_pods_written_by_hand_are_like_those_that_are_rendered():
+    """The same confinement, drain, memory and metrics; secrets and sizes are its own."""
+    config = {"name": "g", "image": "a/b:1", "groups": {"gateway": {"replicas": 3}}}
+    service = {"serve": {"applications": []}, "api_keys_secret": "marl-ray-api-keys"}
+    [rendered, *_] = render(parse_config(ClusterConfig, config | {"service": service}))
+    for own, other in zip(pods(SERVICE), pods(rendered), strict=True):
+        assert own["metadata"]["annotations"] == other["metadata"]["annotations"]
+        (container,), (wanted,) = own["spec"]["containers"], other["spec"]["containers"]
+        for key in ("securityContext", "lifecycle", "ports"):
+            assert container[key] == wanted[key], key
+        for key in ("securityContext", "terminationGracePeriodSeconds", "automountServiceAccountToken"):
+            assert own["spec"][key] == other["spec"][key], key
+        assert sorted(map(str, own["spec"]["volumes"])) == sorted(map(str, other["spec"]["volumes"]))
+        assert sorted(map(str, container["volumeMounts"])) == sorted(map(str, wanted["volumeMounts"]))
+        training = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"
+        assert all(entry in container["env"] for entry in wanted["env"] if entry["name"] != training)
+
+
+def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = service["spec"]["rayClusterConfig"]
+    return [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+
+
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
@@ -110,7 +136,7 @@ def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
         (("spec.upgradeStrategy.type", "Recreate"), "spec.upgradeStrategy.type: expected one of NewCluster"),
         (
             (f"{CLUSTER}.upgradeStrategy", {"type": "None"}),
-            f"{CLUSTER}.upgradeStrategy.type: expected spec.upgradeStrat",
+            f"{CLUSTER}.upgradeStrategy.type: expected none: it is for a RayCluster that stands alone",
         ),
         ((f"{HEAD}.headService.metadata.name", "x"), f"{HEAD}.headService.metadata.name: expected none"),
         ((f"{HEAD_POD}.containers", []), f"{HEAD_POD}.containers: expected at least one"),
@@ -122,6 +148,10 @@ def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
             (f"{WORKERS}.idleTimeoutSeconds", 60),
             f"{WORKERS}.idleTimeoutSeconds: expected autoscalerOptions.version: v2",
         ),
+        ((f"{WORKERS}.idleTimeoutSeconds", 0), f"{WORKERS}.idleTimeoutSeconds: expected autoscalerOptions.version: v2"),
+        ((f"{WORKERS}.priority", 0), None),
+        ((f"{CLUSTER}.managedBy", "me"), f"{CLUSTER}.managedBy: expected one of ray.io/kuberay-operator"),
+        ((f"{CLUSTER}.rayVersion", "v2.60.0"), None),
         ((f"{WORKERS}.priority", 1), f"{WORKERS}.priority: expected autoscalerOptions.version: v2"),
         (
             (f"{CLUSTER}.autoscalerOptions.idleTimeoutSeconds", -1),
@@ -136,15 +166,15 @@ def test_the_budget_and_the_policy_mean_the_pods_that_there_are():
         ((f"{CLUSTER}.rayVersion", "2.51.0"), f"{CLUSTER}.rayVersion: expected 2.52.0 or later for authOptions"),
         ((f"{CLUSTER}.rayVersion", DELETE), f"{CLUSTER}.rayVersion: expected 2.52.0 or later for authOptions"),
         ((f"{CLUSTER}.authOptions.enableK8sTokenAuth", True), "enableK8sTokenAuth: expected none: only a RayCluster"),
-        (
-            (f"{CLUSTER}.networkPolicy", {"mode": "DenyAllIngress", "head": {"egressRules": [{}]}}),
-            f"{CLUSTER}.networkPolicy.head.egressRules: expected none with mode DenyAllIngress",
-        ),
-        (
-            (f"{CLUSTER}.networkPolicy", {"workerGroups": [{"groupName": "x"}]}),
-            f"{CLUSTER}.networkPolicy.workerGroups.0.groupName: expected one of gateway, got 'x'",
-        ),
         # what runs, but not well
+        (
+            (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"}),
+            f"{CLUSTER}.networkPolicy: expected none, unless the operator has the feature gate RayClusterNetworkPolicy",
+        ),
+        (
+            (f"{CLUSTER}.gcsFaultToleranceOptions", {"backend": "rocksdb"}),
+            f"{CLUSTER}.gcsFaultToleranceOptions.backend: expected redis, unless the operator has the feature gate",
+        ),
         ((f"{HEAD}.rayStartParams", {}), f'{HEAD}.rayStartParams.num-cpus: expected "0"'),
         ((f"{WORKER_POD}.terminationGracePeriodSeconds", 60), "terminationGracePeriodSeconds: expected more than 60"),
         ((f"{WORKER_POD}.terminationGracePeriodSeconds", DELETE), "expected more than 60, the seconds that Ray drains"),
@@ -216,6 +246,31 @@ def test_keys_that_need_each_other_are_checked_together(changes, finding):
     findings = lint_manifest(changed(*changes), "f.yaml")
     assert len(findings) == (finding is not None)
     assert finding is None or finding in findings[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "finding"),
+    [
+        (
+            {"mode": "DenyAllIngress", "head": {"egressRules": [{}]}},
+            f"{CLUSTER}.networkPolicy.head.egressRules: expected none with mode DenyAllIngress",
+        ),
+        (
+            {"workerGroups": [{"groupName": "x"}]},
+            f"{CLUSTER}.networkPolicy.workerGroups.0.groupName: expected one of gateway, got 'x'",
+        ),
+    ],
+)
+def test_rules_of_a_network_policy_are_for_what_it_denies(policy, finding):
+    findings = lint_manifest(changed((f"{CLUSTER}.networkPolicy", policy)), "f.yaml")
+    assert [line for line in findings if ": advice: " not in line] == [f"f.yaml: {finding}"]
+
+
+def test_a_network_policy_needs_groups_whose_names_may_be_part_of_its_own():
+    group = (f"{WORKERS}.groupName", "Big_One")
+    assert lint_manifest(changed(group), "f.yaml") == []
+    found = lint_manifest(changed(group, (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"})), "f.yaml")
+    assert found[0] == f"f.yaml: {WORKERS}.groupName: expected a-z, 0-9 and - beside networkPolicy, got 'Big_One'"
 
 
 def closed_mappings(node: Any, path: str = "") -> Iterator[str]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from marl_ray.envs.web.scoring.judges import PromptJudge, WordJudge
 from marl_ray.envs.web.scoring.official import address_score, answer_score, clean, content_score, must_include
-from marl_ray.envs.web.scoring.words import words
+from marl_ray.envs.web.scoring.tokenization import words
 from marl_ray.envs.web.tasks.task import AnswerCheck, PageContent
 
 CLEAN = [

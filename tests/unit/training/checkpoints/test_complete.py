@@ -1,14 +1,17 @@
 """A checkpoint is complete: a run that goes on from it has everything that the run that wrote it has."""
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from toys import object_graph, runs, texts
 
 from marl_ray.config import RunConfig
+from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
@@ -77,6 +80,45 @@ def test_a_run_that_goes_on_has_the_state_of_the_one_that_wrote_the_checkpoint(p
     paths = dict(object_graph.walk(before, "run", frozenset(), CASES[case][1]))
     assert len(paths) > 500 and any("exp_avg" in path for path in paths)
     assert object_graph.differing(before, after, CASES[case][1]) == []
+
+
+def after(event: threading.Event, action: Callable[..., Any]) -> Callable[..., Any]:
+    """The action, which is taken when the event is set."""
+
+    def late(*arguments: Any) -> Any:
+        assert event.wait(60)
+        return action(*arguments)
+
+    return late
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its thread copies when the next update waits for that, and writes when that update and another are done."""
+    config, without = CASES[case]
+    updates, ends = threading.Event(), threading.Event()
+    monkeypatch.setattr(saving, "write", after(ends, saving.write))
+    with process_group():
+        run = Run(config, torch.device("cpu"))
+        run.begin()
+        run.step()
+        take, wait_for_copy = run.saver.copy.take, run.saver.wait_for_copy
+        monkeypatch.setattr(run.saver.copy, "take", lambda mesh: after(updates, take(mesh)))
+        monkeypatch.setattr(run.saver, "wait_for_copy", lambda: (updates.set(), wait_for_copy()))
+        run.save(folder_here(tmp_path / "1"))
+        moment = dict(object_graph.walk(run, "run", frozenset(), without))
+        run.step()
+        run.step()
+        ends.set()
+        run.saver.wait()
+        read = Run(config, torch.device("cpu"), RunStart([folder_here(tmp_path / "1")]))
+        again = dict(object_graph.walk(read, "run", frozenset(), without))
+        read.close()
+        run.close()
+    changed = [path for path in {*moment, *again} if not object_graph.same(moment.get(path), again.get(path))]
+    assert sorted(changed) == []
 
 
 def test_a_state_that_no_checkpoint_holds_is_noticed(pair: tuple[Run, Run, str, Path]):

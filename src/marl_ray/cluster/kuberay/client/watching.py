@@ -8,7 +8,7 @@ from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefuse
 from marl_ray.cluster.kuberay.client.resources import RAY, list_all, path_of, read
 from marl_ray.cluster.kuberay.state.phases import ResourceState
 from marl_ray.cluster.kuberay.state.resource_state import resource_state
-from marl_ray.cluster.kuberay.state.view import Object, ResourceKind, View, view_of
+from marl_ray.cluster.kuberay.state.view import Object, ResourceKind, View, owned_by, view_of
 
 TURN_S = 5
 """A view is made anew at least as often: pods change without their resource."""
@@ -26,15 +26,16 @@ def look(connection: Connection, kind: ResourceKind, name: str) -> View:
     objects: list[Object] = [{"kind": kind, **resource}]
     clusters: list[Object] = []
     if kind in ("RayJob", "RayService"):
-        owner = f"ray.io/originated-from-crd={kind},ray.io/originated-from-cr-name={name}"
-        clusters = [*list_all(connection, "RayCluster", labels=owner)]
+        clusters = [*list_all(connection, "RayCluster", labels=owned_by(kind, name))]
     names = [name] if kind == "RayCluster" else [item["metadata"]["name"] for item in clusters]
     if names:
         objects += list_all(connection, "Pod", "v1", labels=f"ray.io/cluster in ({','.join(names)})")
     if kind == "RayJob":
         objects += list_all(connection, "Pod", "v1", labels=f"job-name={name}")
-    fields = f"involvedObject.kind={kind},involvedObject.name={name}"
-    objects += list_all(connection, "Event", "v1", fields=fields)
+    new = [own["metadata"]["name"] for own in clusters if not (own.get("status") or {}).get("state")]
+    for about in [(kind, name), *(("RayCluster", own) for own in new)]:
+        fields = f"involvedObject.kind={about[0]},involvedObject.name={about[1]}"
+        objects += list_all(connection, "Event", "v1", fields=fields)
     return view_of(kind, name, [*objects, *clusters])
 
 

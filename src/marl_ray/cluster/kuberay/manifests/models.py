@@ -15,6 +15,8 @@ class _Part(BaseModel):
 
 
 class Metadata(_Part):
+    """The name, the labels and the annotations of an object or a pod."""
+
     name: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -54,11 +56,15 @@ class PodSpec(_Part):
 
 
 class PodTemplate(_Part):
+    """The pod of which a group has copies."""
+
     metadata: Metadata
     spec: PodSpec
 
 
 class HeadGroup(_Part):
+    """The head of a Ray cluster, which is one pod."""
+
     ray_start_params: dict[str, str]
     template: PodTemplate
 
@@ -81,6 +87,8 @@ class WorkerGroup(_Part):
 
 
 class FaultTolerance(_Part):
+    """The Redis that keeps the state of the cluster's head (`gcsFaultToleranceOptions`)."""
+
     redis_address: str
     redis_password: JsonObject | None = None
 

@@ -90,6 +90,7 @@ def security_of(config: ClusterConfig) -> dict[str, Any]:
 
 
 def pull_secrets_of(config: ClusterConfig) -> list[dict[str, str]] | None:
+    """References to the config's secrets for pulling images, as a pod's spec has them; None if there are none."""
     return [{"name": name} for name in config.pull_secrets] or None
 
 

@@ -2,7 +2,7 @@
 
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.pod_troubles import trouble_of
-from marl_ray.cluster.kuberay.state.view import Object, View, event_text
+from marl_ray.cluster.kuberay.state.view import Object, View, event_text, subject
 
 REFUSED = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """Reasons of events."""
@@ -30,7 +30,8 @@ def cluster_state(view: View, now: float) -> ResourceState:
 
 def held_up(view: View, now: float) -> ResourceState | None:
     """A state that names the pod that does not come up, or why there is none of it: a quota, or a value that is refused."""
-    trouble = trouble_of(view.pods, now) or next(filter(None, map(_without_pod, view.ray_clusters)), None)
+    reasons = (*map(_without_pod, view.ray_clusters), _refused_cluster(view))
+    trouble = trouble_of(view.pods, now) or next(filter(None, reasons), None)
     return None if trouble is None else ResourceState(Phase.WAITING, *trouble)
 
 
@@ -49,6 +50,16 @@ def _without_pod(cluster: Object) -> tuple[str, str] | None:
         return None
     # The operator writes the reason as the message's first line.
     return failure["reason"], " ".join(failure["message"].removeprefix(failure["reason"]).split())
+
+
+def _refused_cluster(view: View) -> tuple[str, str] | None:
+    """Reason and message by which the operator refuses the cluster that it has made for a job or a service."""
+    new = {
+        ("RayCluster", own["metadata"]["name"]) for own in view.clusters if not (own.get("status") or {}).get("state")
+    }
+    warnings = (event for event in reversed(view.warnings) if event.get("reason") in REFUSED and subject(event) in new)
+    last = next(warnings, None)
+    return None if last is None else (str(last["reason"]), event_text(last))
 
 
 def refusal(view: View, reasons: tuple[str, ...]) -> ResourceState | None:

@@ -1,6 +1,6 @@
 """A client's view of one resource of KubeRay: itself, the clusters that it owns, their pods, and warnings about it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -25,7 +25,7 @@ class View:
     pods: tuple[Object, ...] = field(default=(), repr=False)
     """Pods of these clusters, and of a RayJob its submitter's."""
     warnings: tuple[Object, ...] = field(default=(), repr=False)
-    """Events of the type Warning about the resource, in the order of time."""
+    """Events of the type Warning about the resource and its clusters, in the order of time."""
 
     @property
     def status(self) -> Object:
@@ -50,8 +50,14 @@ def view_of(kind: ResourceKind, name: str, objects: Iterable[Object]) -> View:
     owned = [item for item in objects if item["kind"] == "RayCluster" and is_owned(item, kind, name)]
     names = {item["metadata"]["name"] for item in owned} | ({name} if kind == "RayCluster" else set())
     pods = [item for item in objects if item["kind"] == "Pod" and is_pod_of(item, kind, name, names)]
-    events = [item for item in objects if item["kind"] == "Event" and is_warning_about(item, kind, name)]
+    about = {(kind, name), *(("RayCluster", own) for own in names)}
+    events = [item for item in objects if item["kind"] == "Event" and is_warning_about(item, about)]
     return View(kind, name, next(named, None), tuple(owned), tuple(pods), tuple(sorted(events, key=event_time)))
+
+
+def owned_by(kind: str, name: str) -> str:
+    """Selector of the RayClusters that were made for this RayJob or RayService."""
+    return f"ray.io/originated-from-crd={kind},ray.io/originated-from-cr-name={name}"
 
 
 def is_owned(cluster: Object, kind: str, name: str) -> bool:
@@ -67,10 +73,15 @@ def is_pod_of(pod: Object, kind: str, name: str, clusters: set[str]) -> bool:
     return labels.get("ray.io/cluster") in clusters or (kind == "RayJob" and labels.get("job-name") == name)
 
 
-def is_warning_about(event: Object, kind: str, name: str) -> bool:
-    """True where an event, of `v1` or `events.k8s.io/v1`, warns of this resource."""
+def is_warning_about(event: Object, resources: Collection[tuple[str, str]]) -> bool:
+    """True where an event warns of one of these resources, given by kind and name."""
+    return event.get("type") == "Warning" and subject(event) in resources
+
+
+def subject(event: Object) -> tuple[str, str]:
+    """Kind and name of what an event, of `v1` or `events.k8s.io/v1`, is about."""
     about = event.get("regarding") or event.get("involvedObject") or {}
-    return event.get("type") == "Warning" and (about.get("kind"), about.get("name")) == (kind, name)
+    return str(about.get("kind")), str(about.get("name"))
 
 
 def event_time(event: Object) -> str:

@@ -19,7 +19,6 @@ _UNNAMED = {
 """Roles that say nothing without a name."""
 _IGNORED = {"focusable", "editable", "readonly", "level", "settable", "multiline", "invalid", "url", "actions"}
 """Properties that are left out."""
-_ALWAYS = {"RootWebArea", "option"}
 _NO_NODES = {"InlineTextBox", "LineBreak", "ListMarker"}
 _TEXT = re.compile(r"StaticText (.+)")
 _WORD = re.compile(r"[\w.-]+")

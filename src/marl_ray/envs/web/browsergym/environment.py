@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from marl_ray.envs.text.base import TextEnv
-from marl_ray.envs.web.browser.actions import quoted_action
+from marl_ray.envs.web.browser.action_text import quoted_action
 from marl_ray.envs.web.browser.errors import BrowserFault
 from marl_ray.envs.web.browser.prompts import past_answers, shown
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess
 from marl_ray.envs.web.browsergym.worker import FAMILIES, PREFIX, family_of
 from marl_ray.envs.web.environment import MOST_PAGES
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
-from marl_ray.rewards.paying import ChosenReward
+from marl_ray.rewards.reward_protocol import ChosenReward
 
 EXTRA = "browsergym-core", "browsergym-miniwob"
 """Distributions of the extra; the others need older versions of what marl-ray needs."""

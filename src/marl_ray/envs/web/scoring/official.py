@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import parse_qs, urlparse
 
 from marl_ray.envs.web.scoring.judges import FuzzyJudge
-from marl_ray.envs.web.scoring.words import words
+from marl_ray.envs.web.scoring.tokenization import words
 from marl_ray.envs.web.tasks.task import NOT_ACHIEVABLE, AnswerCheck, PageContent
 
 

@@ -42,7 +42,7 @@ _PARTS: list[Any] = [
 ]
 
 
-class Closed(io.StringIO):
+class ClosedStream(io.StringIO):
     """A text stream that discards everything written and has nothing to read."""
 
     def read(self, *args: Any, **kwargs: Any) -> str:
@@ -134,7 +134,7 @@ def main() -> None:
     restore = snapshot() if hardened else (lambda: False)
     load, find = unittest.TestLoader().loadTestsFromTestCase, getattr
     result, counts, notes = make_result(restore)
-    stream = Closed()
+    stream = ClosedStream()
     say, read, exit_now = os.write, os.read, os._exit
     dumps = json.dumps
     try:

@@ -9,7 +9,7 @@ from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
 from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
 from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
-from marl_ray.policies.engines.vllm_process.shared_process import Port
+from marl_ray.policies.engines.vllm_process.shared_process import DecoderPort
 from marl_ray.policies.language.philox import token_uniforms
 
 
@@ -23,7 +23,7 @@ class VllmDecoder:
     """Responses that one version of the weights writes. It takes no prompts with a guide or a bias."""
 
     def __init__(
-        self, process: VllmProcess | Port, tokenizer: Any, ends: Set[int], version: int, adapter: int = 0
+        self, process: VllmProcess | DecoderPort, tokenizer: Any, ends: Set[int], version: int, adapter: int = 0
     ) -> None:
         """`ends` are tokens that end a response; `version` is that of the process's weights, or of its `adapter`."""
         self._process, self._tokenizer, self._version, self._adapter = process, tokenizer, version, adapter

@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,9 @@ class VllmProcess:
     def __init__(self, settings: VllmSettings, threads: int) -> None:
         """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost if it cannot start."""
         own_end, other_end = socket.socketpair()
+        # A process that has stopped reads nothing: what the socket has no room for would wait for ever.
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            own_end.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *_timeval(ANSWER_S)))
         # vLLM leaves files in the temporary folder, so the process gets one of its own, which is removed with it.
         folder = str(new_temporary_folder("vllm"))
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
@@ -73,11 +77,11 @@ class VllmProcess:
         try:
             self._connection.send((method, arguments))
             if not self._connection.poll(limit):
-                raise EngineLost(f"generation.engine=vllm: no answer to `{method}` in {limit:g} s")
+                raise BlockingIOError
             good, value = self._connection.recv()
-        except EngineLost:
+        except BlockingIOError:
             self.close()
-            raise
+            raise EngineLost(f"generation.engine=vllm: no answer to `{method}` in {limit:g} s") from None
         except (OSError, EOFError):
             self.close()
             raise EngineLost(f"generation.engine=vllm: its process died in `{method}`: {self._last_words()}") from None
@@ -94,6 +98,11 @@ class VllmProcess:
         text = os.pread(self._output.fileno(), 1 << 14, max(0, size - (1 << 14))).decode("utf-8", "replace").strip()
         code = self._process.returncode
         return f"status {code}" + (f", {text.splitlines()[-1]}" if text else "")
+
+
+def _timeval(seconds: float) -> tuple[int, int]:
+    """Whole seconds, and the rest in microseconds."""
+    return int(seconds), int(1e6 * (seconds % 1))
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: Connection, folder: str) -> None:

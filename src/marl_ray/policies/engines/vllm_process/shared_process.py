@@ -44,11 +44,11 @@ class SharedProcess:
     def __init__(self, process: VllmProcess, lock: FairLock) -> None:
         self.process, self.lock = process, lock
         self.why_lost = "generation.engine=vllm: its process was ended"
-        self._ports: dict[int, Port] = {}
+        self._ports: dict[int, DecoderPort] = {}
 
-    def port(self, version: int) -> "Port":
+    def port(self, version: int) -> "DecoderPort":
         """The port of one decoder. vLLM reports `version` with each of its tokens."""
-        port = self._ports[version] = Port(self)
+        port = self._ports[version] = DecoderPort(self)
         return port
 
     def remove_port(self, version: int) -> None:
@@ -88,7 +88,7 @@ class SharedProcess:
         return EngineLost(why)
 
 
-class Port:
+class DecoderPort:
     """One decoder's access to a process: the calls `add`, `step` and `remove`, for its own responses."""
 
     def __init__(self, shared: SharedProcess) -> None:

@@ -16,7 +16,7 @@ ALIGNED = 64
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorPlace:
     """The place of a tensor in the shared memory."""
 
     name: str
@@ -36,7 +36,7 @@ class WeightLayout:
 
     path: str
     size: int
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorPlace, ...]
 
 
 class SharedWeights:
@@ -49,7 +49,7 @@ class SharedWeights:
         """Reserve memory for these tensors without writing them."""
         entries, offset = [], ALIGNED
         for name, tensor in tensors.items():
-            entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), offset))
+            entries.append(TensorPlace(name, tensor.dtype, tuple(tensor.shape), offset))
             offset += math.ceil(tensor.nbytes / ALIGNED) * ALIGNED
         self._descriptor = os.memfd_create("marl-ray-weights")
         os.ftruncate(self._descriptor, offset)
@@ -91,5 +91,5 @@ def _mapped(layout: WeightLayout) -> Tensor:
     return torch.from_file(layout.path, shared=True, size=layout.size, dtype=torch.uint8)
 
 
-def _view(memory: Tensor, entry: Entry) -> Tensor:
+def _view(memory: Tensor, entry: TensorPlace) -> Tensor:
     return memory[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).view(entry.shape)

@@ -10,7 +10,7 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError
-from marl_ray.serving.arms.protocol import Began, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Piece, Refusal, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import PromptTooLongError, ServedModel
 
@@ -83,10 +83,10 @@ class BatchedReply:
             began,
         )
 
-    def _beginning(self) -> Began:
+    def _beginning(self) -> ResponseStart:
         generation = self.generation
         settings = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
-        return Began(list(self.prompt.ids), settings)
+        return ResponseStart(list(self.prompt.ids), settings)
 
     def leave(self) -> None:
         if self._queued and not self._finished:

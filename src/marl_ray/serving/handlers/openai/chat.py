@@ -21,7 +21,7 @@ from marl_ray.serving.handlers.openai.fields import (
 )
 from marl_ray.serving.handlers.openai.messages import Tools, messages_of, tools_of
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
-from marl_ray.serving.handlers.writing import TextResponseWriter, WrittenResponse, respond_with_text, text_request
+from marl_ray.serving.handlers.text_response import TextResponseWriter, WrittenResponse, respond_with_text, text_request
 from marl_ray.serving.http.fields import flag
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service

@@ -19,7 +19,7 @@ from marl_ray.serving.handlers.openai.fields import (
     top_of,
     usage_of,
 )
-from marl_ray.serving.handlers.writing import TextResponseWriter, WrittenResponse, collect_response, text_request
+from marl_ray.serving.handlers.text_response import TextResponseWriter, WrittenResponse, collect_response, text_request
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
-from marl_ray.serving.handlers.writing import TextResponseWriter, agent_of, text_only
+from marl_ray.serving.handlers.text_response import TextResponseWriter, agent_of, text_only
 from marl_ray.serving.http.fields import attributes_of, flag, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, TooLongError
 from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
@@ -147,4 +147,5 @@ def part(writer: TextResponseWriter, head: Mapping[str, Any], kind: str, choices
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
+    """OpenAI's `usage`: the numbers of tokens of the prompt, of the completion and of both."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

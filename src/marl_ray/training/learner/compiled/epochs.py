@@ -70,7 +70,7 @@ class CompiledBatch:
 def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
     """The greatest difference of the first minibatch's compiled gradient from torch's, as `TOLERANCE` measures it; equal on
     all workers. Changes nothing."""
-    selection, size = prepared.plan[0][0], prepared.sizes[0].tolist()
+    selection, size = prepared.minibatch_plan[0][0], prepared.sizes[0].tolist()
     flat = FlatState(policy)
     compiled = CompiledBatch(policy, state, prepared).gradient(flat.weights, selection, size[0], np.zeros(5))
     policy.optimizer.zero_grad(set_to_none=True)
@@ -97,7 +97,7 @@ def descend(
     hyper, flat, batch = policy.hyper, FlatState(policy), CompiledBatch(policy, state, prepared)
     bounds = np.array([0, batch.actor.size, batch.actor.size + batch.critic.size])
     sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
-    for epoch in prepared.plan:
+    for epoch in prepared.minibatch_plan:
         before, steps_before = sums.copy(), steps
         for selection in epoch:
             if not (size := next(sizes)):

@@ -83,7 +83,7 @@ def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
 
 def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
-    """None: a pass costs the same whichever copies it has."""
+    """Return None: no order of copies makes a pass cheaper."""
     return None
 
 

@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import token_policy
-from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, move, plain_copy, shard
+from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, move, plain_copy
 from marl_ray.training.collectives import total, world
 from marl_ray.training.learner.families.family import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
@@ -82,7 +83,7 @@ def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None
 
 
 def inputs(model: TokenPolicy, batch: Trajectories) -> None:
-    """None: a language model reads token ids as they are."""
+    """Return None: a language model reads the batch's token ids as they are."""
     return None
 
 
@@ -105,8 +106,9 @@ def evaluate(
 def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
     """Log-probabilities (R, T') of the selection's tokens under the reference model."""
     assert batch.prompts is not None
-    parts = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions, batch.mask))
-    return cast(TokenPolicy, models.reference).reference_evaluate(*parts)
+    prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))
+    mask = selection.decisions(batch.mask, shape.agents)
+    return cast(TokenPolicy, models.reference).reference_evaluate(prompts, responses, mask)
 
 
 def log_ratio(rollout: TokenPolicy, batch: Trajectories) -> NoReturn:

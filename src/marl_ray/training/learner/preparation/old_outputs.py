@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from marl_ray.algorithms.losses.kl import kl_estimate
+from marl_ray.training.learner.forward_passes import evaluate_all, in_passes
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.passes import evaluate_all, in_passes
 from marl_ray.training.learner.preparation.normalisers import normalised
 from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
@@ -22,7 +22,7 @@ def old_outputs(
     batch: Trajectories,
     mask: Tensor,
     shape: Shape,
-    plan: list[list[Selection]],
+    minibatch_plan: list[list[Selection]],
 ) -> OldOutputs:
     """Take the outputs that the rollout recorded, or evaluate the batch again where `policy.recomputes`.
 
@@ -33,9 +33,9 @@ def old_outputs(
     cost_values = normalised(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
     # A single gradient step starts at the old weights and computes their outputs itself; only these need them before it.
     needed = policy.importance_cap is not None or policy.settings.other_engine or hyper.kl_coef
-    if not policy.recomputes or not (sum(map(len, plan)) > 1 or needed):
+    if not policy.recomputes or not (sum(map(len, minibatch_plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
-    now = evaluate_all(policy, inputs, batch, batch.mask if hyper.kl_coef else mask, shape, plan[0])
+    now = evaluate_all(policy, inputs, batch, batch.mask if hyper.kl_coef else mask, shape, minibatch_plan[0])
     return OldOutputs(
         now.log_probs,
         values if now.values is None else now.values,

@@ -10,8 +10,8 @@ from marl_ray.algorithms.advantages.normalization import standardise
 from marl_ray.algorithms.constraints.penalty import constraint_violation
 from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.training.costs import CostStats
+from marl_ray.training.learner.forward_passes import fit_critic
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.passes import fit_critic
 from marl_ray.training.learner.preparation.estimates import Estimates, centred_costs, estimate, split_rows
 from marl_ray.training.learner.preparation.normalisers import normalised, updated_norms
 from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
@@ -26,13 +26,13 @@ def prepare(
     state: UpdateState,
     batch: Trajectories,
     shape: Shape,
-    plan: list[list[Selection]],
+    minibatch_plan: list[list[Selection]],
     costs: CostStats,
     factor: Tensor | None,
     where: str,
 ) -> tuple[PreparedBatch, UpdateState, dict[str, float]]:
-    """Compute what is constant across the epochs of `plan`; returns it, the state with moved normalisers and multipliers,
-    and metrics.
+    """Compute what is constant across the epochs of `minibatch_plan`; returns it, the state with moved normalisers and
+    multipliers, and metrics.
 
     `factor` (copies, T) multiplies all advantages. Every worker takes part; after the passes over the batch there is one
     exchange. Raises Diverged naming `where` and a tensor that is not finite, and MarlRayError if the algorithm's advantages
@@ -41,15 +41,15 @@ def prepare(
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)
     inputs = policy.family.inputs(policy.model, batch)
-    old = old_outputs(policy, state, inputs, batch, mask, shape, plan)
-    reference = reference_log_probs(policy, batch, shape, plan[0])
-    divergence = estimated_divergence(policy, inputs, batch, old.log_probs, reference, shape, plan[0])
+    old = old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
+    reference = reference_log_probs(policy, batch, shape, minibatch_plan[0])
+    divergence = estimated_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
     # From here on `batch` has the rewards that are learned from, and for `critic_first` the values of the fitted critic.
     batch = replace(batch, rewards=_shaped_rewards(policy, state, batch, divergence))
     if spec.critic_first:
         batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, shape))
     estimates = estimate(policy, batch)  # here rewards become advantages
-    sums = batch_sums(policy, batch, estimates, old, divergence, mask, left_out, shape, plan)
+    sums = batch_sums(policy, batch, estimates, old, divergence, mask, left_out, shape, minibatch_plan)
     check_finite(where, sums)
     moved = _moved_state(policy, state, estimates, costs, sums)
     advantages = _normalised_advantages(policy, estimates.advantages, mask, sums["advantages"])
@@ -63,7 +63,7 @@ def prepare(
     prepared = PreparedBatch(
         batch=batch,
         shape=shape,
-        plan=plan,
+        minibatch_plan=minibatch_plan,
         mask=mask,
         inputs=inputs,
         order=policy.family.order(policy.model, batch, shape.agents),

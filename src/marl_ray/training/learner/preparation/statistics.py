@@ -26,7 +26,7 @@ def batch_sums(
     mask: Tensor,
     left_out: Tensor,
     shape: Shape,
-    plan: list[list[Selection]],
+    minibatch_plan: list[list[Selection]],
 ) -> dict[str, Tensor]:
     """Add up over all workers what they must agree on: counts, and moments (count, sum, sum of squares) over `mask`.
 
@@ -43,7 +43,7 @@ def batch_sums(
         "costs": _signal_moments(estimates.cost_advantages, mask),
         "cost_targets": _signal_moments(estimates.cost_targets, mask),
         "minibatches": torch.stack(
-            [counts(selection.take(mask, shape.agents)) for epoch in plan for selection in epoch]
+            [counts(selection.take(mask, shape.agents)) for epoch in minibatch_plan for selection in epoch]
         ),
         "batch": counts(mask),
         "left_out": left_out.sum().double(),

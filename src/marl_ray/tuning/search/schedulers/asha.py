@@ -16,6 +16,8 @@ from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class AshaScheduler:
+    """Promotes the best part of the trials at each rung; the others wait until no place is left."""
+
     Settings = Asha
 
     def __init__(self, settings: Asha, sweep: SweepConfig, total_steps: int):
@@ -30,6 +32,8 @@ class AshaScheduler:
         return next((rung for rung in self.rungs if rung > steps), None)
 
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
+        """Let the best floor(n / reduction) waiting trials of each rung go on, counted as the module's text says. Once
+        nothing runs and nothing can go on, stop those that wait."""
         go: set[int] = set()
         size = len(trials) + (0 if more is None else more)
         for rung in self.rungs:

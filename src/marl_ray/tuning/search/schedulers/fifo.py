@@ -8,7 +8,7 @@ from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
 
 class FifoScheduler:
-    """Makes no decisions."""
+    """Lets every trial run to its end."""
 
     Settings = Fifo
 
@@ -19,4 +19,5 @@ class FifoScheduler:
         return None
 
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
+        """No trial waits, so there is nothing to decide."""
         return TrialVerdicts()

@@ -53,6 +53,8 @@ class PopulationScheduler:
 
 
 class PbtScheduler(PopulationScheduler):
+    """Population based training: the worst trials go on with the weights of the best and perturbed hyper-parameters."""
+
     Settings = Pbt
 
     def __init__(self, settings: Pbt, sweep: SweepConfig, total_steps: int):

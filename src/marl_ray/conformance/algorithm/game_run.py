@@ -1,0 +1,337 @@
+"""A run of a game: one algorithm on one tiny game, with real configs, teams, collectors and updates, in this process alone.
+
+The policies begin uniform, with critics that are exact, and play listed actions, so that every path of the game is in a
+batch equally often and means over the batch are expectations.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
+from marl_ray.conformance.algorithm import truth
+from marl_ray.conformance.algorithm.games import LENGTH, POLICIES, STATES, GameRules
+from marl_ray.envs.registry import make_env
+from marl_ray.policies.actor_critic.distributions import Categorical
+from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.rollout.protocol import BatchCollector
+from marl_ray.rollout.rng import team_order
+from marl_ray.training.costs import CostStats
+from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
+from marl_ray.training.evaluation.whole_episodes import gather_episodes
+from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.loop.collection import build_collector
+from marl_ray.training.team.assembly import build_team
+from marl_ray.training.team.joint_update import update_team
+from marl_ray.trajectories import Trajectories
+
+STILL = 1e-30
+"""A learning rate that moves nothing."""
+UNLIMITED = 1e9
+_AHEAD: dict[Any, dict[str, Any]] = {}
+"""Collectors' states, by the game and the number of cost signals; they depend on nothing else."""
+
+
+class GridPoint(NamedTuple):
+    """One point of the grid."""
+
+    policies: int = 1
+    agents: int = 1
+    below: bool = False
+    """True if the horizon is below the episode's length."""
+    ends: bool = True
+    """True if episodes end by their rules; otherwise they are cut."""
+
+    def __str__(self) -> str:
+        horizon = "below" if self.below else "above"
+        end = "ended" if self.ends else "cut"
+        return f"{self.policies} policies x {self.agents} agents, horizon {horizon} the episode, {end}"
+
+
+def reads(algorithm: str) -> frozenset[str]:
+    """Keys of `hyper` that the algorithm reads."""
+    return spec_of(algorithm).reads
+
+
+def defaults(algorithm: str) -> AlgorithmConfig:
+    """The algorithm's default hyper-parameters."""
+    spec = spec_of(algorithm)
+    return spec.hyper.model_validate(spec.defaults)
+
+
+def whole_episodes(algorithm: str) -> bool:
+    """True if the algorithm learns from whole episodes only, so that nothing stands for what follows a cut."""
+    return spec_of(algorithm).episodes
+
+
+class Scripted(Categorical):
+    """A categorical that plays listed actions."""
+
+    def __init__(self, script: list[np.ndarray]):
+        """`script` are the actions (copies, agents) step by step; it is emptied as it is played."""
+        super().__init__((2,), ())
+        object.__setattr__(self, "script", script)
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        actions: np.ndarray = self.script.pop(0)  # type: ignore[attr-defined]
+        return torch.from_numpy(actions).reshape(-1)
+
+
+@dataclass
+class GameRun:
+    """One algorithm on one tiny game, a batch at a time."""
+
+    algorithm: str
+    case: GridPoint
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    budgets: Sequence[float] = (UNLIMITED, UNLIMITED)
+    game: Mapping[str, Any] = field(default_factory=dict)
+    mixed: bool = False
+    """True if copies stand at all steps of the episode, and not all at the same."""
+    after: truth.After = field(default_factory=truth.nothing)
+    """Reward and costs that follow the end of a cut episode, as the critics know them."""
+    scripted: bool = True
+    micro_batch: int | None = None
+    text: bool = False
+
+    def __post_init__(self) -> None:
+        case, spec = self.case, spec_of(self.algorithm)
+        self.game = {"priced": spec.costs, **self.game}
+        self.rules = GameRules(case.policies, case.agents, case.ends, **self.game)
+        self.plays_whole_episodes = whole_episodes(self.algorithm)
+        bits = sum(len(self.rules.decisions(time)) for time in range(LENGTH))
+        self.paths = 1 << bits if self.scripted else 8
+        self.mixed = self.mixed and case.below and not self.plays_whole_episodes and self.scripted
+        copies = self.paths * (2 if self.mixed else 1) + (spec.greedy and self.scripted)
+        self.config = RunConfig.model_validate(
+            {
+                "name": "conformance",
+                "algorithm": self.algorithm,
+                "env": self._env(),
+                "team": {name: self._policy(name) for name in POLICIES[: case.policies]},
+                "hyper": {key: value for key, value in self.hyper.items() if key in reads(self.algorithm)},
+                "constraints": [{"budget": budget} for budget in self.budgets] if spec.costs else [],
+                "train": {
+                    "env_copies": copies,
+                    "horizon": self._horizon(),
+                    "group_size": copies if spec.groups or spec.greedy else 1,
+                    "micro_batch": self.micro_batch,
+                },
+            }
+        )
+        torch.manual_seed(0)
+        self.env = make_env(self.config.env, self.config.constraints)
+        self.team = build_team(self.config, self.env, init_device_mesh("cpu", (1,)), False)
+        self.learners: list[Learner] = list(self.team.learners.values())
+        self.iteration = 0
+        self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
+        self.recent = RecentEpisodes(self.config)
+        if self.text:
+            self.collector = self._collector()
+            for learner in self.learners:
+                silence_critics(learner)
+            return
+        self.uniform = [[[0.5, 0.5]] * STATES for _ in range(self.rules.count)]
+        self.values = truth.values(self.rules, self.uniform, self.after)
+        for number, learner in enumerate(self.learners):
+            self._prepare(number, learner)
+        self.collector = self._collector(self._ahead() if self.mixed else None)
+
+    def _horizon(self) -> int:
+        if self.text:
+            return 2 * self.rules.count
+        above = LENGTH + 1 if self.plays_whole_episodes else 2 * LENGTH
+        return 1 if self.case.below else above
+
+    def _env(self) -> dict[str, Any]:
+        case = self.case
+        if not self.text:
+            kwargs = {"policies": case.policies, "agents": case.agents, "ends": case.ends, **self.game}
+            return {"id": "marl_ray.conformance.algorithm.games:TinyGame", "kwargs": kwargs}
+        kwargs = {"policies": case.policies, "agents": case.agents}
+        if spec_of(self.algorithm).costs:
+            kwargs["cost"] = ["calls", "seconds"]
+        return {"id": "marl_ray.conformance.algorithm.games:TinyTalk", "kwargs": kwargs}
+
+    def _policy(self, name: str) -> dict[str, Any]:
+        if not self.text:
+            return {"agents": [f"{name}_*"], "network": {"hidden": [32]}}
+        model = {"preset": "tiny-0.2m", "context": 32, "chat": False}
+        # Every second of the 256 bytes ends a response; the others go on, until the limit cuts them.
+        stop = [chr(byte) for byte in range(128)]
+        return {"agents": [f"{name}_*"], "model": model, "generation": {"max_tokens": 2, "stop": stop}}
+
+    def _collector(self, state: dict[str, Any] | None = None) -> BatchCollector:
+        return build_collector(self.config, self.env, self.team.agents, 0, 1, state)
+
+    def _prepare(self, number: int, learner: Learner) -> None:
+        """Make the actor uniform, and the critics know the game's true values (zeros if the critic is fitted first)."""
+        model, rules = learner.policy.rollout_model, self.rules
+        fit_last_layer(model.actor, own_rows(rules), torch.zeros(STATES * rules.agents, 2))
+        if model.critics:
+            exact = torch.tensor([self.values[state] for state in range(STATES)])
+            if spec_of(self.algorithm).critic_first:
+                exact = torch.zeros_like(exact)
+            rows = joint_rows(rules) if model.central else own_rows(rules)
+            agents = rules.agents
+            for critic, columns in ((model.critic, exact[:, :1]), (model.cost_critic, exact[:, 1:])):
+                if critic is not None:
+                    targets = columns.repeat(1, agents) if model.central else columns.repeat_interleave(agents, 0)
+                    fit_last_layer(critic, rows, targets)
+        write_back(learner)
+
+    def _script(self, steps: int, mixed: bool) -> list[np.ndarray]:
+        """Actions (copies, all agents) by step: the copies together play every path once."""
+        copies = np.arange(self.config.train.env_copies)
+        ahead = (copies >= self.paths).astype(np.int64) if mixed else np.zeros(len(copies), np.int64)
+        script = []
+        for step in range(steps):
+            actions = np.zeros((len(copies), self.rules.count), np.int64)
+            bit = 0
+            for time in range(LENGTH):
+                for agent in self.rules.decisions(time):
+                    now = step == time if self.plays_whole_episodes else (step + ahead) % LENGTH == time
+                    actions[:, agent] += np.where(now, copies % self.paths >> bit & 1, 0)
+                    bit += 1
+            script.append(actions)
+        return script
+
+    @contextmanager
+    def _acting(self, mixed: bool) -> Iterator[None]:
+        """Make the policies play the script, within the block."""
+        if not self.scripted:
+            yield
+            return
+        steps = self._script(self.config.train.horizon * (self.iteration + 1), mixed)[-self.config.train.horizon :]
+        distributions = [learner.policy.rollout_model.distribution for learner in self.learners]
+        for number, learner in enumerate(self.learners):
+            own = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
+            learner.policy.rollout_model.distribution = Scripted([actions[:, own] for actions in steps])
+        yield
+        for learner, distribution in zip(self.learners, distributions, strict=True):
+            learner.policy.rollout_model.distribution = distribution
+
+    def _ahead(self) -> dict[str, Any]:
+        """State from which a collector continues with the second half of the copies one step ahead of the first."""
+        key = (self.rules, self.config.signals)
+        if key not in _AHEAD:
+            collector = self._collector()
+            with self._acting(mixed=False):
+                collector.collect(self.team.players(), 0)
+            state = collector.state()
+            _AHEAD[key] = {number: saved for number, saved in state.items() if int(number) >= self.paths}
+        return _AHEAD[key]
+
+    def collect(self) -> dict[str, Trajectories]:
+        """The next batch. `costs` then holds, by policy, the costs of the episodes that ended in it."""
+        with self._acting(self.mixed):
+            batch = self.collector.collect(self.team.players(), self.iteration)
+        ended, running, _ = gather_episodes(self.config, batch, self.collector)
+        self.costs = cost_stats(self.recent.add(ended, running), self.costs)
+        return batch.trajectories
+
+    def update(self, batches: dict[str, Trajectories]) -> dict[str, float]:
+        """Update every policy on a batch; returns its metrics."""
+        metrics = update_team(self.config, self.team, batches, self.iteration, 0, self.costs)
+        self.iteration += 1
+        return metrics
+
+    def skip(self) -> None:
+        """Go on to the next iteration without an update."""
+        self.iteration += 1
+
+    def step(self) -> dict[str, float]:
+        """Run one iteration; returns its metrics."""
+        return self.update(self.collect())
+
+    def order_of(self, iteration: int) -> list[int]:
+        """Numbers of the policies in the order in which an iteration updates them."""
+        names = len(self.learners)
+        sequential = spec_of(self.algorithm).order == "sequential"
+        return team_order(self.config.seed, iteration, names) if sequential else list(range(names))
+
+    @property
+    def ended(self) -> int:
+        """Number of episodes that ended in the last batch."""
+        return self.costs[POLICIES[0]].episodes
+
+    @property
+    def means(self) -> tuple[float, ...] | None:
+        """Mean costs of an episode, once any has ended; None before."""
+        return self.costs[POLICIES[0]].means
+
+    def tables(self) -> list[list[list[float]]]:
+        """Action probabilities of the policies, by agent, state and action."""
+        tables = []
+        for learner in self.learners:
+            with torch.no_grad():
+                outputs = learner.policy.rollout_model.actor.infer(own_rows(self.rules)).double().softmax(-1)
+            tables += outputs.reshape(STATES, self.rules.agents, 2).transpose(0, 1).tolist()
+        return tables
+
+    def weight_gradient(self, number: int, by_logit: Sequence[Sequence[Sequence[float]]]) -> Tensor:
+        """The gradient by a policy's weights, flat, of a function whose gradient by agent, state and action is
+        `by_logit`."""
+        actor = copy.deepcopy(self.learners[number].policy.rollout_model.actor).requires_grad_(True)
+        logits = actor(*actor.prepare(own_rows(self.rules))).double()
+        first = number * self.rules.agents
+        direction = torch.tensor(by_logit[first : first + self.rules.agents], dtype=torch.float64).transpose(0, 1)
+        (logits * direction.reshape(-1, 2)).sum().backward()
+        return torch.cat([cast(Tensor, p.grad).reshape(-1).double() for p in actor.parameters()])
+
+
+def own_rows(rules: GameRules) -> Tensor:
+    """Observations that an agent of a policy may have: (STATES * agents, 2)."""
+    pairs = [(state, number) for state in range(STATES) for number in range(rules.agents)]
+    return torch.tensor(pairs)
+
+
+def joint_rows(rules: GameRules) -> Tensor:
+    """Joint observations of all agents: (STATES, 2 * all agents)."""
+    rows = [
+        [entry for _ in range(rules.policies) for k in range(rules.agents) for entry in (state, k)]
+        for state in range(STATES)
+    ]
+    return torch.tensor(rows)
+
+
+@torch.no_grad()
+def fit_last_layer(network: Network, rows: Tensor, wanted: Tensor) -> None:
+    """Make the network's output exactly `wanted` (N, out) at `rows` (N, D), by its last layer alone."""
+    features = network.rest[:-1](network.first(rows)).double()
+    last = cast(nn.Linear, network.rest[-1])
+    inputs = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], 1)
+    solution = torch.linalg.lstsq(inputs, wanted.double(), driver="gelsd").solution
+    last.weight.copy_(solution[:-1].T)
+    last.bias.copy_(solution[-1])
+
+
+@torch.no_grad()
+def silence_critics(learner: Learner) -> None:
+    """Make the critics of a language model output 0 everywhere."""
+    for model in (learner.policy.rollout_model, learner.policy.model):
+        for head in model.heads:
+            for parameter in head.parameters():
+                local(parameter).zero_()
+
+
+@torch.no_grad()
+def write_back(learner: Learner) -> None:
+    """Copy the rollout copy's weights into the trained ones."""
+    for plain, parameter in zip(
+        learner.policy.rollout_model.parameters(), learner.policy.model.parameters(), strict=True
+    ):
+        local(parameter).copy_(plain)
+
+
+def local(tensor: Any) -> Tensor:
+    """This worker's part of a distributed tensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

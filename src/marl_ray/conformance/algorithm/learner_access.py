@@ -1,0 +1,193 @@
+"""Access of the properties to a learner: with `game_run.py` the one place that touches training."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast, get_args
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from marl_ray.algorithms import algorithm_of
+from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
+from marl_ray.conformance.algorithm.game_run import GameRun, local, own_rows, reads, write_back
+from marl_ray.conformance.algorithm.games import POLICIES, STATES, GameRules
+from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.preparation.prepare import raw_violations
+from marl_ray.trajectories import Trajectories
+
+
+def actor_gradient(learner: Learner) -> Tensor:
+    """The actor's gradient in the last gradient step, flat."""
+    return flat_gradient([*learner.policy.actor.parameters()])
+
+
+def critic_gradient(learner: Learner) -> Tensor:
+    """The critics' gradient in the last gradient step, flat."""
+    return flat_gradient([p for critic in learner.policy.critics for p in critic.parameters()])
+
+
+def gradient(learner: Learner) -> Tensor:
+    """The gradient of all weights that the last gradient step moved, flat."""
+    return flat_gradient([*learner.policy.model.parameters()])
+
+
+def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Gradients of the parameters that have one, flat."""
+    return torch.cat([local(p.grad).reshape(-1).double() for p in parameters if p.grad is not None])
+
+
+def emptied(batch: Trajectories) -> Trajectories:
+    """The same batch without decisions."""
+    return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def movement(learner: Learner, batch: Trajectories) -> float:
+    """The greatest change of a log-probability of the batch's actions since the batch was played."""
+    with torch.no_grad():
+        if batch.prompts is None:
+            own = torch.where(batch.mask, batch.log_probs, 0.0)
+            changed = learner.log_ratio(batch)
+            return float(changed.abs().max()) if own.numel() else 0.0
+        evaluation = learner.policy.rollout_model.evaluate(batch.prompts, batch.actions, batch.mask)
+        return float(torch.where(batch.mask, evaluation.log_probs - batch.log_probs, 0.0).abs().max())
+
+
+@contextmanager
+def nudged(game_run: GameRun, number: int, direction: Tensor, size: float) -> Iterator[None]:
+    """Move the policy that plays by `size` along a flat direction of its weights, within the block."""
+    parameters = list(game_run.learners[number].policy.rollout_model.actor.parameters())
+    saved = [parameter.clone() for parameter in parameters]
+    parts = direction.split([parameter.numel() for parameter in parameters])
+    with torch.no_grad():
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter += size * part.reshape(parameter.shape)
+    yield
+    with torch.no_grad():
+        for parameter, before in zip(parameters, saved, strict=True):
+            parameter.copy_(before)
+
+
+def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -> Tensor:
+    """Ratio by which the joint actions of a batch have become likelier, times the ratio `before`."""
+    change = learner.log_ratio(batch).exp()
+    return change if before is None else before * change
+
+
+def moved(game_run: GameRun, number: int, batch: Trajectories, after: Tensor, before: Tensor | None) -> list[float]:
+    """Changes of an episode's costs that a policy's learner attributes to its update, by signal."""
+    stats = game_run.costs[POLICIES[number]]
+    changes = game_run.learners[number].moved_costs(stats, batch, after, before).means
+    assert stats.means is not None and changes is not None
+    return [now - then for now, then in zip(changes, stats.means, strict=True)]
+
+
+def violations(game_run: GameRun, number: int) -> list[float]:
+    """Violations per decision as the policy's learner computes them, in units of the cost."""
+    budgets = game_run.learners[number].policy.budgets
+    return raw_violations(budgets, game_run.costs[POLICIES[number]]) or [0.0] * len(budgets)
+
+
+def normaliser_state(learner: Learner) -> Any:
+    """The normalisers' state, by value."""
+    state = learner.state.plain()
+    return copy.deepcopy([state["value_norm"], state["cost_norms"]])
+
+
+def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) -> bool:
+    """True if a run's config accepts these hyper-parameters with the algorithm."""
+    spec = spec_of(algorithm)
+    try:
+        RunConfig.model_validate(
+            {
+                "name": "conformance",
+                "algorithm": algorithm,
+                "env": {"id": "marl_ray.conformance.algorithm.games:TinyGame"},
+                "hyper": dict(hyper),
+                "constraints": [{"budget": 1.0}] if spec.costs else [],
+                "train": {
+                    "env_copies": 2,
+                    "horizon": 4,
+                    "group_size": 2 if spec.groups or spec.greedy else 1,
+                    "rollout": "steps" if rolling else "episodes",
+                },
+            }
+        )
+    except ValidationError:
+        return False
+    return True
+
+
+def unread(algorithm: str) -> dict[str, Any]:
+    """Keys of `hyper` that the algorithm does not read, each with a value that it may have."""
+    fields = spec_of(algorithm).hyper.model_fields
+    return {
+        name: 2 if field.default is None else field.default
+        for name, field in fields.items()
+        if name not in reads(algorithm)
+    }
+
+
+def choices(key: str) -> tuple[Any, ...]:
+    """Possible values of a key of `hyper` that takes one of a list of names."""
+    return get_args(AlgorithmConfig.model_fields[key].annotation)
+
+
+def aim_reference(learner: Learner) -> list[list[list[float]]]:
+    """Move the reference policy away from the policy; returns its tables by agent, state and action."""
+    reference = learner.policy.models.reference
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        outputs = reference.infer(own_rows(GameRules())).double().softmax(-1)
+    tables: list[list[list[float]]] = outputs.reshape(STATES, 1, 2).transpose(0, 1).tolist()
+    return tables
+
+
+def tilt(learner: Learner) -> None:
+    """Make the policy prefer one action everywhere."""
+    with torch.no_grad():
+        cast(nn.Linear, learner.policy.rollout_model.actor.rest[-1]).bias.copy_(torch.tensor([0.0, 1.0]))
+    write_back(learner)
+
+
+def every_step(algorithm: str) -> bool:
+    """True if multipliers move after every gradient step."""
+    return algorithm_of(algorithm).every_step
+
+
+def multipliers(game_run: GameRun) -> list[Any]:
+    """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without them."""
+    return [learner.state.multipliers for learner in game_run.learners]
+
+
+def fresh_multipliers(game_run: GameRun) -> list[Any]:
+    """The multipliers' first values."""
+    start = algorithm_of(game_run.algorithm).multiplier
+    assert start is not None
+    return [[start(learner.policy.hyper, budget) for budget in game_run.budgets] for learner in game_run.learners]
+
+
+def implied_cost(old: Any, new: Any) -> float:
+    """The mean cost that moved a multiplier from `old` to `new`; NaN if no cost from 0 to 10 did."""
+    low, high = 0.0, 10.0
+    if not old.updated(low).multiplier <= new.multiplier <= old.updated(high).multiplier:
+        return float("nan")
+    for _ in range(60):
+        middle = (low + high) / 2
+        if old.updated(middle).multiplier < new.multiplier:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def row_weight(game_run: GameRun) -> Callable[[int], float]:
+    """The weight that the loss gives to a decision of a row, as a function of the row's number of decisions: that of
+    the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss."""
+    hyper = game_run.config.hyper_of(POLICIES[0])
+    by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"
+    return (lambda decisions: 1 / decisions) if by_row else (lambda decisions: 1.0)

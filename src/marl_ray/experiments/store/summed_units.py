@@ -1,0 +1,125 @@
+"""The part of the experiment store that adds up an experiment's units, as evidence for decisions and charts."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from marl_ray.experiments.database import schema
+from marl_ray.experiments.designs.analysis import Units
+from marl_ray.experiments.evidence.judged_units import BetQuestion, Bets, all_judged, judged_until
+from marl_ray.experiments.evidence.looks import ArmSummary, Look, look_at
+from marl_ray.experiments.evidence.running_sums import Design, Sums
+from marl_ray.experiments.evidence.series import Series, series
+from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
+from marl_ray.experiments.statistics.bets import BetEvidence
+from marl_ray.experiments.store.records import look_design, read
+from marl_ray.experiments.store.units import UnitStore
+
+
+class EvidenceStore(UnitStore):
+    """Sums over the units of experiments. One object keeps sums and bets between looks, so looks read news alone."""
+
+    def __init__(self, url: str, clock: Callable[[], float] | None = None):
+        """Connect as `UnitStore` does."""
+        super().__init__(url, clock)
+        # All queries of a look see the same rows; SQLite's transactions do by themselves.
+        postgres = self._engine.dialect.name == "postgresql"
+        self._snapshots = (
+            self._engine.execution_options(isolation_level="REPEATABLE READ") if postgres else self._engine
+        )
+        self._sums: dict[str, tuple[Sums, Look | None]] = {}
+        self._bets: dict[str, Bets] = {}
+        self._looking: dict[str, threading.Lock] = {}
+
+    def experiment(self, name: str) -> ExperimentRecord | None:
+        """The stored experiment, or None."""
+        with self.transaction() as connection:
+            return read(connection, name)
+
+    def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
+        """Sums over the experiment's units at a moment (seconds since 1970; now if not given), and what the betting
+        tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
+        units whose windows have ended since."""
+        name, moment = record.name, self.settled_at() if now is None else now
+        design = look_design(record.config)
+        with self._looking.setdefault(name, threading.Lock()):
+            sums, last = self._sums.get(name, (Sums(design), None))
+            if sums.design != design:
+                sums, last = Sums(design), None
+            with self.transaction(self._snapshots) as connection:
+                totals, news = sums.read(connection, name, moment)
+                shares = self._shares(connection, record)
+                proven = self._bet(connection, record, design, questions, moment) if questions else {}
+            # Blocks end without any news.
+            if news or last is None or design.randomize == "switchback":
+                last = look_at(totals, design, moment)
+            self._sums[name] = sums, last
+        return replace(last, shares=shares, bets=proven)
+
+    def _bet(
+        self,
+        connection: sa.Connection,
+        record: ExperimentRecord,
+        design: Design,
+        questions: Collection[BetQuestion],
+        moment: float,
+    ) -> dict[BetQuestion, BetEvidence]:
+        """Continue the bets of the last look. After an error they begin anew."""
+        bets = self._bets.pop(record.name, None)
+        if bets is None or bets.design != design:
+            bets = Bets(design)
+        proven = bets.read(connection, record.name, questions, self._shares(connection, record, 0), moment)
+        self._bets[record.name] = bets
+        return proven
+
+    def next_judged(self, record: ExperimentRecord) -> float | None:
+        """The moment at which the next unit of the experiment is judged (seconds since 1970, by the database's clock);
+        None if no stored unit is within its window."""
+        design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
+        after = judged_until(design, moment)
+        first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
+        with self.transaction() as connection:
+            stored_at = connection.execute(first).scalar()
+        return None if stored_at is None else moment + float(stored_at) - after
+
+    def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
+        """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
+        design, moment = look_design(record.config), self.settled_at()
+        with self.transaction(self._snapshots) as connection:
+            return all_judged(connection, record.name, design, metrics, moment)
+
+    def arrivals(self, name: str, since: float) -> dict[str, int]:
+        """Arm -> units that have met it since a moment (seconds since 1970)."""
+        units = schema.exposures.c
+        query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
+        with self.transaction() as connection:
+            return {
+                row.arm: row.units
+                for row in connection.execute(query.where(units.stored_at > since).group_by(units.arm))
+            }
+
+    def _shares(
+        self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
+    ) -> dict[int, Mapping[str, float]]:
+        """Epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
+        audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
+        query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
+        rows = connection.execute(query.where(audit.epoch >= first))
+        # An audit that begins with a migration has no weights there; they were those of the config.
+        return {row.epoch: row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows}
+
+    def summary(self, name: str) -> dict[str, ArmSummary]:
+        """Arm -> exposures and outcomes, of the arms that have any."""
+        record = self.experiment(name)
+        return {} if record is None else dict(self.look(record).units)
+
+    def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
+        """Outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
+        record = self.experiment(name)
+        if record is None:
+            return {}
+        moment = self.settled_at() if now is None else now
+        with self.transaction() as connection:
+            return series(connection, name, look_design(record.config), points, moment)

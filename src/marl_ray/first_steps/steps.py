@@ -1,0 +1,66 @@
+"""Parts that the short try and the demo share: their folder, their console, and the deployment of their gateway."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+ENDPOINT = "gridworld"
+KEYS = "keys.yaml"
+"""Name of the file of API keys."""
+DEPLOY_S = 120.0
+
+
+def plain_console() -> Console:
+    """A console for stdout that is 120 characters wide where there is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def new_folder(folder: Path) -> Path:
+    """Make and return `folder`/TIME."""
+    made = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    made.mkdir(parents=True)
+    return made
+
+
+@contextlib.contextmanager
+def step(console: Console, title: str) -> Iterator[None]:
+    """Print what the block does, and its seconds."""
+    console.print(f"[bold]{title}[/bold] ...")
+    start = time.perf_counter()
+    yield
+    console.print(f"  done in {time.perf_counter() - start:.1f} s")
+
+
+def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, Any]) -> str:
+    """Deploy a gateway with one experiment, whose data lie in `folder` beside the MLflow database and the file of keys;
+    returns its URL."""
+    from marl_ray.cluster.local_ray import free_port
+    from marl_ray.serving.client.deploy import deploy
+
+    deployed = deploy(
+        {
+            "http_options": {"host": "127.0.0.1", "port": free_port()},
+            "applications": [
+                {
+                    "name": "gateway",
+                    "route_prefix": "/",
+                    "import_path": "marl_ray.serving.app:build",
+                    "args": {
+                        "experiments": [{"name": ENDPOINT, **experiment}],
+                        "database": f"sqlite:///{folder}/experiments.db",
+                        "tracking_uri": f"sqlite:///{folder}/mlflow.db",
+                        "api_keys": str(folder / KEYS),
+                        "spool": str(folder / "spool"),
+                    },
+                }
+            ],
+        },
+        dashboard_url,
+        DEPLOY_S,
+    )
+    return deployed.urls["gateway"]

@@ -1,0 +1,100 @@
+"""The parts of spread tensors: which one a worker holds, and gathering many in one exchange. With small models an exchange
+takes its latency, whatever its size.
+
+A tensor of the mesh's dimension `tensor` is divided along one of its dimensions, and each of these parts is split along its
+first dimension over one other dimension of the mesh, as FSDP2 does it. Over the rest of the mesh it is replicated.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
+
+AT_ONCE = 1 << 26
+"""Most bytes that are gathered in one exchange, unless a single tensor has more."""
+ALIGNED = 8
+"""Every tensor's part begins at a multiple of so many bytes, so that it can be read as numbers."""
+
+
+def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield each complete tensor in turn, on the device of its mesh; every worker takes part."""
+    together: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if together and size + tensor.nbytes > AT_ONCE:
+            yield from _gathered(together)
+            together, size = [], 0
+        together.append(tensor)
+        size += tensor.nbytes
+    yield from _gathered(together)
+
+
+def own_part(tensor: DTensor) -> tuple[slice, ...]:
+    """The indices of the part that this worker holds, in each dimension of the tensor."""
+    mesh, part = tensor.device_mesh, [slice(0, length) for length in tensor.shape]
+    for over, dimension in filter(None, (_division(tensor), _split(tensor))):
+        held, workers, rank = part[dimension], mesh.size(over), mesh.get_local_rank(over)
+        step = math.ceil((held.stop - held.start) / workers)  # that of torch.chunk
+        part[dimension] = slice(*(min(held.start + number * step, held.stop) for number in (rank, rank + 1)))
+    return tuple(part)
+
+
+def _division(tensor: DTensor) -> tuple[int, int] | None:
+    """(dimension of the mesh, dimension of the tensor) of a tensor that is divided among workers which compute together;
+    None for all others."""
+    names, last = tensor.device_mesh.mesh_dim_names or (), tensor.placements[-1]
+    return (len(names) - 1, last.dim) if "tensor" in names and isinstance(last, Shard) else None
+
+
+def _split(tensor: DTensor) -> tuple[int, int]:
+    """Likewise of FSDP2's split."""
+    return tensor.device_mesh.ndim - (1 if _division(tensor) is None else 2), 0
+
+
+def _gathered(tensors: list[Tensor]) -> list[Tensor]:
+    gathered = [
+        tensor.to_local().to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
+        for tensor in tensors
+    ]
+    for stage in (_split, _division):
+        together: dict[Any, list[tuple[int, int, int]]] = {}
+        for number, tensor in enumerate(tensors):
+            if isinstance(tensor, DTensor) and (places := stage(tensor)) is not None:
+                over, dimension = places
+                length, division = tensor.shape[dimension], _division(tensor)
+                if stage is _split and division is not None and division[1] == dimension:
+                    length //= tensor.device_mesh.size(division[0])
+                together.setdefault(tensor.device_mesh.get_group(over), []).append((number, dimension, length))
+        for group, jobs in together.items():
+            parts = [gathered[number].movedim(dimension, 0) for number, dimension, _ in jobs]
+            joined = _joined(parts, [length for *_, length in jobs], group)
+            for (number, dimension, _), tensor in zip(jobs, joined, strict=True):
+                gathered[number] = tensor.movedim(0, dimension)
+    return gathered
+
+
+def _joined(own: list[Tensor], lengths: list[int], group: Any) -> list[Tensor]:
+    """Join the workers' parts of several tensors along the first dimension, in which these have `lengths`."""
+    workers = dist.get_world_size(group)
+    if workers == 1:
+        return own
+    # The parts are those of torch.chunk. They have equal lengths, except for the last ones, which are filled up.
+    used = [
+        math.ceil(length / workers) * math.prod(part.shape[1:]) * part.itemsize
+        for length, part in zip(lengths, own, strict=True)
+    ]
+    sizes = [math.ceil(size / ALIGNED) * ALIGNED for size in used]
+    flat = [part.reshape(-1).view(torch.uint8) for part in own]
+    own_bytes = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(flat, sizes, strict=True)])
+    every = own_bytes.new_empty(workers * len(own_bytes))
+    dist.all_gather_single(every, own_bytes, group=group)
+    joined = []
+    for part, pieces, size, length in zip(own, every.view(workers, -1).split(sizes, 1), used, lengths, strict=True):
+        shape = (length, *part.shape[1:])
+        joined.append(pieces[:, :size].reshape(-1).view(part.dtype)[: math.prod(shape)].view(shape))
+    return joined

@@ -1,0 +1,64 @@
+"""Spread the weights of a language model over a mesh of workers."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from marl_ray.policies.language.sharding.joint_pass import JointWorkers
+from marl_ray.policies.language.sharding.tensor_parallel import divide
+from marl_ray.policies.language.token_policy import TokenPolicy, read
+
+
+def decoder_layers(lm: nn.Module) -> nn.ModuleList:
+    """The model's blocks: the list of modules that holds the most parameters."""
+    lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
+
+
+def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
+    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part. Of weights that are
+    still in files each worker reads its shards alone.
+
+    A block's weights are gathered for its forward pass, and again for its backward pass. Gradients are summed in
+    float32. On a mesh of CPUs `config.cpu_offload` moves nothing, but takes the same way. On a mesh with dimensions
+    `context` and `tensor` workers compute passes together (see `joint_pass`).
+    """
+    mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
+    offload = policy.config.cpu_offload
+    rest: dict[str, Any] = {
+        "mp_policy": mixed,
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
+        # The root module's weights are released too. If a pass without gradients left them gathered, they would be
+        # stale after the next step.
+        "reshard_after_forward": True,
+    }
+    if mixed_precision:  # frozen weights take no updates, so they need no more digits than the computation
+        for parameter in policy.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    for_layers = for_all = mesh
+    if "tensor" in (mesh.mesh_dim_names or ()):
+        together = mesh["context", "tensor"]._flatten("together")
+        policy.joint = JointWorkers(mesh["context"], mesh["tensor"], together.get_group())
+        for_layers, for_all = _spread(mesh, "shard", "context"), _spread(mesh, "shard", "context", "tensor")
+        if mesh["tensor"].size() > 1:
+            divide(policy.lm, mesh["tensor"])
+    for layer in decoder_layers(policy.lm):
+        if policy.config.activation_checkpointing:
+            # transformers' own checkpointing works in training mode only. No random numbers are drawn here.
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        fully_shard(layer, mesh=for_layers, **rest)
+    # Embeddings and heads are not divided, so all workers that compute together hold a share of them.
+    fully_shard(policy, mesh=for_all, **rest)
+    read(policy, torch.device("cpu" if offload else mesh.device_type))
+
+
+def _spread(mesh: DeviceMesh, *names: str) -> DeviceMesh:
+    """The mesh over which FSDP2 spreads weights: the named dimensions as one, and `replicate` before it."""
+    flat = mesh[names]._flatten("_".join(names))
+    return DeviceMesh._concatenate([mesh["replicate"], flat]) if mesh["replicate"].size() > 1 else flat

@@ -1,0 +1,179 @@
+"""The report of an experiment as the API shows it: its arms, their outcomes, and what these prove."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from marl_ray.config import ExperimentConfig
+from marl_ray.experiments.evidence.looks import ArmSummary, Look
+from marl_ray.experiments.evidence.series import Series
+from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
+from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
+from marl_ray.experiments.statistics.sequential import mean_interval
+from marl_ray.serving.decisions.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
+from marl_ray.serving.decisions.rollout_control import Findings, Reporting
+
+_UNMET = ArmSummary(0, 0, NO_OUTCOME)
+
+
+def describe(
+    record: ExperimentRecord,
+    config: ExperimentConfig,
+    arms: Mapping[str, Mapping[str, Any]],
+    evidence: Findings,
+    shadow: Mapping[str, Mapping[str, float]],
+    now: float | None = None,
+) -> dict[str, Any]:
+    """JSON of one experiment; unknown values are `null`.
+
+    `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. With
+    probability 1 - config.alpha all intervals of the differences hold together, at all looks.
+    """
+    plan, state, look = record.plan, record.state, evidence.look
+    total = math.fsum(record.weights.values())
+    outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
+    largest = max(outcome.variance for outcome in outcomes.values())
+    decision = advance(record, evidence.evidence, time.time() if now is None else now)
+    rows: dict[str, Any] = {}
+    for arm, outcome in outcomes.items():
+        units, stored, known = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
+        around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
+        rows[arm] = {
+            "bundle": stored.get("bundle") or stored.get("url"),
+            "digest": known.get("digest", stored["digest"]),
+            "lineage": known.get("lineage"),
+            "propensity": record.weights[arm] / total,
+            "rolled_back": arm in state.rolled_back,
+            "exposures": units.exposures,
+            "judged": units.judged,
+            "in_window": units.exposures - units.judged,
+            "outcomes": units.outcomes.n,
+            "observations": outcome.n,
+            "mean": _number(outcome.mean),
+            "variance": _number(outcome.variance) if outcome.n > 1 else None,
+            "interval": _bounds(around),
+        }
+    for harm, promotion in zip(evidence.harm, evidence.promotion, strict=True):
+        alpha = config.alpha / len(plan.treatments)
+        between = _difference(harm.arm, evidence.look, config, plan, alpha)
+        rows[harm.arm] |= {
+            "difference": _number(between.estimate),
+            "difference_interval": _bounds(between),
+            "verdict": verdict(between, harm.margin).value,
+            "harm": _test(harm),
+            "promotion": _test(promotion),
+        }
+    return {
+        "name": record.name,
+        "endpoint": config.served_as,
+        "created": record.created,
+        "status": state.status.value,
+        "winner": state.winner,
+        "strategy": config.strategy,
+        "randomize": config.randomize,
+        "stages": list(plan.stages),
+        "stage": state.stage,
+        "epoch": state.epoch,
+        "control": plan.control,
+        "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
+        "srm": {"p_value": evidence.srm.p_value, "alarm": evidence.srm.alarm},
+        "reporting": [_reporting(reports) for reports in evidence.reporting],
+        "warnings": [*evidence.warnings, *_warnings(config), *_missing(evidence)],
+        "guardrails": [_guardrail(rail) for rail in evidence.guardrails],
+        "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
+        "config": config.model_dump(mode="json"),
+        "arms": rows,
+    }
+
+
+def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[float | None]]]:
+    """Arm -> rows of time, observations, mean and its bounds (null while unknown), for `store.series`.
+
+    Each arm's bounds hold at all times at once with probability 1 - config.alpha.
+    """
+    points_by_arm: dict[str, list[list[float | None]]] = {}
+    for arm, moments in series.items():
+        rows = points_by_arm.setdefault(arm, [])
+        for at, seen in moments:
+            around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
+            rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
+    return points_by_arm
+
+
+def _warnings(config: ExperimentConfig) -> list[str]:
+    """One sentence for each setting that may mislead the tests."""
+    if len(config.arms) < 2 or not config.unbounded:
+        return []
+    return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
+
+
+def _missing(evidence: Findings) -> list[str]:
+    """One sentence for each metric that some judged sessions lack and for which these sessions do not count."""
+    lines: dict[str, str] = {}
+    for row in evidence.reporting:
+        lacking = row.judged + row.control_judged - row.reported - row.control_reported
+        if lacking:
+            lines.setdefault(
+                row.metric,
+                f"{lacking:,} of {row.judged + row.control_judged:,} judged sessions of {row.arm!r} and the control report "
+                f"no {row.metric!r} and do not count: no test sees it if the arms lack different ones in equal numbers; "
+                "`missing: VALUE` counts all.",
+            )
+    return list(lines.values())
+
+
+def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
+    """Bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
+    measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
+    rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excluding": missing}
+    below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
+    known = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
+    most = measure.range[1] - measure.range[0] if known and measure.range is not None else math.inf
+    return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
+
+
+def _test(finding: TestResult) -> dict[str, Any]:
+    gain, bound, e_value, proven = finding.test
+    return {
+        "margin": finding.margin,
+        "alpha": finding.alpha,
+        "gain": _number(gain),
+        "bound": _number(bound),
+        "e_value": e_value,
+        "proven": proven,
+    }
+
+
+def _reporting(reporting: Reporting) -> dict[str, Any]:
+    return {
+        "metric": reporting.metric,
+        "arm": reporting.arm,
+        "reported": reporting.reported,
+        "judged": reporting.judged,
+        "control_reported": reporting.control_reported,
+        "control_judged": reporting.control_judged,
+        "p_value": reporting.test.p_value,
+        "alarm": reporting.test.alarm,
+    }
+
+
+def _guardrail(finding: TestResult) -> dict[str, Any]:
+    return {
+        "name": finding.name,
+        "arm": finding.arm,
+        "better": finding.better,
+        "n": finding.treatment.n,
+        "control_n": finding.control.n,
+        "mean": _number(finding.treatment.mean),
+        "control_mean": _number(finding.control.mean),
+        **_test(finding),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _bounds(interval: Interval) -> list[float] | None:
+    return [interval.low, interval.high] if math.isfinite(interval.high - interval.low) else None

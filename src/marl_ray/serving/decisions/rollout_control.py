@@ -1,0 +1,257 @@
+"""The control of rollouts: a replica asks the statistics what the store's numbers prove, decides, and writes the
+decision.
+
+Every replica may decide. A decision names the epoch on which it was made, so the store accepts only the first of
+several replicas' decisions. Harm needs no majority: the first replica to see the proof rolls the arm back.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
+from marl_ray.config.serving.gateway import GuardrailConfig
+from marl_ray.experiments.assignment.sample_ratio import Mismatch, sample_ratio_of_epochs
+from marl_ray.experiments.designs.thompson import thompson_weights
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import (
+    Action,
+    ArmEvidence,
+    Evidence,
+    ExperimentRecord,
+    ExperimentStatus,
+    RolloutDecision,
+    RolloutStep,
+    StaleEpochError,
+    advance,
+)
+from marl_ray.experiments.statistics.missing_outcomes import ALARM, ReportingTest, unequal_reporting
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.serving.decisions.questions import (
+    HARM,
+    PROMOTION,
+    Measure,
+    TestResult,
+    ask,
+    excluding,
+    guardrail_of,
+    outcome_of,
+    questions_of,
+)
+
+ACTOR = "gateway"
+ACTIONS = {
+    RolloutStep.NEXT_STAGE: Action.NEXT_STAGE,
+    RolloutStep.PROMOTE: Action.PROMOTE,
+    RolloutStep.ROLLBACK: Action.ROLLBACK,
+}
+
+ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
+"""The guardrail of every experiment: a treatment may fail one more session in a hundred than the control. A guardrail
+`error` in the experiment's config replaces it."""
+
+SILENCE = "no client has sent an outcome of any session"
+
+LEAST_CHANGE = 0.01
+"""Least change of a share that is worth a new epoch."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """Numbers of judged units of a treatment and of the control that report a metric."""
+
+    metric: str
+    """`outcome` or a guardrail's."""
+    arm: str
+    reported: int
+    judged: int
+    control_reported: int
+    control_judged: int
+    test: ReportingTest
+
+    def sentence(self, control: str) -> str:
+        """The alarm as a sentence."""
+        of_arm, of_control = (
+            f"{arm!r} reports {self.metric!r} of {reported} of {judged} sessions"
+            for arm, reported, judged in (
+                (self.arm, self.reported, self.judged),
+                (control, self.control_reported, self.control_judged),
+            )
+        )
+        return f"{of_arm}, {of_control}: what is missing may decide, so nothing does"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All results of one look at an experiment."""
+
+    look: Look
+    harm: tuple[TestResult, ...]
+    """The tests of the outcome, by treatment."""
+    guardrails: tuple[TestResult, ...]
+    """The tests of guardrails, by treatment, then in the config's order."""
+    promotion: tuple[TestResult, ...]
+    srm: Mismatch
+    reporting: tuple[Reporting, ...]
+    """The reporting of each metric whose missing values do not count, by metric, then treatment."""
+    evidence: Evidence
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences that say why nothing is promoted although the outcomes may prove a gain."""
+        arms = self.evidence.arms.values()
+        return tuple(warning for arm in arms for warning in (arm.unequal, arm.unguarded) if warning is not None)
+
+
+def config_of(record: ExperimentRecord) -> ExperimentConfig:
+    """Read the config that the store keeps, without the fields that the store adds. Raises MarlRayError if this version
+    cannot read it."""
+    known, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
+    arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
+    data = {key: value for key, value in record.config.items() if key in known}
+    complete = data | {"name": record.name, "arms": arms}
+    return parse_config(ExperimentConfig, complete, source=f"experiment {record.name!r}")
+
+
+def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
+    """The experiment's own guardrails and the one on `error`."""
+    own = config.guardrails
+    return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
+
+
+def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+    """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
+    plan, excluded = record.plan, excluding(config)
+
+    def test_all(side: int, measure: Measure, alpha: float) -> tuple[TestResult, ...]:
+        share = alpha / len(plan.treatments) if plan.treatments else alpha
+        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluded}
+        return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
+
+    harms = test_all(HARM, outcome_of(config), config.alpha_rollback)
+    promotions = test_all(PROMOTION, outcome_of(config), config.alpha)
+    rails = [test_all(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
+    guardrails = tuple(finding for of_arm in zip(*rails, strict=True) for finding in of_arm)
+    reporting = tuple(_reporting(look, record, config, metric) for metric in excluded)
+    reports = tuple(finding for of_metric in reporting for finding in of_metric)
+    exposures = _of_stage(look, record)
+    arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
+    # If no report has a numeric value, reports and silence are the same and prove nothing about an arm.
+    has_reports = any(look.reported.get("outcome", {}).values())
+    for harmed, bound in zip(harms, promotions, strict=True):
+        alarms = {finding.metric: finding for finding in reports if finding.arm == harmed.arm and finding.test.alarm}
+        rails_of_arm = [finding for finding in guardrails if finding.arm == harmed.arm]
+        proof = next(
+            (finding.name for finding in (harmed, *rails_of_arm) if finding.test.proven and finding.name not in alarms),
+            None,
+        )
+        enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
+        lacks = (_lack(look, plan.control, config, rail) for rail in rails_of_arm) if has_reports else [SILENCE]
+        arms[harmed.arm] = ArmEvidence(
+            exposures.get(harmed.arm, 0),
+            harm=proof,
+            tested=enough and has_reports,
+            promotable=bound.test.proven and has_reports,
+            estimate=bound.test.gain,
+            unequal=next((finding.sentence(plan.control) for finding in alarms.values()), None),
+            unguarded=next((lack for lack in lacks if lack), None) if enough else None,
+        )
+    srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
+    return Findings(look, harms, guardrails, promotions, srm, reports, Evidence(arms, srm.alarm))
+
+
+def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
+    """Compare how often each treatment's units report the metric with the control's; the treatments share the alarm's
+    level."""
+    plan, counts = record.plan, look.reported.get(metric, {})
+
+    def counts_of(arm: str) -> tuple[int, int]:
+        return counts.get(arm, 0), look.units[arm].judged if arm in look.units else 0
+
+    reports = []
+    for arm in plan.treatments:
+        pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
+        level, units = ALARM / len(plan.treatments), config.randomize == "session"
+        test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
+        reports.append(Reporting(metric, arm, *counts_of(arm), *counts_of(plan.control), test))
+    return reports
+
+
+def _lack(look: Look, control: str, config: ExperimentConfig, rail: TestResult) -> str | None:
+    """A sentence that says why a guardrail cannot judge the arm; None if it can."""
+    if rail.name != "error" and rail.name not in look.reported:  # the gateway itself records errors
+        return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
+    for arm, summary in ((rail.arm, rail.treatment), (control, rail.control)):
+        if summary.n < config.min_outcomes:
+            return f"the guardrail {rail.name!r} has {summary.n} of {config.min_outcomes} observations of arm {arm!r}"
+    return None
+
+
+def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
+    """Arm -> units exposed to it in the stage's epochs, whenever their exposures were written."""
+    counts: dict[str, int] = {}
+    for epoch, by_arm in look.exposed.items():
+        for arm, n in by_arm.items() if epoch >= record.state.stage_epoch else ():
+            counts[arm] = counts.get(arm, 0) + n
+    return counts
+
+
+def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+    """Run `find` on the store's present numbers."""
+    return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
+
+
+def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision | None:
+    """Look once at an experiment and write the decision that its evidence calls for. Returns None if the experiment has
+    ended or is unknown.
+
+    An experiment that promotes by hand keeps running when its promotion bound holds.
+    """
+    record = store.experiment(config.name)
+    if record is None or record.state.status not in (
+        ExperimentStatus.RUNNING,
+        ExperimentStatus.PAUSED,
+        ExperimentStatus.PROMOTED,
+    ):
+        return None
+    evidence, now = findings(store, record, config), time.time()
+    decision = advance(record, evidence.evidence, now)
+    action = ACTIONS.get(decision.step)
+    if action is None or (action is Action.PROMOTE and not config.promotes):
+        if config.strategy == "thompson":
+            _reallocate(store, record, config, evidence, now)
+        return decision
+    try:
+        store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
+    except StaleEpochError:
+        return None  # another replica or a person has changed the experiment first
+    _log.warning("experiment %s: %s %s: %s", config.name, action, decision.arm or "", decision.reason)
+    return decision
+
+
+def _reallocate(
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, evidence: Findings, now: float
+) -> None:
+    """Set new weights if it is time, every arm has enough outcomes, and the arms' exposures and reports match their
+    shares."""
+    state, plan = record.state, record.plan
+    since = state.stage_since if state.allocation is None else state.allocation.at
+    left = [arm for arm in plan.weights if arm not in state.rolled_back]
+    enough = all(evidence.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
+    if state.status is not ExperimentStatus.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
+        return
+    if evidence.srm.alarm or any(reporting.test.alarm for reporting in evidence.reporting):
+        return
+    chosen = thompson_weights(evidence.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
+    weights = {arm: chosen.get(arm, 0.0) for arm in plan.weights}
+    total = math.fsum(record.weights.values())
+    if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
+        return
+    shares = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
+    with contextlib.suppress(StaleEpochError):  # another replica or a person has changed the experiment first
+        store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {shares}")

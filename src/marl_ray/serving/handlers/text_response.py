@@ -1,0 +1,383 @@
+"""A response while it is written by the session's arm, or by the control if the arm fails before its first token."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.serving.arms.protocol import NamedToken, Piece, Refusal, Reply, ResponseStart, TextArm, TextRequest
+from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, TooLongError, header_text
+from marl_ray.serving.http.text_settings import Settings
+from marl_ray.serving.logs.act_log import LoggedText
+from marl_ray.serving.logs.lines import log_line
+from marl_ray.serving.routing.assignment import SessionArm
+from marl_ray.serving.routing.failures import Attempts
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.service import Service
+
+CUT = "cut"
+"""The finish of a response that was given up, or whose arm failed."""
+
+
+class WrittenResponse(NamedTuple):
+    """A complete response."""
+
+    text: str
+    ids: list[int]
+    log_probs: list[float]
+    finish: str
+    prompt_tokens: int
+    names: list[NamedToken]
+    tops: list[list[tuple[NamedToken, float]]]
+    began: ResponseStart | None
+    tokens: int
+    cost_usd: float | None
+    """Cost in USD; None if it is unknown."""
+
+
+async def respond_with_text(
+    request: Request,
+    writer: "TextResponseWriter",
+    streamed: bool,
+    answer: "Callable[[TextResponseWriter, WrittenResponse], Any]",
+    events: "Callable[[TextResponseWriter], AsyncIterator[bytes]]",
+) -> Response | Stream:
+    """Answer a request with the writer's response: as one JSON answer, or as events from its first token on."""
+    try:
+        await request.while_there(writer.begin())
+        if streamed:
+            return Stream(events(writer), writer.close, writer.headers)
+        response = await request.while_there(collect_response(writer.next))
+    except BaseException:
+        writer.close()
+        raise
+    writer.close()
+    return Response(orjson.dumps(answer(writer, response)), headers=writer.headers)
+
+
+class TextResponseWriter:
+    """Writes one response to a session: by its arm, or by the control if that arm fails before its first token."""
+
+    def __init__(self, service: Service, session_arm: SessionArm, request: TextRequest):
+        """Begin a response; this exposes the session to its arm."""
+        self._service, self._session_arm, self._request = service, session_arm, request
+        self._start = time.perf_counter()
+        self._assignment = service.assigner.expose(session_arm)
+        self._arm = self._assignment.arm
+        self._reply: Reply | None = None
+        self._first: Piece | None = None
+        self._digest = ""
+        self._ticket = 0
+        self._is_under_way = False
+        """True after a response has begun and before it has ended."""
+        self._first_s = 0.0
+        self._tokens = 0
+        kept = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
+        self._pieces: list[Piece] | None = [] if kept else None
+        """All pieces so far, kept for the log and for shadows; None if neither needs them."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the bundle that writes the response."""
+        return self._digest
+
+    @property
+    def head(self) -> dict[str, Any]:
+        return self._session_arm.head(self._assignment, self._arm)
+
+    @property
+    def headers(self) -> Headers:
+        session_arm = self._session_arm
+        named = {
+            "x-experiment": session_arm.router.config.name,
+            "x-arm": self._arm,
+            "x-session-id": session_arm.session,
+        }
+        if session_arm.holdout:
+            named["x-holdout"] = "true"
+        return tuple((name.encode(), header_text(value)) for name, value in named.items())
+
+    async def begin(self) -> None:
+        """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
+        _, _, self._ticket = await self._attempts().first_answer(self._begin_by, self._compare_with, None)
+        self._is_under_way = True
+        self._first_s = time.perf_counter() - self._start
+
+    async def _begin_by(self, arm: str) -> None:
+        """Let this arm begin the response."""
+        text_arm = cast(TextArm, self._session_arm.router.arms[arm])
+        self._arm, self._digest = arm, text_arm.bundle.digest
+        self._reply = text_arm.write(self._request)
+        try:
+            self._first = await _next_piece(self._reply)
+        except Exception:
+            self._reply.leave()
+            raise
+
+    def _attempts(self) -> Attempts:
+        return self._service.failures.attempts(
+            self._session_arm.router, self._session_arm.session, self._assignment.arm
+        )
+
+    async def _compare_with(self, arm: str) -> None:
+        """Let this arm begin a response, and drop it."""
+        reply = cast(TextArm, self._session_arm.router.arms[arm]).write(self._request)
+        try:
+            await _next_piece(reply)
+        finally:
+            reply.leave()
+
+    async def next(self) -> Piece:
+        """Wait for the next piece, until one has a `finish`. Raises RequestError if the arm fails. Call `begin` first."""
+        piece, self._first = self._first, None
+        if piece is None:
+            assert self._reply is not None
+            try:
+                piece = await _next_piece(self._reply)
+            except RequestError:
+                raise
+            except Exception as error:
+                self._reply.leave()
+                self._attempts().count_break_off(self._arm, self._ticket, error)
+                self._ticket = 0
+                raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
+        self._tokens += piece.tokens
+        if self._pieces is not None:
+            self._pieces.append(piece)
+        if piece.finish is not None:
+            self._finish(piece)
+        return piece
+
+    def close(self) -> None:
+        """End the response, whether or not it is complete; the owner must call this once it is done."""
+        if self._reply is not None:
+            self._reply.leave()
+        if self._ticket:
+            self._session_arm.router.circuits[self._arm].forget(self._ticket)
+            self._ticket = 0
+        config = self._session_arm.router.config
+        meters = self._service.metrics.meters_of(config)[self._arm]
+        if self._is_under_way and config.arms[self._arm].price is not None:
+            # An external arm reports the number of tokens only at the end.
+            self._session_arm.charge(None, self._service.unit_reports)
+            meters.cost_unknown += 1
+        self._is_under_way = False
+        meters.tokens += self._tokens
+        self._tokens = 0
+        if self._request.streamed:  # otherwise the client has received nothing of the response
+            self._log()
+
+    def _log(self) -> None:
+        """Log the pieces sent so far, once. If the response is complete, send copies of the request to the shadows."""
+        if self._pieces:
+            request, response = self._request, join_pieces(self._pieces)
+            if self._service.acts is not None:
+                log_text(self._service, self._session_arm, self._assignment, self._arm, self._digest, request, response)
+            if response.finish != CUT:
+                shadow_text(self._session_arm.router, request, response)
+        self._pieces = None
+
+    def _finish(self, piece: Piece) -> None:
+        self._log()
+        self._is_under_way = False
+        router, seconds = self._session_arm.router, time.perf_counter() - self._start
+        router.circuits[self._arm].success(self._ticket)
+        self._ticket = 0
+        self._session_arm.count_answer(seconds)
+        self._session_arm.charge(piece.cost_usd, self._service.unit_reports)
+        meters = self._service.metrics.meters_of(router.config)[self._arm]
+        meters.observe(seconds)
+        meters.count_text(piece.prompt_tokens, self._first_s, piece.cost_usd)
+        if self._service.config.access_log == "all":
+            log_line(
+                "text",
+                experiment=router.config.name,
+                arm=self._arm,
+                prompt_tokens=piece.prompt_tokens,
+                tokens=self._tokens,
+                finish=piece.finish,
+                first_token_ms=round(1000 * self._first_s, 3),
+                ms=round(1000 * seconds, 3),
+            )
+
+
+Exchanges = list[tuple[TextRequest, WrittenResponse]]
+"""Requests to an arm and the texts that it wrote."""
+
+
+async def act_by_text(
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, exchanges: Exchanges
+) -> dict[str, tuple[str, float | None]]:
+    """Let one arm write every agent's text. Returns each text and its log-probability, if the arm computes one. Raises
+    RequestError if the arm refuses one. `exchanges` is filled with the requests and responses."""
+    start = time.perf_counter()
+    settings = Settings(None, greedy, {})
+    text_arm = cast(TextArm, router.arms[arm])
+    requests = {agent: text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
+    replies = {agent: text_arm.write(request) for agent, request in requests.items()}
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {agent: group.create_task(_await_response(reply)) for agent, reply in replies.items()}
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        for reply in replies.values():
+            reply.leave()
+    meters = service.metrics.meters_of(router.config)[arm]
+    responses = {agent: task.result() for agent, task in tasks.items()}
+    for response, first_at in responses.values():
+        meters.tokens += response.tokens
+        meters.count_text(response.prompt_tokens, first_at - start, response.cost_usd)
+    exchanges[:] = [(requests[agent], response) for agent, (response, _) in responses.items()]
+    # An external arm gives no log-probabilities.
+    return {
+        agent: (response.text, sum(response.log_probs) if response.ids else None)
+        for agent, (response, _) in responses.items()
+    }
+
+
+async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
+    """Wait for a complete response; returns it and the moment of its first token."""
+    first: Piece | None = await _next_piece(reply)
+    at = time.perf_counter()
+
+    async def next_piece() -> Piece:
+        nonlocal first
+        piece, first = first, None
+        return await _next_piece(reply) if piece is None else piece
+
+    return await collect_response(next_piece), at
+
+
+async def _next_piece(reply: Reply) -> Piece:
+    """Wait for the next piece; RequestError where the arm refuses."""
+    piece = await reply.next()
+    if isinstance(piece, Refusal):
+        kind = TooLongError if piece.too_long else RequestError
+        raise kind(piece.status, piece.field, piece.message, retry_after_s=piece.retry_after_s)
+    return piece
+
+
+async def collect_response(next_piece: Callable[[], Awaitable[Piece]]) -> WrittenResponse:
+    """Wait for all pieces that are still to come, and join them."""
+    pieces = [await next_piece()]
+    while pieces[-1].finish is None:
+        pieces.append(await next_piece())
+    return join_pieces(pieces)
+
+
+def join_pieces(pieces: Sequence[Piece]) -> WrittenResponse:
+    """Join the pieces to a response; without a `finish` it was cut."""
+    return WrittenResponse(
+        "".join(piece.text for piece in pieces),
+        [number for piece in pieces for number in piece.ids],
+        [log_prob for piece in pieces for log_prob in piece.log_probs],
+        pieces[-1].finish or CUT,
+        pieces[-1].prompt_tokens,
+        [name for piece in pieces for name in piece.names],
+        [top for piece in pieces for top in piece.tops],
+        pieces[0].began,
+        sum(piece.tokens for piece in pieces),
+        total_cost(piece.cost_usd for piece in pieces),
+    )
+
+
+def total_cost(costs: Iterable[float | None]) -> float | None:
+    """The sum of costs in USD; None if any of them is unknown."""
+    total = 0.0
+    for cost in costs:
+        if cost is None:
+            return None
+        total += cost
+    return total
+
+
+def log_text(
+    service: Service,
+    session_arm: SessionArm,
+    assignment: Assignment,
+    arm: str,
+    digest: str,
+    request: TextRequest,
+    response: WrittenResponse,
+) -> None:
+    """Add a response to the decision log, which must be configured; `digest` is that of the bundle that wrote it."""
+    assert service.acts is not None
+    began, prompt = response.began or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
+    messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
+    guided = ["guide"] if request.json_object or request.must_call else []
+    biased = ["bias"] if request.bias is not None else []
+    service.acts.put(
+        LoggedText(
+            experiment=session_arm.router.config.name,
+            unit=session_arm.session,
+            arm=arm,
+            digest=digest,
+            epoch=assignment.epoch,
+            propensity=assignment.propensity,
+            at=time.time(),
+            greedy=request.greedy,
+            agent=request.agent,
+            prompt=prompt,
+            messages=messages,
+            tools=request.tools,
+            prompt_ids=began.prompt_ids,
+            text=response.text,
+            ids=response.ids,
+            log_probs=response.log_probs,
+            finish=response.finish,
+            seed=request.seed,
+            settings=began.settings,
+            asked=[*sorted(request.changes), *guided, *biased],
+        )
+    )
+
+
+def shadow_text(router: Router, request: TextRequest, response: WrittenResponse) -> None:
+    """Send copies of the request to the shadows."""
+    for shadow in router.state.shadows:
+        if shadow in router.arms:
+            text_arm = cast(TextArm, router.arms[shadow])
+            router.shadows.send_text(shadow, text_arm, request, response.ids, response.log_probs, response.text)
+
+
+def text_only(router: Router) -> None:
+    """Raise RequestError 422 if the experiment's policies write no text."""
+    if not router.is_text:
+        family = router.bundle_of(router.control).manifest.family
+        raise RequestError(
+            422, "experiment", f"{router.config.name!r} serves {family} policies, expected token policies"
+        )
+
+
+def text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
+    """Make the request to an arm, with a random seed if the client gave none."""
+    seed = service.seed() if settings.seed is None else settings.seed
+    logged = service.acts is not None
+    return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
+
+
+def agent_of(router: Router, given: Any) -> str:
+    """The agent whose text the request asks for. A request may omit it if one policy plays all agents."""
+    agents = router.bundle_of(router.control).agents
+    if given is None and len(set(agents.values())) == 1:
+        return next(iter(agents))
+    if not isinstance(given, str) or given not in agents:
+        raise RequestError(400, "agent", f"expected one of {', '.join(agents)}")
+    return given
+
+
+def text_observations(router: Router, given: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
+    """Check that the observations of `/v1/act` are texts, and return them; RequestError naming the agent."""
+    agents = router.bundle_of(router.control).agents
+    if masks:
+        raise RequestError(400, "action_masks", "expected none: texts have no masks")
+    for agent, text in given.items():
+        if agent not in agents:
+            raise RequestError(400, f"observations.{agent}", f"unknown agent, expected one of {', '.join(agents)}")
+        if not isinstance(text, str):
+            raise RequestError(400, f"observations.{agent}", "expected a text")
+    return dict(given)

@@ -1,0 +1,109 @@
+"""Passes over a whole batch before its epochs: evaluate it, or fit a critic to it; equal however the batch is divided."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from marl_ray.algorithms.losses.value_losses import Valued
+from marl_ray.training.collectives import total, world
+from marl_ray.training.learner.families.family import Outputs
+from marl_ray.training.learner.minibatches import Selection, Shape, everything, micro_batches
+from marl_ray.training.learner.optimizers import clip_gradients
+from marl_ray.training.learner.trained_policy import TrainedPolicy
+from marl_ray.trajectories import Trajectories
+
+
+def with_a_row(selection: Selection) -> Selection:
+    """Return a selection of at least one copy, which stands in if the given one is empty.
+
+    A worker without a part of the minibatch still takes part in the collectives of the pass.
+    """
+    if selection.copies is None or len(selection.copies):
+        return selection
+    return Selection(torch.zeros(1, dtype=torch.long), selection.times, selection.most, True)
+
+
+def in_passes(
+    policy: TrainedPolicy,
+    batch: Trajectories,
+    shape: Shape,
+    evaluate: Callable[[Selection], Sequence[Tensor | None]],
+    selections: Sequence[Selection] | None = None,
+) -> list[Tensor | None]:
+    """Call `evaluate` on every part of the batch without gradients, and join its outputs (R, T', ...) to (B, T, ...).
+
+    The parts are the micro-batches of the minibatches `selections`, or of the whole batch if it is None. An output that is
+    None for a part is None in the result.
+    """
+    arrays: list[Tensor | None] = []
+    order = policy.family.order(policy.model, batch, shape.agents)
+    number = torch.arange(batch.mask.numel()).view(batch.mask.shape)
+    for minibatch in selections or [everything(shape)]:
+        for part, _ in micro_batches(minibatch, shape, policy.pass_size, order):
+            selection = with_a_row(part)
+            with torch.no_grad():
+                pieces = evaluate(selection)
+            if selection.copies is None and selection.times is None:
+                return list(pieces)
+            if not arrays:
+                arrays = [None if x is None else x.new_zeros(*batch.mask.shape, *x.shape[2:]) for x in pieces]
+            places = selection.take(number, shape.agents).flatten().to(batch.mask.device)
+            for array, piece in zip(arrays, pieces, strict=True):
+                if array is not None and piece is not None and not selection.stands_in:
+                    array.flatten(0, 1)[places] = piece.flatten(0, 1)
+    return arrays
+
+
+def evaluate_all(
+    policy: TrainedPolicy,
+    inputs: Any,
+    batch: Trajectories,
+    mask: Tensor,
+    shape: Shape,
+    selections: Sequence[Selection] | None = None,
+) -> Outputs:
+    """Evaluate the whole batch by the current weights, without gradients; the outputs are valid where `mask` (B, T) is
+    True.
+
+    `inputs` are what the family's `inputs` returned. `selections` are minibatches that make up the batch: evaluated in these
+    parts, the outputs have the same bits as those of the gradient steps' own passes.
+    """
+
+    def in_one_pass(selection: Selection) -> Outputs:
+        own = selection.decisions(mask, shape.agents)
+        return policy.family.evaluate(policy.model, inputs, batch, own, shape, selection)
+
+    log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, in_one_pass, selections)
+    assert log_probs is not None and entropy is not None
+    return Outputs(log_probs, entropy, values, cost_values)
+
+
+def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
+    """Fit the critic to its targets before the actor's update; returns its outputs (B, T) after the fit.
+
+    For algorithms with `Spec.critic_first`. Moves the critic's weights; only decisions in `mask` (B, T) count.
+    """
+    hyper, algorithm = policy.hyper, policy.algorithm
+    assert algorithm.critic_targets is not None
+    targets = algorithm.critic_targets(batch, hyper)
+    count = max(float(total(mask.sum().float())), 1.0)
+    order = policy.family.order(policy.model, batch, shape.agents)
+    for _ in range(hyper.critic_epochs):
+        policy.optimizer.zero_grad(set_to_none=True)
+        for part, _ in micro_batches(everything(shape), shape, policy.pass_size, order):
+            selection = with_a_row(part)
+            own = selection.decisions(mask, shape.agents)
+            outputs = policy.family.evaluate(policy.model, inputs, batch, own, shape, selection).values
+            assert outputs is not None
+            valued = Valued(outputs, selection.take(batch.values, shape.agents), selection.take(targets, shape.agents))
+            loss = (algorithm.value_loss(valued, hyper) * own).sum() / count
+            (loss * world()[1]).backward()
+        for parameter in policy.actor.parameters():
+            parameter.grad = None  # the fit must not move a trunk that the actor shares with the critic
+        clip_gradients([nn.ModuleList(policy.critics)], hyper.max_grad_norm)
+        policy.optimizer.step()
+    values = evaluate_all(policy, inputs, batch, mask, shape).values
+    assert values is not None
+    return values

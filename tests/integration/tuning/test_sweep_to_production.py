@@ -1,0 +1,174 @@
+"""From a sweep's folder to the eyes of a person, and to an experiment. Screenshots stay in tests/artefacts/."""
+
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import uvicorn
+from processes.chromium import WAIT_S, browser, keep, look
+from processes.command_line import keys_of
+from toy_serving.gateways import make_bundle, write_keys
+from toys.sweeps import ToySweep, whole
+
+from marl_ray.cli import main
+from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.client.admin import ask
+from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.tuning.reporting.report import write_report
+
+__all__ = ["browser"]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "dark"), [("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)]
+)
+def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(
+    browser: Any, tmp_path: Path, name: str, width: int, dark: bool
+) -> None:
+    sweep = whole(tmp_path)
+    path = write_report(sweep.end(), sweep.records)
+    look(browser, width, dark)
+    browser.get(f"file://{path}")
+    keep(browser, f"sweep-report-{name}")
+
+    def all_of(selector: str) -> list[Any]:
+        return browser.find_elements("css selector", selector)
+
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    (chart,) = (chart for chart in all_of("svg.chart") if chart.is_displayed())
+    lines = [
+        line for line in chart.find_elements("css selector", "path.line") if "other" not in line.get_attribute("class")
+    ]
+    assert len({line.value_of_css_property("stroke") for line in lines}) == 6
+    assert max(line.size["width"] for line in lines) > 0.75 * chart.size["width"]
+    assert all(band.size["height"] > 0 for band in chart.find_elements("css selector", "path.band"))
+    (winner,) = all_of("tr.won")
+    assert winner.is_displayed() and "best" in winner.text
+    cells = all_of("table.matrix td.good, table.matrix td.bad")
+    assert len({cell.value_of_css_property("background-color") for cell in cells}) > 5
+    threads = all_of("path.thread")
+    assert len({thread.value_of_css_property("stroke") for thread in threads}) > 5
+    assert all(thread.size["width"] > 400 for thread in threads)
+    widths = [bar.size["width"] for bar in all_of("div.bar i")]
+    assert widths == sorted(widths, reverse=True) and widths[0] > 0
+    shade = browser.find_element("tag name", "body").value_of_css_property("background-color")
+    assert (shade == "rgba(255, 255, 255, 1)") != dark
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+    asked = [entry["message"] for entry in browser.get_log("performance") if "requestWillBeSent" in entry["message"]]
+    assert all("file://" in message or "data:" in message for message in asked)
+
+
+class Served:
+    """A gateway of this process over HTTP; `--url` is its address."""
+
+    def __init__(self, config: GatewayConfig):
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.server = uvicorn.Server(uvicorn.Config(Gateway(config), log_level="warning", lifespan="on"))
+        self.thread = threading.Thread(target=self.server.run, args=([self.listening],), daemon=True)
+
+    def __enter__(self) -> "Served":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.server.should_exit = True
+        self.thread.join(WAIT_S)
+        self.listening.close()
+        assert not self.thread.is_alive()
+
+
+def gateway_of(folder: Path, experiments: list[dict[str, Any]]) -> GatewayConfig:
+    where = {"database": f"sqlite:///{folder}/experiments.db", "spool": str(folder / "spool")}
+    keys = write_keys(folder / "keys.yaml", ada=("admin",))
+    uri = f"sqlite:///{folder}/mlflow.db"
+    return parse_config(GatewayConfig, where | {"experiments": experiments, "api_keys": keys, "tracking_uri": uri})
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(list(arguments))
+    return int(done.value.code or 0)
+
+
+def registered(storage: Path) -> ToySweep:
+    """A sweep whose winner's bundle is in MLflow, registered as a sweep's driver does it."""
+    sweep = ToySweep(storage, seeds=1)
+    values = {"algorithm": "ippo", "hyper.lr": 0.001, "hyper.entropy_coef": 0.01}
+    sweep.train(sweep.add(values), 1.0)
+    tracker = SweepTracker(sweep.config, sweep.records)
+    bundle = Path(make_bundle(storage / "bundles", 4))
+    folder = sweep.end(model=tracker.register(sweep.records.trials[0], bundle))
+    write_report(folder, sweep.records)
+    tracker.report(folder.read("report.html"))
+    tracker.close("finished")
+    return sweep
+
+
+def test_a_winner_meets_what_is_in_production(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
+    sweep = registered(tmp_path)
+    assert sweep.records.winner_model == "models:/toy/1"
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    assert [f.path for f in client.list_artifacts(sweep.records.mlflow_run_id)] == ["bundles", "report.html"]
+    alone = {"name": "grid", "arms": {"production": {"bundle": make_bundle(tmp_path / "old", 1)}}}
+    with Served(gateway_of(tmp_path, [alone])) as served:
+        assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url, "--endpoint", "other") == 2
+        told = capsys.readouterr().err
+        assert "endpoint 'other' has no model in production to compare with; deploy one first: " in told
+        assert "marl-ray deploy models:/toy/1 --endpoint other" in told and told.count("\n") == 1
+
+        assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url) == 0
+        assert capsys.readouterr().out.startswith("grid-2: running, gradual stage 1")
+        report = ask(served.url, "/v1/experiments/grid-2")
+        assert report["arms"]["candidate"]["bundle"] == "models:/toy/1"
+        assert (
+            report["arms"]["candidate"]["digest"]
+            == load_bundle("models:/toy/1", f"sqlite:///{tmp_path}/mlflow.db").digest
+        )
+        assert report["control"] == "production"
+        audit = ask(served.url, "/v1/experiments/grid-2/audit")["audit"]
+        assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
+
+        for words in ("status grid-2", "list", "audit grid-2"):
+            assert command("experiment", *words.split(), "--json", "--url", served.url) == 0
+            document = json.loads(capsys.readouterr().out)
+            for part in document if isinstance(document, list) else [document]:
+                assert keys_of(f"experiment {words.split()[0]}") <= set(part)
+        assert command("experiment", "status", "gird-2", "--url", served.url) == 2
+        assert "unknown experiment 'gird-2'; did you mean grid-2" in capsys.readouterr().err
+
+        assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url) == 2
+        assert "experiment 'grid-2' is running; promote, roll back or stop it first" in capsys.readouterr().err
+
+
+def test_what_cannot_be_deployed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ToySweep(tmp_path, "empty").end()
+    whole(tmp_path, trials=2).end(model="")
+    for arguments, message in (
+        ([], "deploy: expected either BUNDLE or --from-sweep SWEEP"),
+        (["models:/x/1", "--from-sweep", "toy"], "deploy: expected either BUNDLE or --from-sweep SWEEP"),
+        (["--from-sweep", f"{tmp_path}/none"], "expected a sweep's folder or name, but there is no"),
+        (["--from-sweep", f"{tmp_path}/empty"], "sweep 'empty' has no winner: no trial has a result"),
+        (["--from-sweep", f"{tmp_path}/toy"], "is not registered in MLflow"),
+    ):
+        assert command("deploy", *arguments) == 2
+        told = capsys.readouterr().err
+        assert message in told and told.count("\n") == 1
+    monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
+    (tmp_path / "gateway").mkdir()
+    registered(tmp_path / "gateway")
+    with Served(gateway_of(tmp_path / "gateway", [])) as served:
+        assert command("deploy", "--from-sweep", f"{tmp_path}/gateway/toy", "--url", served.url) == 2
+    told = capsys.readouterr().err
+    assert f"gateway {served.url} has no model in production to compare with" in told and told.count("\n") == 1

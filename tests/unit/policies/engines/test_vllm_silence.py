@@ -1,0 +1,18 @@
+"""A process of vLLM that reads nothing: what is sent to it has a deadline, too."""
+
+import pytest
+
+from marl_ray.policies.engines.vllm_process import process
+from marl_ray.policies.engines.vllm_process.messages import VllmSettings
+from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
+
+
+@pytest.mark.parametrize("characters", [10, 10_000_000], ids=["it fits the socket", "it does not"])
+def test_a_process_that_never_reads_is_given_up(tmp_path, monkeypatch, characters):
+    (tmp_path / "never_reads.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process, "SERVER", "never_reads")
+    monkeypatch.setattr(process, "ANSWER_S", 0.3)
+    monkeypatch.setattr(process, "START_S", 0.3)
+    with pytest.raises(EngineLost, match=r"^generation.engine=vllm: no answer to `start` in 0\.3 s$"):
+        VllmProcess(VllmSettings("f" * characters, "float32", 64, processed=False), 1)

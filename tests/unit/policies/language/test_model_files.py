@@ -1,0 +1,139 @@
+"""Weights that stay in their files until a policy is sharded or copied are those of a model that is read at once."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load, load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from toy_models.tokens import LORA, responses, tiny
+
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.language.model_files import empty_model
+from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.token_policy import build_token_policy, frozen_copy, plain_copy
+from marl_ray.training.single_process import process_group
+
+SIZES = {
+    "vocab_size": 259,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 256,
+    "bos_token_id": None,
+    "eos_token_id": 257,
+}
+
+
+def saved(folder, architecture="Qwen2", dtype=torch.float32, shards="10GB", **settings):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{architecture}Config")(**SIZES | settings)
+    lm = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    lm.save_pretrained(folder, max_shard_size=shards)
+    byte_tokenizer(64).save_pretrained(folder)
+    return folder
+
+
+def built(folder, unread, **model):
+    config = ModelConfig.model_validate({"path": str(folder), "context": 64} | model)
+    return build_token_policy(config, GenerationConfig(), 3, True, 1, unread=unread)
+
+
+def same(one, other):
+    """True if two policies have the same names, numbers and types."""
+    pairs = [list(policy.named_parameters(remove_duplicate=False)) for policy in (one, other)]
+    pairs[0] += one.named_buffers()
+    pairs[1] += other.named_buffers()
+    return len(pairs[0]) == len(pairs[1]) and all(
+        name == also and a.dtype == b.dtype and a.requires_grad == b.requires_grad and torch.equal(local(a), local(b))
+        for (name, a), (also, b) in zip(*pairs, strict=True)
+    )
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@pytest.mark.parametrize(
+    ("stored", "model", "mixed"),
+    [
+        ({"tie_word_embeddings": True}, {}, False),
+        ({"tie_word_embeddings": False, "dtype": torch.bfloat16, "shards": "20KB"}, {"dtype": "bf16"}, True),
+        ({"architecture": "Llama", "dtype": torch.float16}, {"lora": LORA}, True),
+        ({"architecture": "Gemma2", "head_dim": 16}, {"lora": LORA, "dtype": "bf16"}, False),
+    ],
+)
+def test_policies_are_the_same_to_the_bit(tmp_path, stored, model, mixed):
+    folder = saved(tmp_path, **stored)
+    late, early = (built(folder, unread, **model) for unread in (True, False))
+    assert late.unread is not None and early.unread is None
+    assert {parameter.device.type for parameter in late.lm.parameters() if not parameter.requires_grad} <= {"meta"}
+    assert late.lm.config.to_dict() == early.lm.config.to_dict()
+    assert late.lm.generation_config.to_dict() == early.lm.generation_config.to_dict()
+    assert late.end_tokens == early.end_tokens and late.lm.training == early.lm.training
+    # What was opened can be read after a downloaded folder is deleted.
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    with process_group():
+        mesh = init_device_mesh("cpu", (1,))
+        fixed, plain = ([make(policy) for policy in (late, early)] for make in (frozen_copy, on_cpu))
+        for pair in (fixed, (late, early)):
+            for policy in pair:
+                shard(policy, mesh, mixed)
+        for one, other in (plain, fixed, (late, early)):
+            assert same(one, other) and one.unread is None
+            tied = [
+                policy.lm.get_input_embeddings().weight is policy.lm.get_output_embeddings().weight
+                for policy in (one, other)
+            ]
+            assert tied[0] == tied[1]
+            assert torch.equal(one.evaluate(*responses()).log_probs, other.evaluate(*responses()).log_probs)
+        for policy in (late, early):
+            policy.evaluate(*responses()).log_probs.sum().backward()
+        for one, other in zip(late.actor_parameters(), early.actor_parameters(), strict=True):
+            assert torch.equal(local(one.grad), local(other.grad))
+        assert len(list(late.parameters())) == len(list(early.parameters()))
+
+
+def on_cpu(policy):
+    return plain_copy(policy, torch.device("cpu"))
+
+
+def test_what_only_transformers_can_read_is_read_at_once(tmp_path):
+    tiny().lm.save_pretrained(tmp_path)
+    assert empty_model(str(tmp_path), 64) is not None
+    weights = load_file(tmp_path / "model.safetensors")
+    both = weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}  # transformers does not tie these
+    without_prefix = {name.removeprefix("model."): value for name, value in weights.items()}
+    for other in (both, without_prefix):
+        save_file(other, tmp_path / "model.safetensors", {"format": "pt"})
+        assert empty_model(str(tmp_path), 64) is None
+
+
+def test_files_that_are_missing_cut_short_or_of_another_model_are_named(tmp_path):
+    folder = saved(tmp_path, shards="20KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    shard_file = folder / index["model.layers.1.mlp.up_proj.weight"]
+    content = shard_file.read_bytes()
+
+    def refused(message):
+        with pytest.raises(MarlRayError, match=message) as caught:
+            built(folder, True)
+        assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+    shard_file.unlink()
+    refused(rf"is no causal language model: .*{shard_file.name}")
+    shard_file.write_bytes(content[:-100])
+    refused(rf"is no causal language model: .*{shard_file.name}")
+    other = load(content) | {"model.layers.1.mlp.up_proj.weight": torch.zeros(3, 5)}
+    save_file(other, shard_file, {"format": "pt"})
+    refused(r"its weight model\.layers\.1\.mlp\.up_proj\.weight is \[3, 5\], expected \[64, 32\]")
+    save_file({"another.weight": torch.zeros(3, 5)}, shard_file, {"format": "pt"})
+    refused(r"lacks \d+ weights of its model")

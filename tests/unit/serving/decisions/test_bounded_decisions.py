@@ -1,0 +1,299 @@
+"""Metrics with bounds and margins that are parts of the control's mean, from the database to the decision."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stores.clocked_experiments import *  # noqa: F403
+from stores.clocked_experiments import KEYS, WINDOW, look, opened, refusal, sessions, told
+from stores.single_reports import record_metrics, record_outcome
+
+from marl_ray.config import ExperimentConfig, parse_config
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.lifecycle import Action, RolloutStep
+from marl_ray.experiments.statistics import sequential
+from marl_ray.experiments.statistics.bets import BettingTest, Claim, ends
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Report
+from marl_ray.serving.client.admin import lines
+from marl_ray.serving.decisions.questions import HARM, PROMOTION, questions_of
+from marl_ray.serving.decisions.rollout_control import decide
+from marl_ray.serving.pages.render import experiment_page
+
+
+def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(store, clock, tmp_path):
+    config = opened(store, bounds=[-1, 3], margin=0.1)
+    other = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", clock)
+    rng, rows, told = np.random.default_rng(0), [], {}
+
+    def value(arm: str, k: int) -> float | None:
+        told[f"{prefix}{k}"] = found = None if k % 7 == 0 else float(rng.uniform(-1, 3))
+        return found
+
+    for part in range(4):
+        prefix = f"p{part}-"
+        rows += sorted(sessions(store, 60, value, prefix), key=lambda row: row.unit)
+        clock.now += WINDOW / 2
+        look(store, config)
+        if part == 1:  # other shares
+            record = store.experiment("exp")
+            weights = {"a": {"bundle": "bundle-a", "weight": 3.0}, "b": {"bundle": "bundle-b"}}
+            config = opened(store, bounds=[-1, 3], margin=0.1, arms=weights)
+            assert store.experiment("exp").epoch > record.epoch
+    assert 0 < look(store, config).look.summary("outcome", "a").n < 120
+    clock.now += 2 * WINDOW
+    for side in (HARM, PROMOTION):
+        expected = BettingTest(Claim(side, -1.0, 3.0, 0.1))
+        for row in rows:
+            outcome = told[row.unit]
+            if outcome is not None:
+                share = 0.5 if row.assignment.epoch == 1 else 0.25
+                expected.add(np.array([outcome]), np.array([row.assignment.arm == "b"]), np.array([share]))
+        asked = next(q for q in questions_of(config, store.experiment("exp").plan) if q.claim == expected.claim)
+        for one in (store, other):
+            found = look(one, config).look.bets[asked]
+            assert found.n == expected.memory.n == sum(value is not None for value in told.values())
+            assert found.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
+    other.close()
+
+
+def test_a_rare_large_loss_promotes_a_worse_arm_unless_the_outcome_has_bounds(store, clock):
+    """Nobody has seen the loss of 100 yet; only the bounds say that it may come."""
+    config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0])
+    rng = np.random.default_rng(1)
+    sessions(store, 900, lambda arm, k: rng.normal())
+    clock.now += 2 * WINDOW
+    assert look(store, config).promotion[0].test.proven
+    config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0], bounds=[-110, 10])
+    found = look(store, config).promotion[0]
+    assert not found.test.proven and found.test.bound < -0.4 and found.test.gain > -0.2
+    config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0], winsorize=[-4, 4])
+    assert look(store, config).promotion[0].test.proven
+    assert decide(store, config).step is RolloutStep.NEXT_STAGE
+
+
+def test_harm_is_proven_by_the_bets_and_rolls_back(store, clock):
+    config = opened(store, bounds=[0, 1])
+    sessions(store, 600, lambda arm, k: k % 10 < (4 if arm == "b" else 8))
+    assert decide(store, config).step is RolloutStep.HOLD
+    clock.now += 2 * WINDOW
+    (found,) = look(store, config).harm
+    assert found.test.proven and found.test.e_value >= 20
+    assert found.test.gain - 1e-9 <= found.test.bound < -0.02
+    report = json.loads(json.dumps(told(store, config), allow_nan=False))
+    low, high = report["arms"]["b"]["difference_interval"]
+    assert -0.6 < low < report["arms"]["b"]["difference"] < high < 0
+    assert report["arms"]["b"]["verdict"] == "worse"
+    assert decide(store, config).step is RolloutStep.ROLLBACK
+
+
+def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came(store, clock):
+    rail = {"name": "cost", "bounds": [0, 5]}, {"name": "latency_s", "winsorize": [0, 2]}
+    config = opened(store, bounds=[-1, 1], guardrails=rail)
+    rows = sessions(store, 40, lambda arm, k: None)
+    unit = rows[0].unit
+    for values, words in (
+        ({"outcome": 1.5}, r"value: expected a number from -1 to 1, its bounds, got 1.5"),
+        ({"cost": -1.0}, r"metrics.cost: expected a number from 0 to 5, its bounds, got -1.0"),
+    ):
+        with pytest.raises(MarlRayError, match=words):
+            if "outcome" in values:
+                record_outcome(store, "exp", unit, values["outcome"])
+            else:
+                record_metrics(store, "exp", unit, values)
+    for row in rows:
+        record_outcome(store, "exp", row.unit, 1.0)
+        record_metrics(store, "exp", row.unit, {"cost": 5.0, "latency_s": 100.0 if row is rows[0] else 1.0})
+    clock.now += 2 * WINDOW
+    found = look(store, config).look
+    arm = rows[0].assignment.arm
+    n = sum(row.assignment.arm == arm for row in rows)
+    assert found.summary("latency_s", arm).mean == pytest.approx((n + 1) / n)
+    assert dict(store.metric_values("exp", "latency_s"))[unit] == 100.0
+    assert found.summary("outcome", arm).mean == 1.0
+
+
+def test_what_stands_for_a_missing_outcome_lies_within_its_range(store, clock):
+    config = opened(store, winsorize=[0, 1], missing=-50)
+    sessions(store, 60, lambda arm, k: 1.0 if k % 2 else None)
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    assert found.look.summary("outcome", "a").mean == pytest.approx(0.5, abs=0.25)
+    assert found.look.bets[next(iter(found.look.bets))].n == 60
+
+
+@pytest.mark.parametrize("bounds", [None, [0.0, 10.0]])
+def test_a_margin_may_be_a_part_of_the_controls_mean(store, clock, bounds):
+    """Means of 4 and 3.6: within 30 %, not within 1 %; a guardrail whose smaller values are better likewise."""
+    rails = [{"name": "cost", "margin": "5%", "bounds": bounds}, {"name": "latency_s", "margin": "50%"}]
+    config = opened(store, margin="30%", bounds=bounds, guardrails=rails)
+    rng = np.random.default_rng(2)
+    rows = sessions(store, 900, lambda arm, k: (3.6 if arm == "b" else 4.0) + rng.uniform(-1, 1))
+    reports = []
+    for row in rows:
+        factor = 1.2 if row.assignment.arm == "b" else 1.0
+        numbers = {"cost": factor * rng.uniform(2, 4), "latency_s": factor * rng.uniform(0.5, 1)}
+        reports.append(Report(row.unit, numbers))
+    store.record("exp", reports)
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    (promotion,), (harm,) = found.promotion, found.harm
+    assert promotion.test.proven and not harm.test.proven
+    assert promotion.margin == pytest.approx(1.2, abs=0.05) and promotion.test.gain == pytest.approx(-0.4, abs=0.1)
+    assert (promotion.test.bound > -promotion.margin) and promotion.test.bound < promotion.test.gain
+    cost, latency, _ = found.guardrails
+    assert cost.test.proven and cost.test.bound < -cost.margin
+    assert not latency.test.proven
+    tight = opened(store, margin="1%", bounds=bounds, guardrails=rails)
+    assert not look(store, tight).promotion[0].test.proven
+    assert look(store, tight).harm[0].test.proven
+    assert json.dumps(told(store, tight), allow_nan=False)
+
+
+def test_a_part_of_a_mean_that_is_not_above_zero_proves_nothing(store, clock):
+    config = opened(store, margin="10%")
+    sessions(store, 400, lambda arm, k: -5.0 + k % 3 - (arm == "b"))
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    assert not found.harm[0].test.proven and not found.promotion[0].test.proven
+    assert json.dumps(told(store, config), allow_nan=False)
+
+
+@pytest.mark.parametrize("strategy", ["ab", "gradual"])
+def test_silence_that_counts_as_zeros_promotes_nobody(store, clock, strategy):
+    config = opened(
+        store, bounds=[0, 1], margin=0.05, missing=0, strategy=strategy, promotion="automatic", stages=[0.5, 1]
+    )
+    sessions(store, 1_000, lambda arm, k: None)
+    clock.now += 2 * WINDOW
+    decision = decide(store, config)
+    assert (decision.step, decision.reason) == (RolloutStep.HOLD, "no client has sent an outcome of any session")
+    assert told(store, config)["warnings"][0] == decision.reason
+
+
+def test_clusters_keep_the_other_test(store, clock):
+    config = opened(store, bounds=[0, 1], randomize="cluster")
+    sessions(store, 800, lambda arm, k: (k % 10 < 8) - 0.6 * (arm == "b" and k % 10 < 8), clusters=80)
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    assert not found.look.bets and found.harm[0].test.proven
+
+
+def test_an_epoch_without_the_control_proves_nothing(store, clock):
+    config = opened(store, bounds=[0, 1])
+    sessions(store, 100, lambda arm, k: k % 2)
+    clock.now += 2 * WINDOW
+    before = look(store, config)
+    record = store.experiment("exp")
+    store.change("exp", Action.PROMOTE, epoch=record.epoch, actor="test", reason="")
+    sessions(store, 300, lambda arm, k: 0.0, "late")
+    clock.now += 2 * WINDOW
+    after = look(store, config)
+    assert after.look.summary("outcome", "b").n > before.look.summary("outcome", "b").n
+    assert {q: of.log_e for q, of in after.look.bets.items()} == {q: of.log_e for q, of in before.look.bets.items()}
+    assert all(math.isfinite(of.log_e) for of in after.look.bets.values())
+
+
+def test_what_configs_say_of_measures_is_checked():
+    assert "bounds, winsorize: expected one of them" in refusal(bounds=[0, 1], winsorize=[0, 1])
+    for bad in ([1, 1], [2, 1], [0], "0,1", [0, math.inf], [False, True]):
+        assert "bounds: expected [low, high] with low < high" in refusal(bounds=bad)
+    for bad in ("2", "x%", "0%", "100%", -1, {"relative": 1.5}, {"relative": 0.1, "more": 1}, True, None, math.inf):
+        assert "margin: expected a number" in refusal(margin=bad)
+    assert "margin: expected a number above 0" in refusal(margin=0)
+    assert "needs a metric that is 0 or more" in refusal(margin="2%", bounds=[-1, 1])
+    rail = {"name": "cost"}
+    assert "guardrails.0" in refusal(guardrails=[rail | {"margin": "2%", "winsorize": [-1, 1]}])
+    assert "expected either binary" in refusal(guardrails=[rail | {"binary": True, "bounds": [0, 1]}])
+    assert "those of the outcome" in refusal(guardrails=[{"name": "outcome", "bounds": [0, 1]}])
+    config = parse_config(ExperimentConfig, KEYS | {"margin": " 2.5% ", "guardrails": [rail | {"margin": "1%"}]})
+    assert config.margin.relative == pytest.approx(0.025)
+    assert parse_config(ExperimentConfig, config.model_dump(mode="json")) == config
+    assert config.unbounded == ("outcome", "cost")
+    whole = parse_config(
+        ExperimentConfig, KEYS | {"bounds": [0, 1], "guardrails": [{"name": "error"}, rail | {"winsorize": [0, 9]}]}
+    )
+    assert whole.unbounded == () and whole.range_of("cost") == (0, 9)
+
+
+def test_an_outcome_without_bounds_is_warned_of(store):
+    config = opened(store, guardrails=[{"name": "cost"}, {"name": "error"}])
+    report = told(store, config)
+    (warning,) = report["warnings"]
+    assert warning == "A rare large value can mislead the tests of outcome, cost: declare bounds or winsorize."
+    assert f"  warning: {warning}" in lines(report)
+    assert warning in experiment_page(report, {}, [], "").decode()
+    bounded = opened(store, bounds=[0, 1], margin="2%", guardrails=[{"name": "cost", "winsorize": [0, 9]}])
+    report = told(store, bounded)
+    assert report["warnings"] == [] and not any("warning" in line for line in lines(report))
+    assert "rare large value" not in experiment_page(report, {}, [], "").decode()
+
+
+def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(store, clock):
+    """Every seventh outcome of the treatment is missing: a failure, as it happens."""
+    config = opened(store, bounds=[0, 1], margin=0.02)
+    sessions(store, 900, lambda arm, k: None if arm == "b" and k % 7 == 0 else float(k % 7 != 0))
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    (fit,) = found.promotion
+    assert fit.missing and fit.test.gain == pytest.approx(0.15, abs=0.03) and not fit.test.proven
+    bets = {q.claim.missing: of for q, of in found.look.bets.items() if q.claim.side == 1}
+    assert bets[None].log_e > math.log(20) > min(bets["low"].log_e, bets["high"].log_e)
+    assert fit.test.e_value == pytest.approx(math.exp(min(bets["low"].log_e, bets["high"].log_e)))
+    low, high = told(store, config)["arms"]["b"]["difference_interval"]
+    assert low < 0 < high  # what the treatment lacks may have been failures
+
+
+@pytest.mark.parametrize(("randomize", "bounds"), [("session", {}), ("session", {"bounds": [0, 1]}), ("cluster", {})])
+def test_successes_that_one_arm_reports_later_are_no_harm(store, clock, randomize, bounds):
+    """One in twenty succeeds and half of the failures report; two of five of the treatment's successes come too late."""
+    config = opened(store, randomize=randomize, min_outcomes=50, margin=1e-4, **bounds)
+    rng = np.random.default_rng(2)
+
+    def value(arm: str, k: int) -> float | None:
+        if rng.random() < 0.05:
+            return 1.0 if arm == "a" or rng.random() < 0.6 else None
+        return 0.0 if rng.random() < 0.5 else None
+
+    for part in range(4):
+        sessions(store, 5_000, value, f"p{part}-", 1_250 if randomize == "cluster" else 0)
+    clock.now += 2 * WINDOW
+    found = look(store, config)
+    (harm,) = found.harm
+    assert harm.missing and not harm.test.proven and not found.reporting[0].test.alarm
+    pair = found.look.pair("outcome", "b", "a", 2)
+    plain = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50}
+    assert randomize == "cluster" or sequential.harm(*pair, **plain).proven  # of those who report, it is one
+    (warning,) = [told for told in told(store, config)["warnings"] if "do not count" in told]
+    assert "judged sessions of 'b' and the control report no 'outcome'" in warning
+
+
+def test_harm_among_those_who_report_is_found_at_both_ends(store, clock):
+    """The same half of both arms is silent."""
+    config = opened(store, margin=0.05)
+    sessions(store, 3_000, lambda arm, k: None if k % 2 else float(k % 20 < (8 if arm == "b" else 16)))
+    clock.now += 2 * WINDOW
+    (found,) = look(store, config).harm
+    assert found.missing and found.test.proven and -0.4 < found.test.bound < -0.05
+
+
+@given(
+    st.lists(st.floats(-3, 5), min_size=1, max_size=30),
+    st.lists(st.floats(-3, 5), max_size=30),
+    st.integers(0, 40),
+    st.booleans(),
+    st.floats(0, 2),
+)
+def test_an_excess_of_reports_cannot_look_worse_at_both_ends(both, excess, silent, of_treatment, margin):
+    """Arms alike among those who report with either; one of them makes others report, any of them."""
+    low, high = min(both + excess), max(both + excess)
+    everybody = len(both) + len(excess) + silent
+    more, fewer = both + excess, both
+    treatment, control = (more, fewer) if of_treatment else (fewer, more)
+    sums = []
+    for end in ends(low, high, margin, 1.0):
+        worse = sum(y + margin - end for y in treatment) - sum(y - end for y in control)
+        sums.append(worse / everybody)
+    assert max(sums) >= -1e-9

@@ -1,0 +1,342 @@
+"""A look's proofs, the decisions that follow, and their form in the API."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from stores.migrated import migrated
+from stores.single_reports import record_metrics
+from stores.unit_cases import Clock, over
+
+from marl_ray.config import ExperimentConfig, parse_config
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus, RolloutStep
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
+from marl_ray.serving.decisions.report import curves, describe
+from marl_ray.serving.decisions.rollout_control import config_of, decide, findings
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ExperimentStore]:
+    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock())
+    yield store
+    store.close()
+
+
+def opened(store: ExperimentStore, arms: str = "ab", **more: Any) -> ExperimentConfig:
+    given = {arm: {"bundle": f"bundle-{arm}"} for arm in arms}
+    data = {"name": "exp", "arms": given, "min_outcomes": 20, "min_duration_s": 0.0, "min_exposures": 10} | more
+    config = parse_config(ExperimentConfig, data)
+    stored = config.model_dump(mode="json") | {"salt": "s", "control": arms[0], "origin": "api"}
+    for arm in arms:
+        stored["arms"][arm]["digest"] = f"digest-{arm}"
+    store.open_experiment("exp", stored)
+    return config
+
+
+def sessions(
+    store: ExperimentStore, n: int, value, cluster=lambda k: None, prefix: str = "u", at=lambda k: 0.0
+) -> None:
+    """Units that meet an arm as the store says and have an outcome `value(arm, k)` (none if that is None)."""
+    state = store.table("exp")
+    table = AssignmentTable(state.weights, state.salt, state.epoch)
+    rows = []
+    for k in range(n):
+        asked = {"cluster": cluster(k), "at": at(k), "block_s": state.block_s}
+        assignment, of = draw(table, state.randomize, f"{prefix}{k}", **asked)
+        rows.append(Exposure("exp", f"{prefix}{k}", assignment, at(k), of))
+    store.record_exposures(rows)
+    told = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
+    store.record("exp", [Report(unit, {"outcome": one}) for unit, one in told if one is not None])
+    over(store)
+
+
+def metrics(store: ExperimentStore, n: int, values) -> None:
+    """Report metrics of the first `n` units: `values(arm, k)`, nothing if that is None."""
+    store.clock.now -= 1_000.0
+    units = [f"u{k}" for k in range(n)]
+    arms = store.assignments([("exp", unit) for unit in units])
+    told = [(unit, values(arms["exp", unit].arm, k)) for k, unit in enumerate(units)]
+    store.record("exp", [Report(unit, one) for unit, one in told if one is not None])
+    over(store)
+
+
+def found(store: ExperimentStore, config: ExperimentConfig):
+    return findings(store, store.experiment("exp"), config)
+
+
+def test_weights_that_change_within_a_stage_are_no_mismatch(store):
+    config = opened(store, "abc", min_exposures=10**9)
+    sessions(store, 900, lambda arm, k: None)
+    record = store.experiment("exp")
+    store.change("exp", Action.ROLLBACK, epoch=record.epoch, actor="test", reason="", arm="c")
+    sessions(store, 900, lambda arm, k: None, prefix="later")
+    look = found(store, config)
+    assert look.look.shares == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 1, "c": 0}}
+    assert sum(arm.exposures for arm in look.evidence.arms.values()) == 1_800
+    assert not look.srm.alarm
+    # A third of what the control should get: the weights of neither epoch.
+    table = AssignmentTable({"a": 1.0, "b": 4.0, "c": 0.0}, "s", 2)
+    store.record_exposures([Exposure("exp", f"x{k}", table.assign(f"x{k}"), 0.0) for k in range(600)])
+    assert found(store, config).srm.alarm
+    assert decide(store, config).step is RolloutStep.HOLD_SRM
+
+
+def test_a_mismatch_of_clusters_counts_clusters(store):
+    """Twenty sessions of each cluster would be a mismatch, were they twenty draws."""
+    config = opened(store, randomize="cluster")
+    chosen = {arm: [] for arm in "ab"}
+    table = AssignmentTable({"a": 1.0, "b": 1.0}, "s", 1)
+    for k in range(500):
+        chosen[table.assign(f"c{k}").arm].append(f"c{k}")
+    clusters = chosen["a"][:24] + chosen["b"][:16]
+    sessions(store, 800, lambda arm, k: None, lambda k: clusters[k // 20])
+    assert found(store, config).look.exposed == {1: {"a": 480, "b": 320}}
+    assert found(store, config).look.assigned == {1: {"a": 24, "b": 16}}
+    assert not found(store, config).srm.alarm
+
+
+@pytest.mark.parametrize("randomize", ["session", "cluster"])
+def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(store, randomize):
+    """The treatment's sessions are worse, but only because they are of a few matches."""
+    config = opened(store, randomize=randomize, min_exposures=10**9)
+    luck = np.random.default_rng(0).normal(size=12)
+
+    def value(arm: str, k: int) -> float:
+        return luck[k // 50] + (k % 7 - 3) / 10 - 1.0 * (arm == "b")
+
+    sessions(store, 600, value, lambda k: f"match{k // 50}")
+    decision = decide(store, config)
+    if randomize == "session":
+        assert (decision.step, decision.arm) == (RolloutStep.ROLLBACK, "b")
+    else:
+        assert decision.step is RolloutStep.HOLD
+        assert found(store, config).harm[0].treatment.n + found(store, config).harm[0].control.n == 12
+
+
+def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
+    config = opened(store, randomize="switchback", block_s=60.0, washout_s=5.0, min_exposures=10**9)
+    start = math.floor((store.clock.now - 100 * 60) / 60) * 60.0
+
+    def value(arm: str, k: int) -> float:
+        bad = -2.0 if arm == "b" else 0.0
+        # In the first five seconds the block before is still felt.
+        return bad + (k % 5) / 5 + 10 * math.sin(k / 300) if k % 10 else 99.0
+
+    sessions(store, 1_000, value, at=lambda k: start + 6.0 * k + 0.5)
+    look = found(store, config)
+    blocks = look.harm[0]
+    assert blocks.treatment.n + blocks.control.n == 100
+    assert abs(blocks.treatment.n - blocks.control.n) <= 2  # half a pair at either end
+    assert blocks.test.gain == pytest.approx(-2.0, abs=0.5)
+    assert decide(store, config).step is RolloutStep.ROLLBACK
+    assert store.experiment("exp").state.status is ExperimentStatus.ROLLED_BACK
+
+
+@pytest.mark.parametrize("randomize", ["session", "cluster"])
+def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store, randomize):
+    """Only its happy sessions report."""
+    config = opened(store, promotion="automatic", randomize=randomize)
+    sessions(
+        store, 820, lambda arm, k: None if arm == "b" and k % 10 else 1.0 + k % 3 / 10 + (arm == "b"), lambda k: f"c{k}"
+    )
+    look = found(store, config)
+    assert look.promotion[0].missing and not look.promotion[0].test.proven and not look.harm[0].test.proven
+    (reports,) = look.reporting
+    assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
+    assert reports.reported < 60 < 300 < reports.judged and reports.control_reported == reports.control_judged
+    decision = decide(store, config)
+    assert decision.step is RolloutStep.HOLD_REPORTING
+    sentence = f"'b' reports 'outcome' of {reports.reported} of {reports.judged} sessions, 'a' reports 'outcome' of "
+    assert decision.reason.startswith(sentence)
+    assert look.warnings == (decision.reason,)
+    assert store.experiment("exp").state.status is ExperimentStatus.RUNNING
+
+
+def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(store):
+    config = opened(store, promotion="automatic")
+    sessions(store, 4_000, lambda arm, k: None if k % 10 else 1.0 + k % 3 / 10 + (arm == "b"))
+    assert not found(store, config).reporting[0].test.alarm
+    assert decide(store, config).step is RolloutStep.PROMOTE
+
+
+def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(store):
+    config = opened(store, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
+    sessions(store, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
+    assert found(store, config).harm[0].test.proven
+    assert decide(store, config).step is RolloutStep.HOLD_REPORTING
+    metrics(store, 820, lambda arm, k: {"stress": k % 5 + 3.0 * (arm == "b")})
+    fresh = ExperimentStore(str(store._engine.url), store.clock)
+    decision = decide(fresh, config)
+    assert (decision.step, decision.reason) == (RolloutStep.ROLLBACK, "harm proven by stress")
+    fresh.close()
+
+
+def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_window_is_over(store):
+    """Failures are told at once, the treatment's successes after nine minutes."""
+    config = opened(store, promotion="automatic", min_exposures=10**9)
+    state = store.table("exp")
+    table = AssignmentTable(state.weights, state.salt, state.epoch)
+    late = []
+    for minute in range(40):
+        rows = [Exposure("exp", f"{minute}-{k}", table.assign(f"{minute}-{k}"), 0.0) for k in range(40)]
+        store.record_exposures(rows)
+        for k, row in enumerate(rows):
+            wait = 9 if row.assignment.arm == "b" and k % 2 else 0
+            late.append((minute + wait, row.unit, float(k % 2)))
+        store.record("exp", [Report(unit, {"outcome": value}) for when, unit, value in late if when == minute])
+        assert decide(store, config).step is RolloutStep.HOLD
+        store.clock.now += 60.0
+    look = found(store, config)
+    assert look.look.units["b"].judged == look.harm[0].treatment.n > 500
+    assert look.harm[0].treatment.mean == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("guardrail", "sent", "reason"),
+    [
+        ({"name": "cost"}, lambda arm: None, "no client has sent 'cost' of a session, which a guardrail asks for"),
+        (
+            {"name": "violation"},
+            lambda arm: None,
+            "no client has sent 'violation' of a session, which a guardrail asks for",
+        ),
+        ({"name": "cost", "missing": 1.0}, lambda arm: None, "no client has sent 'cost' of a session"),
+        ({"name": "cost"}, lambda arm: {"cost": 1.0} if arm == "a" else None, "'b' reports 'cost' of 0 of "),
+        ({"name": "violation"}, lambda arm: {"violation": 0.0} if arm == "a" else None, None),
+        ({"name": "error"}, lambda arm: None, None),
+    ],
+)
+def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(store, guardrail, sent, reason):
+    stages = {"strategy": "gradual", "stages": [0.5, 1.0]}
+    config = opened(store, guardrails=[guardrail], **stages)
+    sessions(store, 600, lambda arm, k: k % 3 / 10 + (arm == "b"))
+    metrics(store, 600, lambda arm, k: sent(arm))
+    decision = decide(store, config)
+    if reason is None:
+        assert decision.step is RolloutStep.NEXT_STAGE
+    else:
+        assert decision.step in (RolloutStep.HOLD, RolloutStep.HOLD_REPORTING)
+        assert decision.reason.startswith(reason)
+        assert decision.reason in found(store, config).warnings
+
+
+def rail(**more: Any) -> dict[str, Any]:
+    return {"guardrails": [{"name": "error", "margin": 0.02} | more]}
+
+
+def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
+    config = opened(store, **rail())
+    sessions(store, 800, lambda arm, k: 0.0)
+    metrics(store, 800, lambda arm, k: {"error": float(arm == "b" and k % 4 == 0)})
+    look = found(store, config)
+    assert (look.guardrails[0].name, look.guardrails[0].arm, look.guardrails[0].test.proven) == ("error", "b", True)
+    assert look.evidence.arms["b"].harm == "error"
+    # One client counts: the values are not 0 or 1 any more, and the looks go on.
+    state = store.table("exp")
+    store.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
+    record_metrics(store, "exp", "x", {"error": 5_000.0})
+    over(store)
+    assert not found(store, config).guardrails[0].test.proven
+
+
+def test_without_news_a_stage_still_ends_in_time(store, tmp_path):
+    config = opened(store, strategy="gradual", stages=[0.5, 0.9], min_duration_s=3_600.0)
+    sessions(store, 400, lambda arm, k: float(k % 2))
+    assert decide(store, config).step is RolloutStep.HOLD
+    later = sa.create_engine(f"sqlite:///{tmp_path}/experiments.db")  # an hour passes
+    with later.begin() as connection:
+        connection.execute(sa.text("UPDATE experiments SET stage_since = stage_since - 3600"))
+    later.dispose()
+    assert decide(store, config).step is RolloutStep.NEXT_STAGE
+
+
+def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
+    """Without a control nothing more is proven, whatever the season does to the outcomes."""
+    config = opened(store, promotion="manual")
+    sessions(store, 400, lambda arm, k: float(k % 5) + (arm == "b"))
+    record = store.experiment("exp")
+    store.change("exp", Action.PROMOTE, epoch=record.epoch, actor="test", reason="")
+    sessions(store, 400, lambda arm, k: float(k % 5) - 9.0, prefix="later")
+    look = found(store, config)
+    assert look.look.units["b"].exposures > 500
+    assert not look.harm[0].test.proven and look.harm[0].test.gain == pytest.approx(1.0, abs=0.5)
+    assert decide(store, config).step is RolloutStep.HOLD
+    # Late outcomes of the experiment's own sessions still count.
+    store.record_exposures([Exposure("exp", f"x{k}", Assignment("b", 1, 0.5), 0.0) for k in range(200)])
+    store.record("exp", [Report(f"x{k}", {"outcome": -9.0}) for k in range(200)])
+    over(store)
+    assert decide(store, config).step is RolloutStep.ROLLBACK
+
+
+def told(store: ExperimentStore, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:
+    record = store.experiment("exp")
+    report = describe(
+        record, config_of(record), arms or {}, findings(store, record, config), store.shadow_totals("exp")
+    )
+    return json.loads(json.dumps(report, allow_nan=False))
+
+
+def test_an_experiment_without_units_can_be_told(store):
+    config = opened(store, "abc", endpoint="game", autostart=False, **rail())
+    assert config_of(store.experiment("exp")) == config.model_copy(update={"salt": "s"})
+    report = told(store, config)
+    assert (report["endpoint"], report["randomize"], report["status"], report["winner"]) == (
+        "game",
+        "session",
+        "draft",
+        None,
+    )
+    assert report["decision"] == {"step": "hold", "arm": None, "reason": "the experiment is draft"}
+    assert report["srm"] == {"p_value": 1.0, "alarm": False}
+    assert report["arms"]["b"]["verdict"] == "undecided"
+    assert {
+        report["arms"]["c"][key] for key in ("mean", "interval", "difference", "difference_interval", "lineage")
+    } == {None}
+    assert report["arms"]["c"]["digest"] == "digest-c"
+    assert "verdict" not in report["arms"]["a"]
+    assert [(one["name"], one["arm"], one["n"], one["bound"]) for one in report["guardrails"]] == [
+        ("error", "b", 0, None),
+        ("error", "c", 0, None),
+    ]
+
+
+def test_an_experiment_is_told_with_its_tests_and_intervals(store):
+    config = opened(store, guardrails=[{"name": "cost"}], stages=[0.5, 1.0], strategy="gradual")
+    rng = np.random.default_rng(4)
+    sessions(store, 600, lambda arm, k: float(rng.normal()) + (arm == "b"))
+    metrics(store, 600, lambda arm, k: {"cost": float(rng.normal())})
+    store.record_shadows("exp", "r", {"b": {"acts": 3}})
+    report = told(store, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
+    b, a = report["arms"]["b"], report["arms"]["a"]
+    assert (b["digest"], b["lineage"], b["bundle"], b["propensity"]) == ("full", {"run": "r"}, "bundle-b", 0.5)
+    assert b["exposures"] + a["exposures"] == b["outcomes"] + a["outcomes"] == 600
+    assert b["verdict"] == "better" and b["difference_interval"][0] < 1.0 < b["difference_interval"][1]
+    assert b["difference_interval"][0] < b["difference"] < b["difference_interval"][1]
+    assert a["interval"][0] < 0.0 < a["interval"][1]
+    assert b["promotion"]["proven"] and b["promotion"]["e_value"] > 20 and not b["harm"]["proven"]
+    assert report["stages"] == [0.5, 1.0] and report["shadow"]["b"]["acts"] == 3
+    assert report["decision"]["step"] == "next_stage"
+    cost, errors = report["guardrails"]
+    assert (errors["name"], errors["margin"], errors["proven"]) == ("error", 0.01, False)
+    assert (cost["better"], cost["n"], cost["control_n"]) == ("lower", b["outcomes"], a["outcomes"])
+    assert cost["gain"] == pytest.approx(cost["control_mean"] - cost["mean"])
+
+
+def test_curves_have_bounds_once_there_are_enough_outcomes_and_end_at_the_mean(store):
+    config = opened(store)
+    sessions(store, 200, lambda arm, k: float(k % 5))
+    drawn = curves(store.series("exp", 10), config)
+    assert drawn.keys() == {"a", "b"}
+    for arm, rows in drawn.items():
+        seen = found(store, config).look.summary("outcome", arm)
+        *_, (at, n, mean, low, high) = rows
+        assert (n, mean) == (seen.n, pytest.approx(seen.mean))
+        assert low < mean < high and at <= store.clock.now
+        assert all((low is None) == (high is None) and (low is not None or n < 20) for _, n, _, low, high in rows)
+    assert curves({}, config) == {}

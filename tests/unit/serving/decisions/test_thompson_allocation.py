@@ -1,0 +1,135 @@
+"""`strategy: thompson`: when weights change, to what, and that what is proven under them stays right."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from stores.clocked_experiments import *  # noqa: F403
+from stores.clocked_experiments import WINDOW, Clock, look, opened, refusal, sessions, told
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.lifecycle import (
+    Action,
+    Allocation,
+    ExperimentState,
+    ExperimentStatus,
+    RolloutPlan,
+    RolloutStep,
+    StaleEpochError,
+    reallocated,
+    reconfigured,
+    transition,
+    weights_of,
+)
+from marl_ray.experiments.statistics.bets import BettingTest, Claim
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.serving.decisions.rollout_control import decide
+
+THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}
+PLAN = RolloutPlan("a", {"a": 1.0, "b": 1.0, "c": 1.0}, "thompson")
+RUNNING = ExperimentState(ExperimentStatus.RUNNING)
+
+
+def test_weights_are_the_configs_until_there_are_others():
+    assert weights_of(PLAN, RUNNING) == {"a": 1, "b": 1, "c": 1}
+    weights = {"a": 0.2, "b": 0.5, "c": 0.3}
+    state = reallocated(RUNNING, PLAN, weights, 7.0)
+    assert (state.epoch, state.stage_epoch, state.allocation.at) == (2, 1, 7.0)
+    assert weights_of(PLAN, state) == weights
+    # The control inherits what a rolled-back arm had.
+    barred = transition(state, Action.ROLLBACK, PLAN, 8.0, "b")
+    assert weights_of(PLAN, barred) == {"a": 0.7, "b": 0.0, "c": 0.3}
+    paused = transition(state, Action.PAUSE, PLAN, 8.0)
+    assert weights_of(PLAN, paused) == {"a": 1, "b": 0, "c": 0}
+    assert weights_of(PLAN, transition(paused, Action.RESUME, PLAN, 9.0)) == weights
+    assert reconfigured(state, PLAN, PLAN, 9.0).allocation is None
+    other = replace(PLAN, strategy="ab")
+    for bad, plan, words in (
+        ({"a": 1.0, "b": 1.0}, PLAN, "expected one for each of a, b, c"),
+        ({"a": 0.0, "b": 0.0, "c": 0.0}, PLAN, "expected one for each"),
+        (weights, other, "expected a running experiment of strategy thompson, this is running ab"),
+    ):
+        with pytest.raises(MarlRayError, match=words):
+            reallocated(RUNNING, plan, bad, 1.0)
+    with pytest.raises(MarlRayError, match="none for rolled-back arms"):
+        reallocated(barred, PLAN, weights, 1.0)
+    with pytest.raises(MarlRayError, match="this is paused thompson"):
+        reallocated(paused, PLAN, weights, 1.0)
+
+
+def test_traffic_follows_the_evidence_and_the_tests_stay_right(store: ExperimentStore, clock: Clock):
+    config = opened(store, **THOMPSON, bounds=[0, 1], min_exposures=10**9)
+    rng, rows = np.random.default_rng(0), []
+    for part in range(6):
+        rows += sorted(
+            sessions(store, 80, lambda arm, k: rng.random() < (0.65 if arm == "b" else 0.5), f"p{part}-"),
+            key=lambda row: row.unit,
+        )
+        epoch = store.experiment("exp").epoch
+        decide(store, config)
+        assert store.experiment("exp").epoch == epoch  # nothing more is judged yet
+        clock.now += 2 * WINDOW
+        assert decide(store, config).step is RolloutStep.HOLD
+    record = store.experiment("exp")
+    assert record.epoch >= 3 and record.weights["b"] > 0.7 and math.fsum(record.weights.values()) == pytest.approx(1)
+    entry = store.audit("exp")[-1]
+    assert (entry.action, entry.actor) == ("reallocate", "gateway") and "chances to be best: a" in entry.reason
+    assert entry.after["weights"] == record.weights
+    # Bets are on the chances that were in force.
+    shares = {e.epoch: e.after["weights"]["b"] / sum(e.after["weights"].values()) for e in store.audit("exp")}
+    assert len(set(shares.values())) == record.epoch
+    outcomes = {row.unit: row.value for row in store.outcomes("exp")}
+    expected = BettingTest(Claim(1, 0.0, 1.0, 0.02))
+    for row in rows:
+        expected.add(
+            np.array([outcomes[row.unit]]),
+            np.array([row.assignment.arm == "b"]),
+            np.array([shares[row.assignment.epoch]]),
+        )
+    found = next(of for q, of in look(store, config).look.bets.items() if q.claim.side == 1)
+    assert found.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
+    assert json.dumps(told(store, config), allow_nan=False)
+
+
+def test_weights_wait_for_time_outcomes_reports_and_change(store: ExperimentStore, clock: Clock):
+    config = opened(store, **THOMPSON | {"reweigh_s": 3600.0})
+    sessions(store, 200, lambda arm, k: float(arm == "b") + k % 2)
+    clock.now += 2 * WINDOW
+    decide(store, config)
+    assert store.experiment("exp").state.allocation is None  # not an hour yet
+    config = opened(store, **THOMPSON, min_outcomes=500)
+    epoch = store.experiment("exp").epoch
+    decide(store, config)
+    assert store.experiment("exp").epoch == epoch
+    config = opened(store, **THOMPSON)
+    decide(store, config)
+    weights = store.experiment("exp").weights
+    assert weights == {"a": pytest.approx(0.1, abs=1e-6), "b": pytest.approx(0.9, abs=1e-6)}
+    epoch = store.experiment("exp").epoch
+    decide(store, config)
+    assert store.experiment("exp").epoch == epoch  # the same again
+    with pytest.raises(StaleEpochError, match="weights were decided on epoch"):
+        store.reallocate("exp", weights, epoch=epoch - 1, actor="test", reason="")
+    with pytest.raises(MarlRayError, match="unknown experiment"):
+        store.reallocate("nobody", weights, epoch=1, actor="test", reason="")
+    assert store.experiment("exp").state.allocation == Allocation(
+        weights, pytest.approx(store.experiment("exp").state.allocation.at)
+    )
+
+
+def test_an_arm_that_hides_its_outcomes_gets_no_traffic_for_it(store: ExperimentStore, clock: Clock):
+    """It reports only successes."""
+    config = opened(store, **THOMPSON, bounds=[0, 1])
+    sessions(store, 600, lambda arm, k: 1.0 if arm == "b" and k % 10 == 0 else None if arm == "b" else k % 2)
+    clock.now += 2 * WINDOW
+    decide(store, config)
+    assert store.experiment("exp").state.allocation is None
+
+
+def test_what_thompson_needs_is_checked():
+    arms = {"a": {"bundle": "x"}, "b": {"bundle": "y", "weight": 0.0}}
+    assert "strategy thompson needs weights above zero" in refusal(strategy="thompson", arms=arms)
+    assert "floor: expected at most 1/2" in refusal(strategy="thompson", floor=0.6)

@@ -1,0 +1,225 @@
+"""Rollbacks, promotions and stages are told to another service: at least once, signed, and by one replica at a time."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from processes.http_server import serving_http
+from toy_serving.gateways import gateway_config, serving, until
+
+from marl_ray.config.serving.gateway import WebhookConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database import schema
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store import notices as queue
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.notices import Notices
+from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.decisions.webhook import LONGEST_PAUSE_S, Webhook
+
+SECRET = "between us"
+WAIT_S = 5.0
+"""Seconds for which the other service waits for a test, and for which an answer that does not end goes on."""
+
+
+class Heard:
+    """The requests that the other service got, and its next answers (200 once nothing is left)."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.answers: list[int] = []
+        self.url = ""
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.in_time: list[bool] = []
+        """By request, whether the test let it be answered before the other service answered by itself."""
+        self.endless = False
+        self.left = False
+        """True if a client has left before an endless answer was over."""
+
+
+@contextmanager
+def listening() -> Iterator[Heard]:
+    heard = Heard()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            heard.got.append((dict(self.headers.items()), body))
+            heard.in_time.append(heard.may_answer.wait(WAIT_S))
+            self.send_response(heard.answers.pop(0) if heard.answers else 200)
+            if heard.endless:
+                self.send_header("content-length", "1000000")
+            self.end_headers()
+            end = time.monotonic() + WAIT_S * heard.endless
+            while time.monotonic() < end:
+                try:
+                    self.wfile.write(b".")
+                except OSError:
+                    heard.left = True
+                    return
+                time.sleep(0.01)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with serving_http(Handler) as url:
+        heard.url = f"{url}/hook"
+        yield heard
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+    monkeypatch.setenv("MARL_RAY_WEBHOOK_SECRET", SECRET)
+    with listening() as found:
+        yield found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ExperimentStore]:
+    store = ExperimentStore(f"sqlite:///{tmp_path}/x.db")
+    arms = {"a": {"digest": "a", "weight": 1}, "b": {"digest": "b", "weight": 1}}
+    store.open_experiment("exp", {"salt": "s", "arms": arms, "endpoint": "game"})
+    yield store
+    store.close()
+
+
+def hook(heard: Heard, store: ExperimentStore, **more: Any) -> Webhook:
+    return Webhook(WebhookConfig(url=heard.url, **more), Notices(store), lambda: {"exp": "game"})
+
+
+def change(store: ExperimentStore, action: Action, arm: str | None = None) -> None:
+    store.change("exp", action, epoch=store.table("exp").epoch, actor="ops", reason="r", arm=arm)
+
+
+def test_a_rollback_is_told_once_signed_and_whole(heard, store):
+    sender = hook(heard, store)
+    change(store, Action.PAUSE)  # which nobody is told
+    change(store, Action.ROLLBACK, "b")
+    sender.deliver()
+    sender.deliver()
+    ((headers, body),) = heard.got
+    told = json.loads(body)
+    assert (told["experiment"], told["endpoint"], told["action"], told["arm"]) == ("exp", "game", "rollback", "b")
+    assert (told["actor"], told["reason"], told["after"]["status"]) == ("ops", "r", "rolled_back")
+    signed = hmac.new(
+        SECRET.encode(), headers["x-marl-ray-timestamp"].encode() + b"." + body, hashlib.sha256
+    ).hexdigest()
+    assert headers["x-marl-ray-signature"] == f"sha256={signed}"
+    assert headers["x-marl-ray-delivery"] == str(told["id"])
+
+
+def test_what_is_refused_is_sent_again_until_it_is_taken(heard, store, caplog):
+    heard.answers = [500, 503]
+    sender, found = hook(heard, store), Notices(store)
+    change(store, Action.ROLLBACK, "b")
+    waits = []
+    for _ in range(5):
+        waits.append(sender.deliver())
+        for entry, _ in found.due(["exp"], 0.0, time.time() + 60):  # the pause is over
+            found.note(entry.id, delivered_at=None, next_at=0.0)
+    assert len(heard.got) == 3
+    assert len({body for _, body in heard.got}) == 1
+    assert waits[0] < waits[1] < waits[2]  # longer and longer pauses, then none is due
+    assert any("it answers 500" in record.message for record in caplog.records)
+
+
+def test_after_the_deadline_it_is_given_up(heard, store):
+    change(store, Action.ROLLBACK, "b")
+    time.sleep(0.02)
+    hook(heard, store, deadline_s=0.01).deliver()
+    assert heard.got == []
+
+
+def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(heard, store):
+    heard.pause_s = 0.05
+    change(store, Action.ROLLBACK, "b")
+    senders = [threading.Thread(target=hook(heard, store).deliver) for _ in range(4)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join(10)
+    assert len(heard.got) == 1
+
+    notices = Notices(store)
+    ((entry, _),) = [(entry, 0) for entry in store.audit("exp") if entry.action == "rollback"]
+    notices.note(entry.id, delivered_at=None, next_at=0.0)
+    now = time.time()
+    assert notices.claim(entry.id, now, now + 30)  # and then it dies
+    assert not notices.claim(entry.id, now + 1, now + 31)
+    assert notices.due(["exp"], 0.0, now + 1) == []
+    assert [found.id for found, _ in notices.due(["exp"], 0.0, now + 31)] == [entry.id]
+    assert notices.claim(entry.id, now + 31, now + 61)
+    notices.note(entry.id, delivered_at=now, next_at=now)
+    assert not notices.claim(entry.id, now + 100, now + 130)
+
+
+def test_a_gateway_tells_at_once_and_waits_for_nobody(heard, bundles, tmp_path):
+    heard.may_answer.clear()
+    config = gateway_config(bundles, tmp_path / "x.db", webhook={"url": heard.url})
+
+    async def body() -> None:
+        async with serving(config) as (_, first), serving(config):
+            first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
+            first.service.follower.look()
+            await until(lambda: heard.got)
+            heard.may_answer.set()
+            await asyncio.sleep(0.4)
+
+    asyncio.run(body())
+    assert heard.in_time == [True], "the change waited for the answer"
+    assert [json.loads(body)["arm"] for _, body in heard.got] == ["four"]
+
+
+def test_a_secret_that_is_missing_is_named(bundles, tmp_path, monkeypatch):
+    monkeypatch.delenv("HOOK", raising=False)
+    config = gateway_config(bundles, tmp_path / "x.db", webhook={"url": "http://127.0.0.1:1", "secret_env": "HOOK"})
+    with pytest.raises(
+        MarlRayError, match=r"^webhook\.secret_env: expected a secret in the environment variable HOOK$"
+    ):
+        Gateway(config)
+
+
+def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(heard, store, monkeypatch):
+    monkeypatch.setattr(queue, "AT_ONCE", 2)
+    for number in range(2):
+        arms = {arm: {"digest": f"{arm}{number}", "weight": 1} for arm in "ab"}
+        store.open_experiment(f"theirs{number}", {"salt": "s", "arms": arms, "endpoint": f"their{number}"})
+        store.change(f"theirs{number}", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
+    change(store, Action.ROLLBACK, "b")
+    hook(heard, store).deliver()
+    assert [json.loads(body)["experiment"] for _, body in heard.got] == ["exp"]
+
+
+def test_pauses_stay_at_their_longest_however_often_it_was_tried(heard, store):
+    heard.answers = [500, 500]
+    sender = hook(heard, store, deadline_s=1e7)
+    change(store, Action.ROLLBACK, "b")
+    sender.deliver()
+    with store.transaction(store.writer) as connection:
+        connection.execute(sa.update(schema.notices).values(attempts=2_000, next_at=0.0))
+    sender.deliver()
+    found = Notices(store)
+    assert found.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S - 10) == []
+    assert len(found.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S + 10)) == 1
+
+
+def test_an_answer_that_does_not_end_holds_up_nothing(heard, store):
+    heard.endless = True
+    change(store, Action.ROLLBACK, "b")
+    hook(heard, store).deliver()
+    until_left = time.monotonic() + WAIT_S
+    while not heard.left:
+        assert time.monotonic() < until_left, "the answer was read to its end"
+        time.sleep(0.01)
+    assert Notices(store).due(["exp"], 0.0, time.time() + 1_000) == []

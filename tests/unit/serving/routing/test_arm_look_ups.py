@@ -1,0 +1,95 @@
+"""Look-ups of sessions: none where every table agrees, one for many that ask, and one statement for many sessions."""
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables
+from marl_ray.serving.routing.arm_look_ups import LookUps
+
+WEIGHTS = st.fixed_dictionaries({arm: st.sampled_from([0.0, 0.01, 0.5, 1.0, 3.0]) for arm in "abc"}).filter(
+    lambda weights: any(weights.values())
+)
+
+
+@given(st.lists(WEIGHTS, min_size=1, max_size=6), st.text(min_size=1, max_size=20))
+def test_past_tables_agree_where_each_of_them_assigns_the_same_arm(tables, unit):
+    arms = {AssignmentTable(weights, "salt", epoch).assign(unit).arm for epoch, weights in enumerate(tables)}
+    assert PastTables(tables, "salt").agree(unit) == (len(arms) == 1)
+
+
+def test_a_ramp_leaves_most_units_where_they_are():
+    past = PastTables([{"a": 1 - share, "b": share} for share in (0.01, 0.05, 0.25, 0.25)], "salt")
+    assert len(past) == 3
+    kept = sum(past.agree(f"unit-{number}") for number in range(5000)) / 5000
+    assert kept == pytest.approx(1 - 0.24, abs=0.02)
+    assert PastTables([{"a": 1, "b": 1}, {"a": 2.0, "b": 2, "c": 0}], "salt").agree("anyone")
+
+
+def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked_for_twice():
+    reads: list[list[tuple[str, str]]] = []
+    gate = threading.Event()
+
+    def read(asked):
+        reads.append(list(asked))
+        assert gate.wait(5)
+        return {key: Assignment("a", 1, 0.5) for key in asked if key[1] != "new"}
+
+    async def play():
+        look_ups = LookUps(read, threads=1)
+        first = [asyncio.create_task(look_ups.ask("e", "s0")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        later = [asyncio.create_task(look_ups.ask("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
+        await asyncio.sleep(0.01)
+        later[0].cancel()  # it leaves, and the others have their answers
+        gate.set()
+        answers = await asyncio.wait_for(asyncio.gather(*first, *later[1:]), 5)
+        look_ups.close()
+        return answers
+
+    arms = [answer and answer.arm for answer in asyncio.run(play())]
+    assert arms == ["a", "a", "a", "a", None, "a", "a"]
+    assert [len(asked) for asked in reads] == [1, 3]
+
+
+def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew():
+    calls = []
+
+    def read(asked):
+        calls.append(asked)
+        if len(calls) == 1:
+            raise OSError("away")
+        return {}
+
+    async def play():
+        look_ups = LookUps(read, threads=1)
+        found = await asyncio.gather(*(look_ups.ask("e", "s") for _ in range(2)), return_exceptions=True)
+        assert [str(error) for error in found] == ["away", "away"]
+        assert await look_ups.ask("e", "s") is None
+        look_ups.close()
+
+    asyncio.run(play())
+
+
+def test_a_statement_that_hangs_stops_no_other():
+    hung = threading.Event()
+
+    def read(asked):
+        if asked[0][1] == "slow":
+            assert hung.wait(5)
+        return {}
+
+    async def play():
+        look_ups = LookUps(read, threads=2)
+        slow = asyncio.create_task(look_ups.ask("e", "slow"))
+        await asyncio.sleep(0.01)
+        assert await look_ups.ask("e", "quick") is None
+        assert not slow.done()
+        hung.set()
+        await slow
+        look_ups.close()
+
+    asyncio.run(play())

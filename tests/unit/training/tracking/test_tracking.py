@@ -1,0 +1,144 @@
+"""MLflow: where it is, what runs and versions say of themselves, and the aliases of the registry."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from toy_serving import gateways as toy_gateways
+from toy_serving.gateways import make_bundle
+from toys.runs import config
+from toys.sweeps import ToySweep
+
+from marl_ray.config import RunConfig, tracking_uri
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.manifest import pinned
+from marl_ray.training.run_folder.record import pin_bundles
+from marl_ray.training.tracking import mlflow_run
+from marl_ray.training.tracking.mlflow_run import PARENT_TAG, Tracker, uri_of
+from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+
+
+def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    here = f"sqlite:///{tmp_path}/runs/mlflow.db"
+    assert tracking_uri() == uri_of(config()) == here
+    assert uri_of(config(f"storage={tmp_path}/other")) == f"sqlite:///{tmp_path}/other/mlflow.db"
+    with pytest.raises(MarlRayError, match=r"^tracking.uri: expected a tracking URI here or in MLFLOW_TRACKING_URI"):
+        uri_of(config("storage=s3://bucket/runs"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    assert tracking_uri() == uri_of(config()) == uri_of(config("storage=s3://bucket/runs")) == "http://mlflow:5000"
+    assert uri_of(config("tracking.uri=http://own:5000")) == "http://own:5000"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, list[str]]:
+    """Three versions with scores 0.5, 0.9 and 0.7, in the default place of the folder."""
+    folder = tmp_path_factory.mktemp("registry")
+    whole = config(f"storage={folder}/runs", "tracking.experiment=mine")
+    tracker = Tracker(whole)
+    bundles = [Path(make_bundle(folder, action)) for action in (1, 2, 3)]
+    scores = (0.5, 0.9, 0.7)
+    return whole, [
+        tracker.register(bundle, load_bundle(bundle).digest, score)
+        for bundle, score in zip(bundles, scores, strict=True)
+    ]
+
+
+def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry: tuple[RunConfig, list[str]]):
+    whole, _ = registry
+    client = mlflow.MlflowClient(uri_of(whole), registry_uri=uri_of(whole))
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert run.data.tags["algorithm"] == "mappo"
+    assert run.data.tags["environment"] == "toys.envs:countdown"
+    assert len(run.data.tags["config_hash"]) == 64
+    assert run.data.tags.get("mlflow.source.git.commit", "") == commit
+    assert run.data.metrics["best_score"] == 0.7
+    versions = {str(one.version): one.tags["best_score"] for one in client.search_model_versions("name = 'toy'")}
+    assert versions == {"1": "0.5", "2": "0.9", "3": "0.7"}
+
+
+def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}
+    monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": told}))
+    sweep = ToySweep(tmp_path, seeds=1, set={"constraints": [{"budget": 30}]})
+    record = sweep.add({"algorithm": "ppo_lagrangian", "hyper.lr": 0.001}, objectives=[123.0])
+    tracker = SweepTracker(sweep.config, sweep.records)
+    assert tracker.register(record, Path(make_bundle(tmp_path / "bundles", 1))) == "models:/toy/1"
+    client = mlflow.MlflowClient(tracker.parent.uri, registry_uri=tracker.parent.uri)
+    assert client.get_model_version("toy", "1").tags["best_score"] == repr(
+        2.0 - 0.5e6
+    )  # half a budget above its budget
+
+
+def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def begun(storage: Path) -> SweepTracker:
+        """The tracker of a sweep whose folder knows no run yet."""
+        sweep = ToySweep(storage)
+        tracker = SweepTracker(sweep.config, sweep.records)
+        tracker.leave()
+        return tracker
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_run, "flatten", lambda data: 1 / 0)  # the process ends between the run and its parameters
+        with pytest.raises(MarlRayError):
+            begun(tmp_path)
+    first, again = begun(tmp_path).parent, begun(tmp_path).parent
+    (run,) = first.client.search_runs(["1"])
+    assert [run.info.run_id] == [first.run_id] == [again.run_id] and run.data.params["name"] == "toy"
+    assert run.data.tags["marl_ray.kind"] == "sweep"
+    assert begun(tmp_path / "other").parent.run_id != first.run_id  # another sweep of the same name
+    Tracker(first.config, None, {PARENT_TAG: first.run_id, "trial": "0000"})
+    assert begun(tmp_path).parent.run_id != first.run_id  # its trials are not this sweep's
+
+
+def test_aliases_are_taken_wherever_versions_are(
+    registry: tuple[RunConfig, list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    whole, models = registry
+    assert models == ["models:/toy/1", "models:/toy/2", "models:/toy/3"]
+    monkeypatch.chdir(Path(whole.storage).parent)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    digests = [load_bundle(model).digest for model in models]  # by the default tracking URI
+    assert load_bundle("models:/toy@best").digest == digests[1]
+    assert load_bundle("models:/toy@latest").digest == digests[2]
+    assert pinned("models:/toy@best", None) == "models:/toy/2"
+    assert [pinned(same, None) for same in ("models:/toy/3", "a/folder@best")] == ["models:/toy/3", "a/folder@best"]
+    foe = "{me: {agents: [a]}, foe: {agents: [b], bundle: 'models:/toy@best', frozen: true}}"
+    rival = config(f"storage={whole.storage}", f"team={foe}")
+    record: dict[str, Any] = {}
+    assert pin_bundles(rival, record)["team"]["foe"]["bundle"] == "models:/toy/2"
+    alone = RunConfig.model_validate({"name": "alone", "env": {"id": "toys.envs:countdown"}})
+    assert pin_bundles(alone, {}) == alone.given()  # no team was given
+    client = mlflow.MlflowClient(uri_of(whole), registry_uri=uri_of(whole))
+    client.set_registered_model_alias("toy", "best", "3")
+    try:  # a run that is gone on with plays against whom it began with
+        assert pin_bundles(rival, json.loads(json.dumps(record)))["team"]["foe"]["bundle"] == "models:/toy/2"
+    finally:
+        client.set_registered_model_alias("toy", "best", "2")
+    for wrong in ("models:/toy@none", "models:/none@best"):
+        with pytest.raises(MarlRayError, match=f"bundle '{wrong}' is not in the model registry: "):
+            load_bundle(wrong)
+    for wrong in ("models:/toy", "models:/@best"):
+        with pytest.raises(MarlRayError, match=r"expected models:/name/version or models:/name@alias"):
+            load_bundle(wrong)
+
+
+def test_an_experiment_keeps_the_version_that_an_alias_named(registry: tuple[RunConfig, list[str]]):
+    from marl_ray.config import ExperimentConfig
+    from marl_ray.serving.loaded_bundles import pin
+
+    whole, _ = registry
+    arms = {"control": {"bundle": "models:/toy/1"}, "best": {"bundle": "models:/toy@best"}}
+    fixed = pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(whole))
+    assert [arm.bundle for arm in fixed.arms.values()] == ["models:/toy/1", "models:/toy/2"]
+    assert json.loads(fixed.model_dump_json())["arms"]["best"]["bundle"] == "models:/toy/2"
+    arms["best"]["bundle"] = "models:/toy@worst"
+    with pytest.raises(MarlRayError, match=r"^experiments.x.arms.best: bundle 'models:/toy@worst' is not in"):
+        pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(whole))
