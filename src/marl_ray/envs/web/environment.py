@@ -195,8 +195,8 @@ class BrowserEnv(TextEnv):
         except PageFault as error:
             ending, note, score = "page_fault", str(error), 0.0
         except BrowserFault as error:
-            asked = ending and session is not None and not session.broken and session.chromium.connected
-            ending, note, score = "site_fault" if asked else "page_fault", str(error), 0.0
+            site_failed = ending and session is not None and not session.broken and session.chromium.connected
+            ending, note, score = "site_fault" if site_failed else "page_fault", str(error), 0.0
         self._problems += bool(note)
         self._dialogs += len(session.dialogs) if session is not None else 0
         seconds = time.monotonic() - begun

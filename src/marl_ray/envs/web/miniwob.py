@@ -28,7 +28,7 @@ _START = """([seed, time]) => {
 }"""
 _READY = "() => typeof core === 'object' && core.cover_div !== null && WOB_TASK_READY"
 _SCORE = "() => typeof WOB_DONE_GLOBAL !== 'undefined' && WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
-"""Of another page, to which an agent may go, there is no score."""
+"""The page's reward once it is done; null before, and on any other page, to which an agent may go."""
 _INTENT = """() => {
     const query = document.getElementById("query");
     return typeof core.getUtterance === "function" ? core.getUtterance() : query.textContent;
