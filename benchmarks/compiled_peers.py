@@ -1,7 +1,7 @@
 """Speed and learning of small policies beside compiled JAX, on one machine, in turn.
 
     .venv/bin/python benchmarks/compiled_peers.py             speed at three settings of two tasks, then time to a target
-    .venv/bin/python benchmarks/compiled_peers.py --parts speed
+    .venv/bin/python benchmarks/compiled_peers.py --parts speed --tasks cartpole
 
 The peers (`peers/jax_ppo.py`) run in a Python of their own, `.venv-jax`, which is made on the first run: JaxMARL's
 simple_spread and gymnax's CartPole, with PPO laid out as PureJaxRL lays it out. Both sides have the same network (64 x 64
@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gridworld import ROOT, WARM_UP, machine, store
-from tables import spread
+from parts.tables import spread
 
 PEER = ROOT / "benchmarks/peers/jax_ppo.py"
 PACKAGES = ("jax==0.10.2", "jaxmarl==0.2.0", "gymnax==1.0.1", "optax==0.2.8", "numpy==2.4.6", "six==1.17.0")
@@ -33,7 +34,8 @@ SETTINGS = {
     "cartpole": ((16, 128, 4), (128, 128, 4), (512, 128, 4)),
 }
 """Copies, steps of each in a batch, and minibatches."""
-UPDATES = {"simple_spread": 60, "cartpole": 100}
+SPEED_STEPS = {"simple_spread": 163_840, "cartpole": 786_432}
+"""Environment steps of one measurement of speed, learning included."""
 TARGETS = {"simple_spread": -22.0, "cartpole": 475.0}
 """Mean return of the episodes that end while a run trains."""
 TARGET_STEPS = {"simple_spread": 3_000_000, "cartpole": 1_000_000}
@@ -84,18 +86,19 @@ def run_own(task: str, setting: tuple[int, int, int], updates: int, workers: int
     return {"begun": begun, "rows": rows}
 
 
-def speed(python: Path, rounds: int) -> list[dict[str, Any]]:
+def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Steps per second of both sides at every setting, learning included; the peers' without their compilation."""
     measured = []
-    for task, settings in SETTINGS.items():
-        for setting in settings:
+    for task in tasks:
+        for setting in SETTINGS[task]:
+            updates = SPEED_STEPS[task] // (setting[0] * setting[1])
             one: dict[str, Any] = {"task": task, "setting": setting, "peer": [], "own": {1: [], 2: []}, "shares": {}}
             for _ in range(rounds):
-                peer = run_peer(python, task, setting, UPDATES[task])
+                peer = run_peer(python, task, setting, updates)
                 one["peer"].append(peer["steps_per_second"])
                 one["compile_seconds"], one["packages"] = peer["compile_seconds"], peer["packages"]
                 for workers in (1, 2):
-                    rows = run_own(task, setting, UPDATES[task], workers)["rows"][WARM_UP:]
+                    rows = run_own(task, setting, updates, workers)["rows"][WARM_UP:]
                     one["own"][workers].append(statistics.median(row["steps_per_second"] for row in rows))
                     one["shares"][workers] = {
                         part: statistics.median(row[f"time/{part}"] for row in rows)
@@ -106,11 +109,11 @@ def speed(python: Path, rounds: int) -> list[dict[str, Any]]:
     return measured
 
 
-def learning(python: Path, seeds: int) -> list[dict[str, Any]]:
+def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, Any]]:
     """Seconds from a process's start until its training return reaches the target, of each side's best setting and rate."""
     measured = []
-    for task, settings in SETTINGS.items():
-        for setting in settings:
+    for task in tasks:
+        for setting in SETTINGS[task]:
             updates = TARGET_STEPS[task] // (setting[0] * setting[1])
             for rate in RATES:
                 one: dict[str, Any] = {"task": task, "setting": setting, "rate": rate, "peer": [], "own": []}
@@ -183,6 +186,7 @@ def _setting(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--parts", nargs="+", choices=("speed", "learning"), default=["speed", "learning"])
+    parser.add_argument("--tasks", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jax-venv", type=Path, default=ROOT / ".venv-jax")
@@ -190,10 +194,12 @@ def main() -> None:
     python, path = jax_python(options.jax_venv), ROOT / "benchmarks/results/compiled_peers.json"
     result = json.loads(path.read_text()) if path.exists() else {}
     result["machine"] = machine() | {"load": os.getloadavg()[0]}
-    if "speed" in options.parts:
-        result["speed"] = speed(python, options.rounds)
-    if "learning" in options.parts:
-        result["learning"] = learning(python, options.seeds)
+    for part, measure, times in (("speed", speed, options.rounds), ("learning", learning, options.seeds)):
+        if part in options.parts:  # rows of the other tasks stay as they were stored
+            kept = [row for row in result.get(part, []) if row["task"] not in options.tasks]
+            result[part] = sorted(
+                kept + measure(python, options.tasks, times), key=lambda row: list(SETTINGS).index(row["task"])
+            )
     text = speed_table(result["speed"]) if "speed" in result else ""
     text += "\n" + learning_table(result["learning"]) if "learning" in result else ""
     store("compiled_peers", result, text)

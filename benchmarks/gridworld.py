@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tables import spread
+from parts.tables import spread
 
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config
@@ -190,7 +190,10 @@ def speed(options: argparse.Namespace) -> None:
     """Choose RLlib's best setting, then measure all in turn, several times."""
     python = rllib_python(options.rllib_venv)
     print(machine(python), flush=True)
+    stored = RESULTS / "gridworld.json"
     settings: dict[str, dict[str, Any]] = {}
+    if options.setting and stored.exists():  # the stored search for it
+        settings = json.loads(stored.read_text())["settings"]
     # Judged by the fastest iteration of several passes, which other users of the machine disturbed least.
     for setting in () if options.setting else [*SETTINGS] * options.search_passes:
         part = measure_rllib(python, setting, options.search_iterations, "--count-gradient-steps")

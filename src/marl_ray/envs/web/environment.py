@@ -93,8 +93,8 @@ class BrowserEnv(TextEnv):
         if traces and record is None:
             raise ValueError("traces: expected with `record`, the folder in which they are kept")
         super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)
-        self._shown = [(_base(url), name) for url, name in names.items()]
-        self._meant = [(_base(name), url) for url, name in names.items()]
+        self._shown = [(base_pattern(url), name) for url, name in names.items()]
+        self._meant = [(base_pattern(name), url) for url, name in names.items()]
         self._head = head(thoughts)
         self.hosts, self.max_steps, self.step_s, self.episode_s = hosts, max_steps, step_s, episode_s
         self.patience, self.observation_limit = patience, observation_limit
@@ -169,7 +169,7 @@ class BrowserEnv(TextEnv):
         begun, session, recording = time.monotonic(), self.session, self.recording
         note, ending, score, answer = "", "", 0.0, ""
         try:
-            action = parse_web_action(_with_bases(text, self._meant))
+            action = parse_web_action(with_bases(text, self._meant))
             self._invalid = 0
         except ActionFault as error:
             action, note = WebAction(""), str(error)
@@ -293,7 +293,7 @@ class BrowserEnv(TextEnv):
         page = shown(self.view.text, self.observation_limit)
         address = session.url[:_LONGEST_ADDRESS] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
-        self.ask(self.possible_agents[0], _with_bases("".join(parts), self._shown))
+        self.ask(self.possible_agents[0], with_bases("".join(parts), self._shown))
 
     def _finish(self, ending: str, score: float, answer: str) -> None:
         session, self._running = self.session, False
@@ -321,12 +321,13 @@ class BrowserEnv(TextEnv):
         self.close()
 
 
-def _base(url: str) -> re.Pattern[str]:
+def base_pattern(url: str) -> re.Pattern[str]:
     """The base URL where it stands in a text, and not as the beginning of another host or port."""
     return re.compile(re.escape(url) + r"(?![\w.:-]*\w)")
 
 
-def _with_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
+def with_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    """The text with each base URL that a pattern of `base_pattern` matches replaced by the one beside it."""
     for pattern, url in bases:
         text = pattern.sub(url.replace("\\", r"\\"), text)
     return text
