@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gridworld import ROOT, WARM_UP, machine, store
-from tables import spread
+from parts.tables import spread
 
 PEER = ROOT / "benchmarks/peers/jax_ppo.py"
 PACKAGES = ("jax==0.10.2", "jaxmarl==0.2.0", "gymnax==1.0.1", "optax==0.2.8", "numpy==2.4.6", "six==1.17.0")

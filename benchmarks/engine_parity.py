@@ -23,7 +23,7 @@ from typing import Any
 
 from gridworld import RESULTS, machine
 from language_learning import crossed_bootstrap, interval, passes, rounded, spread
-from language_runs import COPIES, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
+from parts.language_runs import COPIES, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 
 KIND, ALGORITHM = "program", "grpo"
 ENGINES = {"torch": "built-in (`torch`)", "vllm": "vLLM (`vllm`)"}

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
-from experiment_bounds import bounded
-from experiment_bounds import table as bounded_table
-from experiment_missing import MISSING, missing_delays, missing_errors, missing_table
-from experiment_streams import (
+from parts.experiment_bounds import bounded
+from parts.experiment_bounds import table as bounded_table
+from parts.experiment_missing import MISSING, missing_delays, missing_errors, missing_table
+from parts.experiment_streams import (
     CHUNK,
     HORIZON,
     SCENARIOS,

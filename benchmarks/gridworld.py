@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tables import spread
+from parts.tables import spread
 
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config

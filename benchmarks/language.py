@@ -25,12 +25,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from language_tables import table
+from parts.language_tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PEER = ROOT / "benchmarks/peers/trl_grpo.py"
-ENGINE = ROOT / "benchmarks/language_engines.py"
+ENGINE = ROOT / "benchmarks/parts/language_engines.py"
 PACKAGES = ("trl==1.16.0", "torch==2.13.0", "datasets")
 PRESETS = ("tiny-1m", "tiny-6m")
 PROMPTS, GROUP, TOKENS, LR = 8, 8, 64, 1e-5

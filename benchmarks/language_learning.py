@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 from gridworld import RESULTS, machine
-from language_runs import COPIES, EVERY, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 from numpy.typing import NDArray
+from parts.language_runs import COPIES, EVERY, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 
 from marl_ray.evaluation.statistics import BootstrapInterval
 

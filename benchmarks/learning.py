@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/learning.py --tasks cartpole    some of them
 
 Every run is a shipped config; its best bundle is played on fresh seeds. Of `budget_dag` the final policy and the best bundle
-are also scored by enumeration (`budget_exact.py`), against the exact optimum and the best policy that always makes the same
-effort. Writes `benchmarks/results/learning.{json,md}`; the JSON has the shape that marl-eval reads.
+are also scored by enumeration (`parts/budget_exact.py`), against the exact optimum and the best policy that always makes the
+same effort. Writes `benchmarks/results/learning.{json,md}`; the JSON has the shape that marl-eval reads.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from budget_exact import States, Worth, score
 from gridworld import RESULTS, ROOT, machine
+from parts.budget_exact import States, Worth, score
 
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import best_capped_reward

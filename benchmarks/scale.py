@@ -31,7 +31,7 @@ GOAL_MS = 5.0
 
 
 def measure_sweeps(sizes_of_each: int | None) -> dict[str, Any]:
-    from scale_sweep import simulated_sweep
+    from parts.scale_sweep import simulated_sweep
 
     from marl_ray.cluster.local_ray import local_ray
 
@@ -48,13 +48,13 @@ def measure_sweeps(sizes_of_each: int | None) -> dict[str, Any]:
 
 
 def measure_team(sizes: int | None) -> dict[int, Any]:
-    from scale_team import team_times
+    from parts.scale_team import team_times
 
     return {policies: team_times(policies) for policies in POLICIES[:sizes]}
 
 
 def measure_workers(sizes: int | None) -> dict[int, Any]:
-    from scale_workers import look_times
+    from parts.scale_workers import look_times
 
     from marl_ray.cluster.local_ray import local_ray
 

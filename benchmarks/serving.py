@@ -24,10 +24,19 @@ import httpx
 import numpy as np
 import psutil
 from gridworld import RESULTS, machine
-from serving_cluster import ARMS, Running, admin_key, gateway, make_bundles, serving, short_folder, write_observations
-from serving_epochs import epochs
-from serving_load import ACTS, ArmLoad, latencies, milliseconds, wrk
-from serving_tables import markdown
+from parts.serving_cluster import (
+    ARMS,
+    Running,
+    admin_key,
+    gateway,
+    make_bundles,
+    serving,
+    short_folder,
+    write_observations,
+)
+from parts.serving_epochs import epochs
+from parts.serving_load import ACTS, ArmLoad, latencies, milliseconds, wrk
+from parts.serving_tables import markdown
 
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio

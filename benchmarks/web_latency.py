@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tables import spread
+from parts.tables import spread
 
 import marl_ray
 from marl_ray.envs.web.browser.chromium import Chromium, close_shared_chromium, shared_chromium

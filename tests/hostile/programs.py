@@ -165,8 +165,8 @@ def _idle(pid: int) -> bool:
 
 def state(pool: "Pool", shared: str) -> dict[str, Any]:
     """Everything of worker and host that a run could leave changed, once the server waits for its next run."""
-    (worker,) = pool._all
-    processes = [process.process.pid for process in (worker._server, worker._judge) if process]
+    (worker,) = pool.workers
+    processes = worker.pids
     below = [pid for process in processes for pid in descendants(process)]
     deadline = time.monotonic() + SETTLE_S
     while not all(_idle(pid) for pid in (*processes, *below)) and time.monotonic() < deadline:
@@ -178,7 +178,7 @@ def state(pool: "Pool", shared: str) -> dict[str, Any]:
         os.close(os.open("/dev/null", os.O_RDWR))
     slow = (time.perf_counter() - began) / 100 > 1e-3
     ipc = [len(Path(f"/proc/sysvipc/{kind}").read_text().splitlines()) for kind in ("shm", "sem", "msg")]
-    folder = [[name, os.stat(f"{worker._folder}/{name}").st_mode] for name in sorted(os.listdir(worker._folder))]
+    folder = [[name, os.stat(f"{worker.folder}/{name}").st_mode] for name in sorted(os.listdir(worker.folder))]
     return {
         "processes": [_process(pid) for pid in (*processes, *below)],
         "files": [_file(path) for path in files],

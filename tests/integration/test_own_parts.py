@@ -55,7 +55,9 @@ def test_the_tests_of_new_parts_pass(kit: Path) -> None:
 
 
 def test_configs_of_new_parts_are_accepted(inside: Path) -> None:
-    for path in inside.glob("*.yaml"):
+    configs = list(inside.glob("*.yaml"))
+    assert len(configs) == 7
+    for path in configs:
         if "space" in yaml.safe_load(path.read_text()):
             load_sweep(path)
         else:

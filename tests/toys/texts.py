@@ -96,3 +96,8 @@ def of_two(runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
 def trained(folder: str, *overrides: str) -> list[Metrics]:
     """Rows of metrics of a run, as one or as one of several workers without Ray; every checkpoint is under `folder`."""
     return train_alone(config(*overrides), Path(folder))
+
+
+def resumed(checkpoint: str, *overrides: str) -> list[Metrics]:
+    """Rows of metrics of a run that goes on from a checkpoint, as one or as one of several workers without Ray."""
+    return train_alone(config(*overrides), resume=Path(checkpoint))

@@ -13,6 +13,7 @@ import pytest
 import marl_ray
 
 SOURCES = Path(marl_ray.__file__).parent.parent
+TESTS = Path(__file__).parents[1]
 FOLDERS = sorted({path.parent for path in SOURCES.glob("marl_ray/**/*.py")})
 FILES = 9
 """Most files of a folder besides its `__init__.py`."""
@@ -114,8 +115,21 @@ def test_a_docstring_of_tests_and_benchmarks_begins_like_a_sentence():
 
 def test_unit_tests_have_the_folders_of_the_sources():
     """So the tests of a file are where the file is; `docs` has those of the documentation."""
-    folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir()} - {"__pycache__", "docs"}
-    assert folders <= {path.name for path in FOLDERS if path.parent == SOURCES / "marl_ray"}
+    folders = {path.parent.relative_to(TESTS / "unit") for path in (TESTS / "unit").rglob("test_*.py")} - {Path("docs")}
+    assert folders <= {path.relative_to(SOURCES / "marl_ray") for path in FOLDERS}
+
+
+def test_no_test_imports_a_private_name():
+    """A test that did would hold back every change of what nobody else may use."""
+    private = [
+        f"{path.relative_to(TESTS)}:{node.lineno}: {node.module} {alias.name}"
+        for path in TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "marl_ray"
+        for alias in node.names
+        if any(part.startswith("_") for part in [*(node.module or "").split("."), alias.name])
+    ]
+    assert private == []
 
 
 def name_of(node: ast.AST) -> str:
@@ -210,7 +224,7 @@ def top_names(tree: ast.Module) -> dict[str, int]:
 
 
 def words_read(tree: ast.AST) -> set[str]:
-    """Names that a tree reads, imports, or has in a text; a function's own body does not read the function."""
+    """Names that a tree reads, imports, or has in a text; in whatever module."""
     words: set[str] = set()
     for node in ast.walk(tree):
         match node:
@@ -222,9 +236,11 @@ def words_read(tree: ast.AST) -> set[str]:
 
 
 def test_what_a_module_defines_is_read_in_the_product():
+    """Also in what the documentation tells users to import; tests alone do not count."""
     root = Path(__file__).parents[2]
     others = [path for folder in ("benchmarks", "jobs", "serve") for path in (root / folder).rglob("*.py")]
     read = set().union(*(words_read(tree) for tree in [*trees().values(), *(ast.parse(p.read_text()) for p in others)]))
+    read |= {word for page in (root / "docs").rglob("*.md") for word in re.findall(r"import (\w+)", page.read_text())}
     unread = [
         f"{module}:{line}: {name}"
         for module, tree in trees().items()

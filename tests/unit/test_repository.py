@@ -12,9 +12,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 FOLDERS = "|".join(
-    [path.name for base in (ROOT, ROOT / "src/marl_ray") for path in base.iterdir() if (path / "__init__.py").exists()]
+    [path.parent.name for path in ROOT.glob("src/marl_ray/*/__init__.py") if path.parent.name != "runs"]
     + ["src", "tests", "docs", "benchmarks", "jobs", "serve", "cluster"]
 )
+"""Folders of the repository and packages of the product; `runs/` of a page is what a user's runs leave."""
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
@@ -38,11 +39,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize(
-    "name", ["CONTRIBUTING.md", "SECURITY.md", *(f"docs/decisions/{path.name}" for path in DECISIONS)]
-)
-def test_files_that_a_page_names_exist(name: str) -> None:
-    for path in NAMED.findall((ROOT / name).read_text()):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for path in NAMED.findall(page.read_text()):
         assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray")), path
 
 

@@ -13,7 +13,7 @@ from marl_ray.config import tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 
 if TYPE_CHECKING:
-    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, Progress, ScoringTask
+    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, EvaluationPlan, Progress, ScoringTask
     from marl_ray.evaluation.scoring.local_scoring import Scorer
     from marl_ray.evaluation.web_agents.base import WebBenchmark
     from marl_ray.evaluation.web_agents.evaluate import WebRequest
@@ -112,10 +112,8 @@ def evaluate(
     Episodes without a benchmark take `seed`, `greedy`, `max_steps` and `env`, options of the environment that replace the
     run's; with one seed all bundles meet the same starts. Raises MarlRayError (a FieldError where one argument is wrong).
     """
-    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, possible_ks, prepare_evaluation, task_of
-    from marl_ray.evaluation.scoring.evaluate import evaluate as score
+    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions
     from marl_ray.evaluation.web_agents.base import web_benchmark
-    from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
     from marl_ray.sandbox import Level
 
     if benchmark is None or episodes is not None:
@@ -134,15 +132,10 @@ def evaluate(
         name = min(unknown)
         raise FieldError(name, f"is unknown{did_you_mean(name, WRITING_OPTIONS)}")
     if (web := web_benchmark(benchmark)) is not None:
-        from marl_ray.evaluation.web_agents.evaluate import evaluate_web
-
         judging = {"samples": samples, "data": data, "sha256": sha256, "mode": mode, "timeout": timeout}
         judging["min_level"] = None if min_level == "paths" else min_level
         _only_in_browser(web, judging | {name: value for name, value in writing.items() if name not in WEB_OPTIONS})
-        if policy is None:
-            raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
-        wanted = _web_request(str(policy), env or {}, split, k, out, workers, tracking, writing)
-        return BenchmarkResult(*evaluate_web(web, wanted, progress))
+        return _played_in_browser(web, policy, env or {}, split, k, out, workers, tracking, writing, progress)
     if env is not None:
         raise FieldError("env", "expected with a benchmark in a browser")
     if (samples is None) == (policy is None):
@@ -161,6 +154,23 @@ def evaluate(
         timeout,
         Level[min_level.upper()],
     )
+    return _scored(options, policy, tracking, writing, workers, local, progress)
+
+
+def _scored(
+    options: "EvaluationOptions",
+    policy: str | Path | None,
+    tracking: str | None,
+    writing: Mapping[str, Any],
+    workers: int | None,
+    local: bool,
+    progress: "Progress",
+) -> BenchmarkResult:
+    """Score the samples of `options` in the sandbox, or those that `policy` writes first."""
+    from marl_ray.evaluation.scoring.evaluate import evaluate as score
+    from marl_ray.evaluation.scoring.evaluate import possible_ks, prepare_evaluation, task_of
+    from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
+
     task, description = task_of(options), ""
     if policy is None:
         planned = prepare_evaluation(options, task)
@@ -188,6 +198,27 @@ def _episodes(
     if policy is None:
         raise FieldError("policy", "expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS")
     return evaluate_episodes(policy, episodes, **options)
+
+
+def _played_in_browser(
+    benchmark: "WebBenchmark",
+    policy: str | Path | None,
+    env: Mapping[str, Any],
+    split: str | None,
+    ks: Sequence[int] | None,
+    out: str | Path | None,
+    workers: int | None,
+    tracking: str | None,
+    writing: Mapping[str, Any],
+    progress: "Progress",
+) -> BenchmarkResult:
+    """Play a benchmark's tasks in a browser, in this process."""
+    from marl_ray.evaluation.web_agents.evaluate import evaluate_web
+
+    if policy is None:
+        raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
+    wanted = _web_request(str(policy), env, split, ks, out, workers, tracking, writing)
+    return BenchmarkResult(*evaluate_web(benchmark, wanted, progress))
 
 
 def _only_in_browser(benchmark: "WebBenchmark", given: Mapping[str, Any]) -> None:

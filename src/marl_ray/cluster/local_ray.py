@@ -136,7 +136,7 @@ def _start(num_cpus: int | None, dashboard: bool, log_monitor: bool, object_stor
 def _stop(temp_dir: Path) -> None:
     import ray
 
-    processes = _processes_of(temp_dir)
+    processes = processes_of(temp_dir)
     # `ray.shutdown` takes no deadline. It waits for its processes, so ending them ends it.
     watchdog = threading.Timer(SHUTDOWN_S, _end, [processes])
     watchdog.start()
@@ -149,7 +149,7 @@ def _stop(temp_dir: Path) -> None:
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def _processes_of(temp_dir: Path) -> list[psutil.Process]:
+def processes_of(temp_dir: Path) -> list[psutil.Process]:
     """The processes whose command line names the temporary folder (Ray's servers), and all their descendants.
 
     Not simply this process's children: those may be the user's.

@@ -47,10 +47,12 @@ class Folder:
     def _kind(self, name: str) -> Any:
         return self.filesystem.get_file_info(f"{self.path}/{name}").type
 
-    def folders(self) -> list[str]:
-        """Names of the folders in it, in alphabetical order; empty where it is not there, or cannot be listed."""
+    def folders(self, name: str = "") -> list[str]:
+        """Names of the folders in it, or in its folder `name`, in alphabetical order; empty where that is not there, or
+        cannot be listed."""
+        place = f"{self.path}/{name}".rstrip("/")
         try:
-            infos = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+            infos = self.filesystem.get_file_info(fs.FileSelector(place, allow_not_found=True))
         except OSError:
             return []
         return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)

@@ -3,16 +3,16 @@
 import json
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from processes.http_server import serving_http
 
 from marl_ray.agents.builtin.search import ASKED, KEY_VARIABLE, Corpus, Document, GoogleSearchSerper
 from marl_ray.agents.builtin.search_cache import SearchCache
@@ -60,17 +60,8 @@ def serving(*replies: tuple[int, object]) -> Iterator[Service]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    service.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serving_http(Handler) as service.url:
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 @pytest.fixture(autouse=True)

@@ -134,6 +134,13 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
         assert done.stderr.startswith("marl-ray: ") and done.stderr.count("\n") == 1
 
 
+def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):
+    (tmp_path / "nameless.json").write_text('{"algorithm": "ippo", "env": {"id": "toys.envs:countdown"}}')
+    done = marl_ray("train", tmp_path / "nameless.json", "--dry-run")
+    assert done.returncode == 0 and "the config has no name; a run gets one such as this\n" in done.stderr
+    assert "resume" not in done.stderr
+
+
 def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
     listed = {one["name"]: one["language_models"] for one in document("algorithms")}
     pairs = tmp_path / "pairs.jsonl"

@@ -3,11 +3,11 @@
 import contextlib
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 
 import pytest
 import yaml
+from processes.http_server import serving_http
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
 from marl_ray.cluster.kuberay.client.resources import apply, path_of, read
@@ -92,14 +92,12 @@ def server(status: int, text: str, tmp_path) -> Iterator[Connection]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
-        clusters = [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{listening.server_port}"}}]
+    with serving_http(Handler) as url:
+        clusters = [{"name": "c", "cluster": {"server": url}}]
         users = [{"name": "u", "user": {"token": "secret"}}]
         config = {"current-context": "x", "contexts": [CONTEXT], "clusters": clusters, "users": users}
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
         yield connect(str(tmp_path / "kubeconfig"))
-        listening.shutdown()
 
 
 @pytest.mark.parametrize(

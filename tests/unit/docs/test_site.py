@@ -26,6 +26,12 @@ def test_every_shipped_config_is_a_recipe() -> None:
     assert [path.stem for path in (ROOT / "jobs/configs").glob("*.yaml") if f"`{path.stem}`" not in text] == []
 
 
+def test_a_run_has_fewer_keys_than_the_comparison_says() -> None:
+    said = re.search(r"fewer than (\d+) keys", (ROOT / "docs/comparison.md").read_text())
+    run = (ROOT / "docs/config.md").read_text().partition("\n## Run\n")[2].partition("\n## ")[0]
+    assert said is not None and 100 < len(re.findall(r"^\| `", run, re.M)) < int(said[1])
+
+
 def test_the_keys_that_a_comparison_names_are_there() -> None:
     named = re.findall(
         r"`((?:hyper|train|resources|evaluation|generation|model)\.\w+)`", (ROOT / "docs/comparison.md").read_text()

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from budget_exact import States, Worth, score  # a script's neighbour
+from parts.budget_exact import States, Worth, score  # a script's neighbour
 
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import EFFORTS, TASKS

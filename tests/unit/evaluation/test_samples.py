@@ -5,13 +5,13 @@ import hashlib
 import importlib.util
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from processes.http_server import serving_http
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
@@ -181,16 +181,11 @@ class Bucket(BaseHTTPRequestHandler):
 def test_problems_are_read_from_s3(monkeypatch):
     for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("EC2_METADATA_DISABLED", "true")):
         monkeypatch.setenv(f"AWS_{name}", value)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    query = f"?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{server.server_port}"
-    try:
+    with serving_http(Bucket) as url:
+        query = f"?scheme=http&region=us-east-1&endpoint_override={url.removeprefix('http://')}"
         assert load(benchmark("humaneval"), f"s3://bucket/he.jsonl{query}", sha256=ANY).problems == problems()
         with refused(r"s3://bucket/no\.jsonl.*: cannot be read"):
             load(benchmark("humaneval"), f"s3://bucket/no.jsonl{query}", sha256=ANY)
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_an_empty_file_has_no_problems(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import lambertw
 
-from marl_ray.experiments.assignment.rendezvous import AssignmentTable, _prefix, _uniform, in_layer, staged_weights
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, arm_prefix, in_layer, staged_weights, uniform
 from marl_ray.experiments.designs.adjustment import summarise
 from marl_ray.experiments.statistics.intervals import Interval, Summary, Verdict, tune_rho, verdict
 from marl_ray.experiments.statistics.sequential import harm, mean_interval, promotion
@@ -59,7 +59,7 @@ def test_salts_are_independent():
 
 def unit_hash(salt: str, arm: str, unit: str) -> float:
     """The draw of one arm for one unit: in (0, 1], from 64 bits of blake2b."""
-    return _uniform(_prefix(salt, arm), unit.encode())
+    return uniform(arm_prefix(salt, arm), unit.encode())
 
 
 def test_draws_are_uniform_and_pinned():

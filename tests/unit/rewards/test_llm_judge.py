@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes.http_server import serving_http
 
 from marl_ray.envs.text.math import MathTasks
 from marl_ray.envs.text.tasks import MathTask
@@ -34,13 +35,6 @@ def completion(text: str, read: int = 100, written: int = 20) -> dict[str, Any]:
     message = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     return {"id": "c", "object": "chat.completion", "model": "m", "choices": [message], "usage": usage}
-
-
-class Server(ThreadingHTTPServer):
-    """Many clients may connect at once."""
-
-    daemon_threads = True
-    request_queue_size = 64
 
 
 @dataclass
@@ -74,16 +68,9 @@ def serving(*replies: tuple[int, Any]) -> Iterator[Service]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    service.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
+    with serving_http(Handler) as url:
+        service.url = f"{url}/v1"
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 @pytest.fixture(autouse=True)

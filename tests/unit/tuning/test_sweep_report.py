@@ -13,7 +13,7 @@ from rich.console import Console
 from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole, write_rows
 
 from marl_ray.cli import main
-from marl_ray.cli.training.sweep import _lines, document_of
+from marl_ray.cli.training.sweep import document_of, sweep_lines
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder, read_rows
@@ -216,7 +216,7 @@ def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path: Path):
         sweep.train(sweep.add(PLAIN | {"hyper.lr": lr}), 2.0)
     folder = sweep.end()
     result = SweepResult("toy", folder.uri, sweep.records, "")
-    lines = list(_lines(sweep.config, result, document_of(sweep.config, result)))
+    lines = list(sweep_lines(sweep.config, result, document_of(sweep.config, result)))
     winner = next(number for number, line in enumerate(lines) if line.startswith("  winner  "))
     other = 1 - sweep.records.winner
     text = f"ot distinguishable from trial {other:04d}: difference 0."

@@ -44,7 +44,9 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
                         raise Killed
 
                     patch.setattr(trial_files, "write_state", killed)
-                writer.kept(f"{writer.place}/checkpoint-{iteration}", iteration, iteration)
+                name = f"{writer.place}/checkpoint-{iteration}"
+                writer.folder.write(f"{name}/seed-0/state.json", b"{}")
+                writer.kept(name, iteration, iteration)
             left -= 1
         left -= 1
         if left <= 0:
@@ -72,6 +74,10 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(
                     with rows.open("ab") as stream:
                         stream.write(json.dumps({"iteration": 99, "exploits": 0}).encode()[:cut])
         folder = folder_at(path, remote)
+        left = (path / "trial").glob("attempt-*/checkpoint-*")
+        assert sorted(str(place.relative_to(path / "trial")) for place in left) == sorted(
+            read_state(folder).checkpoints
+        )
         rows_read = read_rows(folder)
         assert (
             [row["iteration"] for row in rows_read] == list(range(1, LAST + 1)) == [row["played"] for row in rows_read]

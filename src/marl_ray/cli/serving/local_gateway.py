@@ -41,7 +41,7 @@ def serve_locally(config: Path, timeout_s: float) -> None:
             part["args"]["api_keys"] = str(path)
         phase(f"deploying {', '.join(part.get('name', 'default') for part in data['applications'])}")
         urls = deploy(data, ray.dashboard_url, timeout_s).urls
-        print("\n".join(_lines(urls, key)), flush=True)
+        print("\n".join(address_lines(urls, key)), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
 
@@ -62,7 +62,7 @@ def _check_gateways(data: Mapping[str, Any], source: str) -> None:
                 raise MarlRayError(f"{source}: applications.{number}.args.{error}") from error
 
 
-def _lines(urls: Mapping[str, str], key: str | None) -> list[str]:
+def address_lines(urls: Mapping[str, str], key: str | None) -> list[str]:
     """The gateways' addresses, by name, and what another terminal exports to reach the first of them."""
     lines = [f"{name} runs at {url}, its page at {url}/ui" for name, url in urls.items()]
     exports = {KEY: key, GATEWAY: next(iter(urls.values()))}

@@ -45,7 +45,7 @@ def sweep(
     with only_result(as_json):
         result = sweep_here(loaded, retry)
     document = document_of(loaded, result)
-    show(as_json, document, _lines(loaded, result, document))
+    show(as_json, document, sweep_lines(loaded, result, document))
     if result.records.winner is None:
         raise typer.Exit(1)
 
@@ -80,7 +80,8 @@ def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
     }
 
 
-def _lines(loaded: "SweepConfig", result: "SweepResult", document: Mapping[str, Any]) -> Iterator[str]:
+def sweep_lines(loaded: "SweepConfig", result: "SweepResult", document: Mapping[str, Any]) -> Iterator[str]:
+    """The lines that end a sweep: its trials, its winner, its folder."""
     from marl_ray.tuning.records import shown
 
     records = result.records

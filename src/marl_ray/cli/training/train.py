@@ -26,7 +26,8 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
 
     run, given = load_named(config, overrides or ())
     if len(given) > len(overrides or ()):
-        print(f"{run.name}: the config has no name; `marl-ray runs resume {run.name}` goes on with it", file=sys.stderr)
+        made = "a run gets one such as this" if dry_run else f"`marl-ray runs resume {run.name}` goes on with it"
+        print(f"{run.name}: the config has no name; {made}", file=sys.stderr)
     if dry_run:
         import yaml
 

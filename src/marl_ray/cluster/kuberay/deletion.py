@@ -46,8 +46,8 @@ def delete_all(
 
 def _left(connection: Connection, kind: ResourceKind, name: str) -> list[str]:
     """Pods, and clusters that end and outlive them until Redis has forgotten their heads, by kind and name."""
-    found = list_all(connection, "Pod", "v1", f"{LABEL}={name}")
+    remaining = list_all(connection, "Pod", "v1", f"{LABEL}={name}")
     if kind in ("RayJob", "RayService"):
         clusters = list_all(connection, "RayCluster", labels=owned_by(kind, name))
-        found += [cluster for cluster in clusters if cluster["metadata"].get("deletionTimestamp")]
-    return [f"{item['kind']} {item['metadata']['name']}" for item in found]
+        remaining += [cluster for cluster in clusters if cluster["metadata"].get("deletionTimestamp")]
+    return [f"{item['kind']} {item['metadata']['name']}" for item in remaining]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyarrow import fs, parquet
 from pydantic import BaseModel, ValidationError
 
+from marl_ray.config.base import first_problem
 from marl_ray.errors import MarlRayError, one_line, why
 
 
@@ -82,6 +83,4 @@ def read_record(model: type[R], row: FileRow) -> R:
     try:
         return model.model_validate(row.values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise MarlRayError(f"{row.where}: {f'{key}: ' if key else ''}{first['msg']}") from error
+        raise MarlRayError(f"{row.where}: {first_problem(error)}") from error

@@ -9,10 +9,10 @@ from typing import Any, NoReturn, Self
 
 from marl_ray.envs.text.base import Task, TextEnv
 from marl_ray.envs.web.browser.accessibility import PageView
-from marl_ray.envs.web.browser.acting import perform
-from marl_ray.envs.web.browser.actions import WebAction, parse_web_action
+from marl_ray.envs.web.browser.action_text import WebAction, parse_web_action
 from marl_ray.envs.web.browser.chromium import done_with_chromium, shared_chromium
 from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
+from marl_ray.envs.web.browser.perform import perform
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
@@ -35,8 +35,8 @@ MOST_PAGES = 10
 _LOOKS = 5
 _LONGEST_ADDRESS = 1000
 """Characters of an address that a prompt shows: a page may make its own as long as it likes."""
-_LEFT = "Execution context was destroyed"
-"""Words of Playwright's error where a page leaves for another one during a call."""
+_LEFT = "Execution context was destroyed", "has been closed"
+"""Words of Playwright's errors where a page leaves for another one, or its tab closes, during a call."""
 
 
 class BrowserEnv(TextEnv):
@@ -93,8 +93,8 @@ class BrowserEnv(TextEnv):
         if traces and record is None:
             raise ValueError("traces: expected with `record`, the folder in which they are kept")
         super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)
-        self._shown = [(_base(url), name) for url, name in names.items()]
-        self._meant = [(_base(name), url) for url, name in names.items()]
+        self._shown = [(base_pattern(url), name) for url, name in names.items()]
+        self._meant = [(base_pattern(name), url) for url, name in names.items()]
         self._head = head(thoughts)
         self.hosts, self.max_steps, self.step_s, self.episode_s = hosts, max_steps, step_s, episode_s
         self.patience, self.observation_limit = patience, observation_limit
@@ -169,7 +169,7 @@ class BrowserEnv(TextEnv):
         begun, session, recording = time.monotonic(), self.session, self.recording
         note, ending, score, answer = "", "", 0.0, ""
         try:
-            action = parse_web_action(_with_bases(text, self._meant))
+            action = parse_web_action(with_bases(text, self._meant))
             self._invalid = 0
         except ActionFault as error:
             action, note = WebAction(""), str(error)
@@ -195,8 +195,8 @@ class BrowserEnv(TextEnv):
         except PageFault as error:
             ending, note, score = "page_fault", str(error), 0.0
         except BrowserFault as error:
-            broken = session is None or session.broken or not session.chromium.connected
-            ending, note, score = "page_fault" if broken else "site_fault", str(error), 0.0
+            site_failed = ending and session is not None and not session.broken and session.chromium.connected
+            ending, note, score = "site_fault" if site_failed else "page_fault", str(error), 0.0
         self._problems += bool(note)
         self._dialogs += len(session.dialogs) if session is not None else 0
         seconds = time.monotonic() - begun
@@ -248,7 +248,7 @@ class BrowserEnv(TextEnv):
         except ActionFault as error:
             return str(error)
         except BrowserFault as error:
-            if _LEFT not in str(error):
+            if not _has_left(session, error):
                 raise
             return "the page left for another one meanwhile"
         return ""
@@ -260,7 +260,7 @@ class BrowserEnv(TextEnv):
                 self.view = session.call(session.view(), "reading the page")
                 return
             except BrowserFault as error:
-                if _LEFT not in str(error):
+                if not _has_left(session, error):
                     raise
         raise PageFault(f"the page left for another one {_LOOKS} times while it was read")
 
@@ -293,7 +293,7 @@ class BrowserEnv(TextEnv):
         page = shown(self.view.text, self.observation_limit)
         address = session.url[:_LONGEST_ADDRESS] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
-        self.ask(self.possible_agents[0], _with_bases("".join(parts), self._shown))
+        self.ask(self.possible_agents[0], with_bases("".join(parts), self._shown))
 
     def _finish(self, ending: str, score: float, answer: str) -> None:
         session, self._running = self.session, False
@@ -321,12 +321,19 @@ class BrowserEnv(TextEnv):
         self.close()
 
 
-def _base(url: str) -> re.Pattern[str]:
+def _has_left(session: BrowserSession, error: BrowserFault) -> bool:
+    """True for an error of a page that has left, where the browser still has one."""
+    alive = not session.broken and session.chromium.connected and session.tabs > 0
+    return alive and any(words in str(error) for words in _LEFT)
+
+
+def base_pattern(url: str) -> re.Pattern[str]:
     """The base URL where it stands in a text, and not as the beginning of another host or port."""
     return re.compile(re.escape(url) + r"(?![\w.:-]*\w)")
 
 
-def _with_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
+def with_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    """The text with each base URL that a pattern of `base_pattern` matches replaced by the one beside it."""
     for pattern, url in bases:
         text = pattern.sub(url.replace("\\", r"\\"), text)
     return text

@@ -7,7 +7,7 @@ shots.
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from marl_ray.envs.text.record_files import FileRow, read_record
@@ -194,18 +194,11 @@ MBPP = Benchmark(
     stop=(DONE,),
     notes=NOTES,
 )
-MBPP_SANITIZED = Benchmark(
+MBPP_SANITIZED = replace(
+    MBPP,
     name="mbpp-sanitized",
     title="MBPP sanitized",
     parse=partial(parse, SanitizedRecord),
-    modes=("official", "hardened"),
-    timeout_s=10.0,
-    ks=(1, 10, 100),
     known={"ca95deaa9a01ef0a6f439f88bcf0dd3db3563d22f22aad6cae04ebb9a8d8c8e9": "427 problems"},
-    splits=SPLITS,
-    same_id=_same_id,
     hub=("google-research-datasets/mbpp", "sanitized", ("prompt", "test", "validation", "train")),
-    writes="completion",
-    stop=(DONE,),
-    notes=NOTES,
 )

@@ -54,7 +54,7 @@ class AssignmentTable:
         self.propensities = {arm: weight / total for arm, weight in weights.items()}
         live = [arm for arm, weight in weights.items() if weight > 0]
         # Hash state after the prefix, so that a unit costs one copy and one update per arm.
-        self._draws = [(arm, _prefix(salt, arm), self.weights[arm]) for arm in live]
+        self._draws = [(arm, arm_prefix(salt, arm), self.weights[arm]) for arm in live]
         self._outcomes = {arm: Assignment(arm, epoch, self.propensities[arm]) for arm in live}
 
     def assign(self, unit: str) -> Assignment:
@@ -62,7 +62,7 @@ class AssignmentTable:
         key = unit.encode()
         best, winner = math.inf, ""
         for arm, prefix, weight in self._draws:
-            score = -math.log(_uniform(prefix, key)) / weight
+            score = -math.log(uniform(prefix, key)) / weight
             if score < best or not winner:
                 best, winner = score, arm
         return self._outcomes[winner]
@@ -71,9 +71,9 @@ class AssignmentTable:
         """The arm of a block of `block_of`; as `assign`, but balanced within groups of consecutive blocks."""
         group, place = block_group(block, len(self.weights))
         order = _block_prefix(self._salt, f"order {group}")
-        draws = [_uniform(order, str(k).encode()) for k in range(len(self.weights))]
+        draws = [uniform(order, str(k).encode()) for k in range(len(self.weights))]
         rank = sum(draw < draws[place] for draw in draws)
-        u = (rank + _uniform(_block_prefix(self._salt, "place"), block.encode())) / len(draws)
+        u = (rank + uniform(_block_prefix(self._salt, "place"), block.encode())) / len(draws)
         live = sorted(self._outcomes)
         for arm in live[:-1]:
             u -= self.propensities[arm]
@@ -96,7 +96,7 @@ class PastTables:
             total = math.fsum(weights.values())
             shares[tuple(sorted((arm, weight / total) for arm, weight in weights.items() if weight > 0))] = None
         self._weights = tuple(shares)
-        self._draws = {arm: _prefix(salt, arm) for weights in self._weights for arm, _ in weights}
+        self._draws = {arm: arm_prefix(salt, arm) for weights in self._weights for arm, _ in weights}
 
     def __len__(self) -> int:
         """Number of distinct tables."""
@@ -107,7 +107,7 @@ class PastTables:
         if len(self._weights) < 2:
             return True
         key = unit.encode()
-        draws = {arm: -math.log(_uniform(prefix, key)) for arm, prefix in self._draws.items()}
+        draws = {arm: -math.log(uniform(prefix, key)) for arm, prefix in self._draws.items()}
         winners = {min(weights, key=lambda share: draws[share[0]] / share[1])[0] for weights in self._weights}
         return len(winners) == 1
 
@@ -192,7 +192,8 @@ def _place(kind: bytes, name: str, unit: str) -> float:
     return (int.from_bytes(state.digest(), "big") >> 11) * 2.0**-53
 
 
-def _prefix(salt: str, arm: str) -> "hashlib.blake2b":
+def arm_prefix(salt: str, arm: str) -> "hashlib.blake2b":
+    """The hash of an experiment's salt and an arm, which `uniform` goes on from with a unit."""
     # JSON ends where it ends, so no two (salt, arm, unit) run together to the same bytes.
     return hashlib.blake2b(json.dumps([salt, arm]).encode(), digest_size=8)
 
@@ -201,7 +202,8 @@ def _block_prefix(salt: str, what: str) -> "hashlib.blake2b":
     return hashlib.blake2b(json.dumps([salt, what]).encode(), digest_size=8, person=b"block")
 
 
-def _uniform(prefix: "hashlib.blake2b", key: bytes) -> float:
+def uniform(prefix: "hashlib.blake2b", key: bytes) -> float:
+    """A number in (0, 1), uniform over keys, that depends on the prefix and the key alone."""
     state = prefix.copy()
     state.update(key)
     # The half keeps zero out: its logarithm does not exist.

@@ -2,8 +2,9 @@
 
 A network is one row of float32 weights in the order of `Network.parameters()`, and its `widths` (layers + 1,): those of
 the input, the hidden layers and the output. Rows pass in blocks that stay in the processor's cache. All compiled code
-stands in this one file, because numba's cache on disk notices a change only in the file that it compiles. With
-`error_model="numpy"` no divisor is checked for zero; such checks keep the compiler from computing sixteen numbers at once.
+stands in this one file, because numba's cache on disk notices a change only in the file that it compiles.
+`error_model="numpy"` matters: a check of every divisor for zero would keep the compiler from computing sixteen numbers
+at once.
 """
 
 import math

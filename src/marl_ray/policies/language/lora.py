@@ -224,10 +224,10 @@ class Adapted(Linear):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters or self.up.dtype == torch.float32:
             return super().forward(x, *args, **kwargs)
-        return cast(Tensor, _Sum.apply(x, self.matrix, self.bias, self.down, self.up, self.scale))  # type: ignore[no-untyped-call]  # torch's
+        return cast(Tensor, LowRankSum.apply(x, self.matrix, self.bias, self.down, self.up, self.scale))  # type: ignore[no-untyped-call]  # torch's
 
 
-class _Sum(torch.autograd.Function):
+class LowRankSum(torch.autograd.Function):
     """x W^T + s x A^T B^T + b of frozen W and b. The weights' copy that the product needs is not kept for the backward
     pass, in which FSDP2 gathers them anew."""
 

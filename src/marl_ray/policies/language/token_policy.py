@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ from marl_ray.policies.prompting.turn_ends import end_tokens, tell_ends
 
 disable_progress_bar()  # else every worker would show a progress bar for every model
 
+Lay = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | Packed, Tensor, Tensor, Tensor]]
+"""`packing.pack` or `lay_out`."""
 LOGITS = 1 << 25
 """Most logits that are in memory at once."""
 
@@ -166,10 +168,9 @@ class TokenPolicy(nn.Module):
         joint = self.joint
         every = JointRows(prompts, responses, mask) if joint is None else joint.rows_of_all(prompts, responses, mask)
         parted = self.packs and bool(every.mask.any())
-        if parted:
-            sequences, places, rows, steps = packing.pack(*every[:3], 1 if joint is None else joint.context.size())
-        else:
-            sequences, places, rows, steps = lay_out(*every[:3])
+        parts = 1 if joint is None else joint.context.size()
+        lay: Lay = functools.partial(packing.pack, parts=parts) if parted else lay_out
+        sequences, places, rows, steps = lay(*every[:3])
         targets = every.responses[rows, steps]
         if joint is None:
             log_probs, entropy, values, costs = self(sequences, places, targets, need_entropy, learn_entropy)

@@ -55,13 +55,13 @@ class Pool:
         if count < 1:
             raise MarlRayError(f"workers: {count}, expected at least 1")
         best = Level.NAMESPACES if max_level is None else max_level
-        self._all: list[Worker] = []
+        self.workers: list[Worker] = []
         self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         remove_forgotten_folders()
         try:
             for _ in range(count):
-                self._all.append(Worker(best, warm))
-            greetings = [worker.hello() for worker in self._all]
+                self.workers.append(Worker(best, warm))
+            greetings = [worker.hello() for worker in self.workers]
         except BaseException:
             self.close()
             raise
@@ -72,7 +72,7 @@ class Pool:
             raise MarlRayError(
                 f"min_level {min_level.name}: this host allows only {self.level.name} ({worst['why'] or 'max_level'})"
             )
-        for worker in self._all:
+        for worker in self.workers:
             self._free.put(worker)
 
     def __enter__(self) -> "Pool":
@@ -83,7 +83,7 @@ class Pool:
 
     def close(self) -> None:
         """End every process and remove every file of this pool."""
-        workers, self._all = self._all, []
+        workers, self.workers = self.workers, []
         for worker in workers:
             worker.close()
 
@@ -94,7 +94,7 @@ class Pool:
         except queue.Empty:
             raise MarlRayError(f"no sandbox worker became free in {WAIT_S:.0f} s") from None
         try:
-            if worker not in self._all:
+            if worker not in self.workers:
                 raise MarlRayError("the sandbox pool is closed")
             yield worker
         finally:

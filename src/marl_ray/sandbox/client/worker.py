@@ -183,15 +183,20 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        self._folder, self._lock = _own_folder()
-        self._server = Process("server", self._folder, self._max_level, self._warm)
+        self.folder, self._lock = _own_folder()
+        self._server = Process("server", self.folder, self._max_level, self._warm)
 
     def hello(self) -> dict[str, Any]:
         return self._server.hello()
 
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the fork server and, once one has started, of the judge."""
+        return [each.process.pid for each in (self._server, self._judge) if each]
+
     def close(self, wait_s: float = CLOSE_S) -> None:
         self._server.close(wait_s)
-        run_folder.remove(self._folder)
+        run_folder.remove(self.folder)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -285,7 +290,7 @@ class Worker:
         with local:
             with remote:
                 if self._judge is None:
-                    self._judge = Process("judge", self._folder, self._max_level, self._warm)
+                    self._judge = Process("judge", self.folder, self._max_level, self._warm)
                     self._judge.hello()
                 self._judge.send(kind + limits.pack(), [tests, local.fileno()])
                 self.request(child.CALLS if kind == judge.PLAIN else child.IN_PLACE, limits, [program, remote.fileno()])

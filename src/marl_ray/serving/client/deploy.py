@@ -75,20 +75,6 @@ def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: s
         time.sleep(1.0)
 
 
-def undeploy(dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 60.0) -> None:
-    """Delete all applications, stop Serve and wait until it is gone. Raises MarlRayError after `timeout_s` seconds."""
-    deadline = time.monotonic() + timeout_s
-    client = _connect(dashboard_url)
-    try:
-        client.delete_applications()
-    except (OSError, RuntimeError) as error:
-        raise MarlRayError(f"{dashboard_url}: Serve does not stop: {_reason(str(error))}") from error
-    while left := _details(client)["applications"]:
-        if time.monotonic() > deadline:
-            raise MarlRayError(f"after {timeout_s:g} s these applications still run: {', '.join(left)}")
-        time.sleep(_POLL_S)
-
-
 def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> None:
     """Refuse other HTTP options than Serve was started with: Serve would keep the old ones and only log a warning."""
     running = details.get("http_options") if details.get("controller_info", {}).get("actor_id") else None

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 
 from marl_ray.errors import FieldError
+from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass
 from marl_ray.serving.arms.protocol import Arm
@@ -98,29 +99,45 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
     session_arm.count_answer(seconds)
     if router.is_text:
         session_arm.charge(total_cost(response.cost_usd for _, response in exchanges), service.unit_reports)
-    if service.acts is not None and session_arm.takes_part and router.is_text:
+    if session_arm.takes_part and router.is_text and service.acts is not None:
         for text_request, response in exchanges:
             log_text(service, session_arm, assignment, arm, router.arms[arm].bundle.digest, text_request, response)
-    elif service.acts is not None and session_arm.takes_part:
-        digest = router.arms[arm].bundle.digest
-        service.acts.put(
-            LoggedAct(
-                experiment=router.config.name,
-                unit=session,
-                arm=arm,
-                digest=digest,
-                epoch=assignment.epoch,
-                propensity=assignment.propensity,
-                at=time.time(),
-                greedy=greedy,
-                observations=given,
-                actions=parts["actions"],
-                log_probs=parts["log_probs"],
-                masks=given_masks,
-            )
-        )
+    elif session_arm.takes_part:
+        _log_act(service, session_arm, assignment, arm, greedy, given, given_masks, parts)
     service.metrics.meters_of(router.config)[arm].observe(seconds)
     return session_arm.head(assignment, arm) | parts
+
+
+def _log_act(
+    service: Service,
+    session_arm: SessionArm,
+    assignment: Assignment,
+    arm: str,
+    greedy: bool,
+    observations: dict[str, Any],
+    masks: dict[str, list[Any]],
+    parts: Mapping[str, Any],
+) -> None:
+    """Put one answer of an actor-critic into the act log, if the gateway has one."""
+    if service.acts is None:
+        return
+    router = session_arm.router
+    service.acts.put(
+        LoggedAct(
+            experiment=router.config.name,
+            unit=session_arm.session,
+            arm=arm,
+            digest=router.arms[arm].bundle.digest,
+            epoch=assignment.epoch,
+            propensity=assignment.propensity,
+            at=time.time(),
+            greedy=greedy,
+            observations=observations,
+            actions=parts["actions"],
+            log_probs=parts["log_probs"],
+            masks=masks,
+        )
+    )
 
 
 async def _act_or_fall_back(

@@ -67,8 +67,8 @@ class ExposureLog:
         self.rejected = 0
         """Exposures that are lost: unreadable lines of the spool, and rows that the database can never accept."""
         self.spool = spool
-        self._capacity = capacity
-        self._interval_s = interval_s
+        self.capacity = capacity
+        self.interval_s = interval_s
         self._queue: deque[Exposure] = deque()
         self._writing = threading.Lock()
         # Guards the spool, and moves of exposures from the queue to it.
@@ -94,7 +94,7 @@ class ExposureLog:
 
     def put(self, exposure: Exposure) -> bool:
         """Queue an exposure; False if the queue is full."""
-        if len(self._queue) >= self._capacity:
+        if len(self._queue) >= self.capacity:
             self.dropped += 1
             return False
         self._queue.append(exposure)
@@ -146,7 +146,7 @@ class ExposureLog:
             chunk = self.spool.peek(adopted)
         if chunk is None:
             return False
-        exposures = [exposure for line in chunk.lines if (exposure := _parse(line)) is not None]
+        exposures = [exposure for line in chunk.lines if (exposure := read_exposure(line)) is not None]
         self._record(exposures)
         unreadable = len(chunk.lines) - len(exposures)
         if unreadable:
@@ -214,7 +214,7 @@ class ExposureLog:
                     adopted_at = time.monotonic()
                     with self._moving:
                         self.spool.adopt()
-                pause = 0.0 if self._deliver(adopted=True) else self._interval_s
+                pause = 0.0 if self._deliver(adopted=True) else self.interval_s
                 failing = False
             except Exception as error:  # this thread must survive any error
                 if not failing:  # one line per outage, not twenty per second
@@ -241,7 +241,8 @@ class ExposureLog:
         return True
 
 
-def _parse(line: bytes) -> Exposure | None:
+def read_exposure(line: bytes) -> Exposure | None:
+    """The exposure of a line of the spool; None if the line is not one."""
     try:
         return _EXPOSURE.validate_json(line)
     except ValidationError:

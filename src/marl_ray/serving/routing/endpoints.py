@@ -70,8 +70,8 @@ class Endpoints:
         raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self._served)}")
 
     def acting(self, name: object) -> Sequence[Router]:
-        """The experiments behind a name that hold arms, newest first, so that acts skip ended ones; all experiments behind it
-        if none holds arms. RequestError as in `served`."""
+        """The experiments behind a name that hold arms, newest first, so that acts skip ended ones; all experiments
+        behind it if none holds arms. RequestError as in `served`."""
         routers = self.served(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 

@@ -26,7 +26,7 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
     try:
         for name in (METRICS, EVENTS, FAILURES):
             take_over_copy(filesystem, f"{folder}/{name}")
-        kept, iterations, removed = _sorted_out(lines_of(filesystem, path))
+        kept, iterations, removed = sort_out(lines_of(filesystem, path))
         if removed:
             replace_lines(filesystem, path, kept)
         first = iterations[0] if has_origin and iterations else 1
@@ -49,7 +49,7 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
     return lines
 
 
-def _sorted_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
+def sort_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
     """(the lines that are rows in the order of iterations, their iterations, the numbers of the other lines from 1).
 
     Of all lines as many are kept as have iterations in order, so that one whose iteration is wrong costs no other.

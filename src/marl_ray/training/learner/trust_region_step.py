@@ -37,76 +37,83 @@ def constrained_weights(
 
     `trust_region` bounds the mean KL divergence of the step (nats).
     """
-    actor, hyper = policy.rollout_model.actor, policy.hyper
-    distribution: Distribution = policy.rollout_model.distribution
-    batch = prepared.batch
-    rows: Prepared = prepared.inputs.actor
-    mask = prepared.mask.flatten().cpu()
-    allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1).cpu()
-    actions, old = batch.actions.flatten(0, 1).cpu(), prepared.old.log_probs.flatten().cpu()
-    behaviour, values_then = prepared.behaviour_log_probs.flatten().cpu(), batch.values.flatten().cpu()
-    advantages, cost_advantages = prepared.advantages.flatten().cpu(), prepared.cost_advantages.flatten(0, 1).cpu()
-    weights = mask.float() / max(float(total(mask.sum().float())), 1.0)
-    sizes = distribution.sizes if isinstance(distribution, Categorical) else None
-    values, columns = rows.values.cpu(), None if rows.columns is None else rows.columns.cpu()
-    spread = Prepared(values, columns, None if rows.index is None else rows.index.cpu())
-    parameters: Parameters = {name: p.detach().clone() for name, p in actor.named_parameters()}
-
-    def outputs(at: Parameters) -> Tensor:
-        """Normalised outputs (N, P) of every decision."""
-        raw: Tensor = functional_call(actor, dict(at), (values, columns))
-        return distribution.normalize(spread.spread(raw), allowed)
-
-    def surrogates(at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
-        """Reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""
-        now = outputs(at)
-        log_probs = distribution.log_prob(now, actions)
-        evaluated = Evaluated(*(x[None] for x in (log_probs, old, advantages, mask, behaviour, values_then)))
-        loss = (policy.algorithm.policy_loss(evaluated, hyper).loss[0] * weights).sum()
-        ratio = token_ratio(log_probs, old)
-        return loss, (ratio[:, None] * cost_advantages * weights[:, None]).sum(0), now
-
-    tracked = {name: p.clone().requires_grad_(True) for name, p in parameters.items()}
-    loss, costs, now = surrogates(tracked)
-    before = now.detach()
-    gradients = [
-        flatten(dict(zip(tracked, torch.autograd.grad(term, list(tracked.values()), retain_graph=True), strict=True)))
-        for term in (loss, *costs)
-    ]
-    gradient, *cost_gradients = total(torch.stack(gradients)).unbind()
-    local = fisher_product(outputs, parameters, weights, sizes)
+    hyper, problem = policy.hyper, _ActorProblem(policy, prepared)
+    gradient, cost_gradients = problem.gradients()
+    local = fisher_product(problem.outputs, problem.parameters, problem.weights, problem.sizes)
 
     def product(vector: Tensor) -> Tensor:
         return total(local(vector)) + hyper.cg_damping * vector
 
     violations = prepared.violations.cpu()
-    solution = constrained_step(
-        gradient,
-        torch.stack(cost_gradients) if cost_gradients else gradient.new_zeros(0, len(gradient)),
-        violations,
-        trust_region,
-        product,
-        hyper.cg_iterations,
-    )
-
-    def evaluate(vector: Tensor) -> tuple[float, list[float], float]:
-        with torch.no_grad():
-            new_loss, new_costs, new = surrogates(unflatten(vector, parameters))
-            kl = (head_kl(before, new, sizes) * weights).sum()
-            reward_loss, divergence, *rest = total(torch.stack([new_loss, kl, *new_costs])).tolist()
-        return reward_loss, rest, divergence
-
+    solution = constrained_step(gradient, cost_gradients, violations, trust_region, product, hyper.cg_iterations)
     search = backtracking(
-        evaluate,
-        flatten(parameters),
+        problem.evaluate,
+        flatten(problem.parameters),
         solution.step,
         violations.tolist(),
         trust_region,
         hyper.line_search_decay,
         hyper.line_search_steps,
     )
-    return unflatten(search.vector, parameters), {
+    return unflatten(search.vector, problem.parameters), {
         "trust_region_kl": search.kl,
         "trust_region_case": CASES[solution.case],
         "line_search_steps": float(hyper.line_search_steps if search.accepted is None else search.accepted),
     }
+
+
+class _ActorProblem:
+    """The actor's losses on one batch as functions of its weights. N is the number of this worker's decisions."""
+
+    def __init__(self, policy: TrainedPolicy, prepared: PreparedBatch):
+        batch, rows, self.policy = prepared.batch, prepared.inputs.actor, policy
+        self.actor = policy.rollout_model.actor
+        self.distribution: Distribution = policy.rollout_model.distribution
+        self.allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1).cpu()
+        self.actions, self.mask = batch.actions.flatten(0, 1).cpu(), prepared.mask.flatten().cpu()
+        self.old, self.behaviour = prepared.old.log_probs.flatten().cpu(), prepared.behaviour_log_probs.flatten().cpu()
+        self.values_then, self.advantages = batch.values.flatten().cpu(), prepared.advantages.flatten().cpu()
+        self.cost_advantages = prepared.cost_advantages.flatten(0, 1).cpu()
+        self.weights = self.mask.float() / max(float(total(self.mask.sum().float())), 1.0)
+        self.sizes = self.distribution.sizes if isinstance(self.distribution, Categorical) else None
+        self.values, self.columns = rows.values.cpu(), None if rows.columns is None else rows.columns.cpu()
+        self.spread = Prepared(self.values, self.columns, None if rows.index is None else rows.index.cpu())
+        self.parameters: Parameters = {name: p.detach().clone() for name, p in self.actor.named_parameters()}
+
+    def outputs(self, at: Parameters) -> Tensor:
+        """Normalised outputs (N, P) of every decision."""
+        raw: Tensor = functional_call(self.actor, dict(at), (self.values, self.columns))
+        return self.distribution.normalize(self.spread.spread(raw), self.allowed)
+
+    def surrogates(self, at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+        """Reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""
+        now = self.outputs(at)
+        log_probs = self.distribution.log_prob(now, self.actions)
+        parts = (log_probs, self.old, self.advantages, self.mask, self.behaviour, self.values_then)
+        evaluated = Evaluated(*(part[None] for part in parts))
+        loss = (self.policy.algorithm.policy_loss(evaluated, self.policy.hyper).loss[0] * self.weights).sum()
+        ratio = token_ratio(log_probs, self.old)
+        return loss, (ratio[:, None] * self.cost_advantages * self.weights[:, None]).sum(0), now
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of the reward loss, (D,), and of the cost surrogates, (K, D), at the weights of now; sums over all
+        workers."""
+        tracked = {name: p.clone().requires_grad_(True) for name, p in self.parameters.items()}
+        loss, costs, now = self.surrogates(tracked)
+        self.before = now.detach()  # outputs at these weights, from which divergences are measured
+        own = [
+            flatten(
+                dict(zip(tracked, torch.autograd.grad(term, list(tracked.values()), retain_graph=True), strict=True))
+            )
+            for term in (loss, *costs)
+        ]
+        summed = total(torch.stack(own))
+        return summed[0], summed[1:].clone()  # in memory of its own, whose alignment decides the last bits of products
+
+    def evaluate(self, vector: Tensor) -> tuple[float, list[float], float]:
+        """Reward loss, cost surrogates and mean KL divergence (nats) from the outputs of now at other weights, (D,)."""
+        with torch.no_grad():
+            new_loss, new_costs, new = self.surrogates(unflatten(vector, self.parameters))
+            kl = (head_kl(self.before, new, self.sizes) * self.weights).sum()
+            reward_loss, divergence, *rest = total(torch.stack([new_loss, kl, *new_costs])).tolist()
+        return reward_loss, rest, divergence

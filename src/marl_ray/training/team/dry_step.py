@@ -9,16 +9,17 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PretrainedConfig
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.language.lora import add_adapters
 from marl_ray.policies.language.model_files import empty_lm
-from marl_ray.policies.language.tiny_models import byte_tokenizer
+from marl_ray.policies.language.packing import Packed, pack
 from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.training.collectives import worker_mesh
 
 
 class DryPass(NamedTuple):
@@ -68,8 +69,10 @@ def dry_step(
     size: DryPass,
     mixed_precision: bool = True,
     optimizer: bool = True,
+    together: tuple[int, int] = (1, 1),
 ) -> DryPeak:
     """The greatest memory of a worker, one of `shards` over which the weights are spread, in a step after the first.
+    `together` are the workers of them that share every sequence, and every layer, in a pass.
 
     The step is a pass of `size`, with gradients of a pass before it in memory, and a step of AdamW unless `optimizer` is
     False. The copy that samples is not counted, nor fragmentation, nor what CUDA's kernels take. Sequences share no
@@ -84,10 +87,11 @@ def dry_step(
             # On a mesh of CPUs there is nothing to offload from.
             own = model.model_copy(update={"cpu_offload": False})
             policy = TokenPolicy(lm, byte_tokenizer(model.context), own, GenerationConfig(max_tokens=size.tokens))
-        shard(policy, init_device_mesh("cpu", (shards,)), mixed_precision)
+        shard(policy, worker_mesh("cpu", 1, *together), mixed_precision)
+        sequences = _packed(policy, size, together[0]) if together[0] > 1 else None
         with FakeTensorMode(allow_non_fake_inputs=True):
             _fill(policy)
-            return _step(policy, size, optimizer)
+            return _step(policy, size, optimizer, sequences)
     finally:
         dist.destroy_process_group()
 
@@ -106,7 +110,15 @@ def _fill(policy: TokenPolicy) -> None:
             setattr(module, name, torch.empty_like(buffer))
 
 
-def _step(policy: TokenPolicy, size: DryPass, steps: bool) -> DryPeak:
+def _packed(policy: TokenPolicy, size: DryPass, parts: int) -> Packed:
+    """Sequences of a pass, packed: what several workers can share a part each of."""
+    prompts = torch.zeros(size.rows, max(1, policy.config.context - size.tokens), dtype=torch.int64)
+    prompts[:, 0] = torch.arange(size.rows)  # none is shared
+    responses = torch.zeros(size.rows, size.tokens, dtype=torch.int64)
+    return pack(prompts, responses, torch.ones_like(responses, dtype=torch.bool), parts)[0]
+
+
+def _step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | None) -> DryPeak:
     length = policy.config.context
     trained = policy.actor_parameters()
     optimizer = torch.optim.AdamW(trained, 1e-5, fused=True)
@@ -114,11 +126,12 @@ def _step(policy: TokenPolicy, size: DryPass, steps: bool) -> DryPeak:
         parameter.grad = torch.zeros_like(parameter)
     if steps:
         optimizer.step()  # makes Adam's moments
-    ids = torch.zeros(size.rows, length, dtype=torch.int64)
-    places = torch.arange(size.rows * length).view(size.rows, length)[:, -size.tokens - 1 : -1].flatten()
-    targets = torch.zeros_like(places)
+    ids: Any = torch.zeros(size.rows, length, dtype=torch.int64) if sequences is None else sequences
+    scorers = 1 if policy.joint is None else policy.joint.count
+    # Which places they are does not matter to memory.
+    targets = places = torch.zeros(-(-size.rows * size.tokens // scorers), dtype=torch.int64)
     tracker: Any = FSDPMemTracker(policy, optimizer)
-    tracker.track_inputs((ids, places, targets))
+    tracker.track_inputs((ids, places))
     with tracker, warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Accessing the data pointer of FakeTensor", UserWarning

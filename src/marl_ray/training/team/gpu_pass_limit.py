@@ -4,12 +4,16 @@ A worker that runs out of memory cannot try a smaller pass: the other workers wo
 the pass that it left.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from marl_ray.errors import one_line
 from marl_ray.training.collectives import gather
+from marl_ray.training.errors import OutOfMemory
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
@@ -20,7 +24,8 @@ USABLE_MEMORY_SHARE = 0.85
 def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     """Measure how many sequences fit into a pass of each learner on a GPU: the same number on every worker, at least 1.
 
-    Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context.
+    Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context; the second
+    only if it is sure to fit on every worker. Raises OutOfMemory where the first does not fit.
     """
     together = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
     # Adam makes its two moments in the first step.
@@ -34,11 +39,33 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     for name, learner in together.items():
         policy = learner.policy
         learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
-        peaks = [_peak(policy, rows, learn_entropy) for rows in (1, 2)]
-        free, _ = torch.cuda.mem_get_info(policy.device)
-        free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
-        limits[name] = min(gather(rows_that_fit(peaks[0], peaks[1], USABLE_MEMORY_SHARE * free - coming)))
+        with naming_the_pass(f"policy {name!r}, before the first step", 1):
+            one_row = _peak(policy, 1, learn_entropy)
+            two_fit = all(gather(2 * one_row <= USABLE_MEMORY_SHARE * _free(policy)))
+            two_rows = _peak(policy, 2, learn_entropy) if two_fit else math.inf
+            limits[name] = min(gather(rows_that_fit(one_row, two_rows, USABLE_MEMORY_SHARE * _free(policy) - coming)))
     return limits
+
+
+@contextmanager
+def naming_the_pass(where: str, rows: int | None) -> Iterator[None]:
+    """Within the block, raise OutOfMemory naming `where` and a pass of `rows` sequences (None: all) in the place of torch's
+    error. The other workers wait for this one in the pass, so its process must end, and with it theirs."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        sequences = "all sequences" if rows is None else f"{rows} sequence{'s' * (rows > 1)}"
+        smaller = "" if rows == 1 else "a smaller train.micro_batch, "
+        raise OutOfMemory(
+            f"{where}: out of memory in a pass of {sequences}; expected {smaller}a smaller model.context, "
+            f"model.activation_checkpointing, model.cpu_offload or more workers ({one_line(error)})"
+        ) from error
+
+
+def _free(policy: TrainedPolicy) -> int:
+    """Bytes of a GPU that nothing holds."""
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    return free + torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
 
 
 def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:

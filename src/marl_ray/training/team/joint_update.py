@@ -9,6 +9,7 @@ from marl_ray.config import RunConfig
 from marl_ray.rollout.rng import team_order
 from marl_ray.training.costs import CostStats
 from marl_ray.training.team.assembly import Team
+from marl_ray.training.team.gpu_pass_limit import naming_the_pass
 from marl_ray.trajectories import Trajectories
 
 
@@ -24,7 +25,7 @@ def update_team(
 
     `costs` are by policy; the run had played `steps` before this iteration. For a sequential algorithm, policies are
     updated one after another in an order drawn from the seed: each gets the compound factor of the policies before it,
-    and the costs after their updates. Raises Diverged naming the policy.
+    and the costs after their updates. Raises Diverged and OutOfMemory, which name the policy.
     """
     metrics: dict[str, float] = {}
     names = list(team.learners)
@@ -39,7 +40,8 @@ def update_team(
         own = factor if config.spec_of(name).order == "sequential" else None
         where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
         stats = replace(costs[name], means=means)
-        losses = learner.update(batch, config.seed, iteration, stats, own, where)
+        with naming_the_pass(where, learner.policy.settings.micro_batch):
+            losses = learner.update(batch, config.seed, iteration, stats, own, where)
         prefix = "" if len(team.learners) == 1 else f"{name}/"
         metrics |= {prefix + key: value for key, value in losses.items()}
         if sequential:

@@ -63,7 +63,13 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
         if policy.frozen:
             continue
         compared = (config.hyper_of(name).kl_coef > 0 or config.spec_of(name).pairs) and policy.model.lora is None
-        peak = dry_step(shape, policy.model, shards, pass_of(config, name), mixed, not policy.model.cpu_offload)
+        together = (config.resources.context, config.resources.tensor)
+        try:
+            peak = dry_step(
+                shape, policy.model, shards, pass_of(config, name), mixed, not policy.model.cpu_offload, together
+            )
+        except MarlRayError as error:
+            raise MarlRayError(f"team.{name}.model: {error}") from error
         kept = math.ceil(numbers / shards) * frozen_bytes if compared else 0
         if policy.model.cpu_offload:  # gradients and moments are of the weights that have gradients
             offloaded += peak.weights + 3 * peak.gradients + kept
@@ -89,13 +95,18 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
 
 
 def shards_of(config: RunConfig, gpus: int) -> int:
-    """GPUs that share one set of weights: `resources.parallel.shard`, or, where it is not given, as many as make up
-    `replicate` groups. Raises MarlRayError if there are no whole groups."""
+    """GPUs that share one set of weights: `shard` x `context` x `tensor` of `resources.parallel`, or, where `shard` is not
+    given, as many as make up `replicate` groups. Raises MarlRayError if there are no whole groups."""
     parallel = config.resources.parallel
     for key, number in parallel.items():
         if gpus % number:
             raise MarlRayError(f"resources.parallel.{key}={number}: expected a divisor of the {gpus} GPUs")
-    return parallel.get("shard", gpus // parallel.get("replicate", 1))
+    together = config.resources.context * config.resources.tensor
+    shards = parallel["shard"] * together if "shard" in parallel else gpus // parallel.get("replicate", 1)
+    if gpus % shards or shards % together:
+        mesh = " x ".join(f"{key}={number}" for key, number in parallel.items())
+        raise MarlRayError(f"resources.parallel: {mesh}, expected their product to be a divisor of the {gpus} GPUs")
+    return shards
 
 
 def pass_of(config: RunConfig, name: str) -> DryPass:

@@ -1,5 +1,6 @@
 """The files of a trial: its state and rows, written by the one process that works on it; and the leg that it is to run."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from marl_ray.tuning.folder import ROWS, Folder, read_rows
 STATE = "trial.json"
 TAKEOVER = "exploit-"
 """Beginning of the name of a checkpoint that was taken over from another trial."""
+ATTEMPT, CHECKPOINT = "attempt-", "checkpoint-"
+"""Beginnings of the names of a process's folder, and of the checkpoints in it."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,9 @@ class TrialWriter:
         self.state = read_state(folder)
         self.state.attempts += 1
         write_state(folder, self.state)
-        self.place = f"attempt-{self.state.attempts}"
+        self.place = f"{ATTEMPT}{self.state.attempts}"
         """Folder that this process alone writes to: a predecessor may still be writing to its own."""
+        self._remove_unnamed()
         self.rows = read_rows(folder)
         self.file, self.written = folder.appended(ROWS), len(self.rows)
         self.played_before: int | None = None
@@ -126,6 +130,14 @@ class TrialWriter:
         self.before, self.since = self.state.seconds, time.monotonic()
         self.notes: list[str] = []
         """Lines for the user about damaged checkpoints."""
+
+    def _remove_unnamed(self) -> None:
+        """Remove the checkpoints that earlier processes were writing or removing when they died."""
+        for place in [name for name in self.folder.folders() if name.startswith(ATTEMPT)]:
+            for name in self.folder.folders(place):
+                if name.startswith(CHECKPOINT) and f"{place}/{name}" not in self.state.checkpoints:
+                    with contextlib.suppress(OSError):  # a predecessor still writes it; or the next process removes it
+                        self.folder.remove(f"{place}/{name}")
 
     @property
     def starts(self) -> list[str]:

@@ -22,7 +22,7 @@ from marl_ray.errors import MarlRayError, named
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.running.seeds_as_one import load_seeds, never_reported, run_leg
-from marl_ray.tuning.running.trial_files import Leg, TrialWriter, is_takeover, read_state
+from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is_takeover, read_state
 from marl_ray.tuning.running.worker_group import in_workers
 
 REPORT_S = 0.5
@@ -75,7 +75,7 @@ def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict
     from marl_ray.training.single_process import process_group
 
     def keep(local: Path) -> None:
-        name = f"{writer.place}/checkpoint-{seeds.iteration:06d}"
+        name = f"{writer.place}/{CHECKPOINT}{seeds.iteration:06d}"
         writer.folder.upload(local, name)
         writer.kept(name, seeds.steps, seeds.played)
 

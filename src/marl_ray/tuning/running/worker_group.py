@@ -24,7 +24,7 @@ from marl_ray.training.machines.worker_watch import exchange_s
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.running.seeds_as_one import load_seeds, run_leg
-from marl_ray.tuning.running.trial_files import Leg, TrialWriter, is_takeover
+from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is_takeover
 
 GROUP_START_S = 300
 """Seconds that a worker group may take to start."""
@@ -136,7 +136,7 @@ def worker(payload: dict[Any, Any]) -> Any:
             messages.append([json.dumps(message)], durable)
 
     def keep(local: Path) -> None:
-        name = from_first(lambda: f"{place}/checkpoint-{seeds.iteration:06d}-{time.time_ns()}")
+        name = from_first(lambda: f"{place}/{CHECKPOINT}{seeds.iteration:06d}-{time.time_ns()}")
         folder.upload(local, name)
         gather(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)

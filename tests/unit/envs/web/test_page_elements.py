@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.envs.web.browser.accessibility import PageView, ShownElement
-from marl_ray.envs.web.browser.actions import parse_web_action
+from marl_ray.envs.web.browser.action_text import parse_web_action
 from marl_ray.envs.web.elements import NOTHING, PHRASES, action_count, page_row, row_size
 
 SLOTS = 4

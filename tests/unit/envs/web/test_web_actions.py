@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.envs.web.browser.accessibility import page_view, snapshot_bounds
-from marl_ray.envs.web.browser.actions import FORMS, WebAction, parse_web_action, playwright_keys
+from marl_ray.envs.web.browser.action_text import FORMS, WebAction, parse_web_action, playwright_keys
 from marl_ray.envs.web.browser.errors import ActionFault
 from marl_ray.envs.web.browser.prompts import head, past_answer
 from marl_ray.envs.web.browser.session import hosts_of
-from marl_ray.envs.web.environment import _base, _with_bases
+from marl_ray.envs.web.environment import base_pattern, with_bases
 
 ACTIONS = [
     ("click [12]", WebAction("click", 12)),
@@ -162,12 +162,12 @@ def test_bounds_are_those_in_the_viewport():
 
 
 def test_a_base_url_is_replaced_where_it_stands_for_itself():
-    bases = [(_base("http://127.0.0.1:80"), "http://shop.test")]
+    bases = [(base_pattern("http://127.0.0.1:80"), "http://shop.test")]
     text = "http://127.0.0.1:80 http://127.0.0.1:80/a?b. http://127.0.0.1:8080/ http://127.0.0.1:80.evil/ (http://127.0.0.1:80)"
     replaced = (
         "http://shop.test http://shop.test/a?b. http://127.0.0.1:8080/ http://127.0.0.1:80.evil/ (http://shop.test)"
     )
-    assert _with_bases(text, bases) == replaced
+    assert with_bases(text, bases) == replaced
 
 
 def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action() -> None:

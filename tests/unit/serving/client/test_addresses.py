@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from marl_ray.cli.serving.local_gateway import _lines, serve_locally
+from marl_ray.cli.serving.local_gateway import address_lines, serve_locally
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.admin import ask
 
 
 def test_what_a_second_terminal_needs_is_printed_for_pasting() -> None:
-    lines = _lines({"one": "http://127.0.0.1:8017", "two": "http://127.0.0.1:8017/two"}, "secret")
+    lines = address_lines({"one": "http://127.0.0.1:8017", "two": "http://127.0.0.1:8017/two"}, "secret")
     assert lines[1:] == [
         "two runs at http://127.0.0.1:8017/two, its page at http://127.0.0.1:8017/two/ui",
         "export MARL_RAY_API_KEY=secret",
         "export MARL_RAY_GATEWAY=http://127.0.0.1:8017",
         "serving until Ctrl-C",
     ]
-    assert not any("KEY" in line for line in _lines({"one": "http://127.0.0.1:8000"}, None))
+    assert not any("KEY" in line for line in address_lines({"one": "http://127.0.0.1:8000"}, None))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 import io
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from processes.http_server import serving_http
 from stores.migrated import migrated
 from stores.single_reports import record_metrics, record_outcome
 
@@ -276,11 +276,8 @@ def bucket(monkeypatch) -> Iterator[tuple[str, dict[str, bytes]]]:
     ):
         monkeypatch.setenv(name, value)
     handler = type("Handler", (Bucket,), {"objects": {}, "parts": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{server.server_port}", handler.objects
-    server.shutdown()
-    server.server_close()
+    with serving_http(handler) as url:
+        yield f"?scheme=http&region=us-east-1&endpoint_override={url.removeprefix('http://')}", handler.objects
 
 
 def test_log_and_out_may_be_buckets(store, tmp_path, bucket, monkeypatch):

@@ -57,7 +57,7 @@ def _refused_cluster(view: View) -> tuple[str, str] | None:
     new = {
         ("RayCluster", own["metadata"]["name"]) for own in view.clusters if not (own.get("status") or {}).get("state")
     }
-    warnings = (one for one in reversed(view.warnings) if one.get("reason") in REFUSED and subject(one) in new)
+    warnings = (event for event in reversed(view.warnings) if event.get("reason") in REFUSED and subject(event) in new)
     last = next(warnings, None)
     return None if last is None else (str(last["reason"]), event_text(last))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from marl_ray.envs.web.browser.actions import FORMS, quoted_action
+from marl_ray.envs.web.browser.action_text import FORMS, quoted_action
 
 _ACT = "Answer with one action, in one line:"
 _THINK = (

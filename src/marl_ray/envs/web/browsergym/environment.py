@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from marl_ray.envs.text.base import TextEnv
-from marl_ray.envs.web.browser.actions import quoted_action
+from marl_ray.envs.web.browser.action_text import quoted_action
 from marl_ray.envs.web.browser.errors import BrowserFault
 from marl_ray.envs.web.browser.prompts import past_answers, shown
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess

@@ -1,4 +1,4 @@
-"""The language models that the engines sample from. tests/integration/test_architectures.py checks every entry.
+"""The language models that the engines sample from. tests/integration/language/test_architectures.py checks every entry.
 
 An engine may sample from an architecture if decoding token by token gives the log-probabilities of a full forward pass,
 and `TokenPolicy.evaluate` gives the same. Other architectures give wrong log-probabilities without an error: encoders

@@ -172,7 +172,8 @@ def most_likely(places: Mapping[int, Any], count: int) -> tuple[tuple[int, float
 
 
 def main() -> None:
-    """Answer the calls of the parent process, one after another, until it closes the connection (descriptor `sys.argv[1]`)."""
+    """Answer the calls of the parent process, one after another, until it closes the connection (descriptor
+    `sys.argv[1]`)."""
     connection = Connection(int(sys.argv[1]))
     server = Server()
     while True:

@@ -38,9 +38,9 @@ def own_part(tensor: DTensor) -> tuple[slice, ...]:
     """The indices of the part that this worker holds, in each dimension of the tensor."""
     mesh, part = tensor.device_mesh, [slice(0, length) for length in tensor.shape]
     for over, dimension in filter(None, (_division(tensor), _split(tensor))):
-        whole, workers, rank = part[dimension], mesh.size(over), mesh.get_local_rank(over)
-        step = math.ceil((whole.stop - whole.start) / workers)  # that of torch.chunk
-        part[dimension] = slice(*(min(whole.start + number * step, whole.stop) for number in (rank, rank + 1)))
+        held, workers, rank = part[dimension], mesh.size(over), mesh.get_local_rank(over)
+        step = math.ceil((held.stop - held.start) / workers)  # that of torch.chunk
+        part[dimension] = slice(*(min(held.start + number * step, held.stop) for number in (rank, rank + 1)))
     return tuple(part)
 
 

@@ -1,0 +1,95 @@
+"""Actions done in the browser with real mouse and keyboard events."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from marl_ray.envs.web.browser.accessibility import ShownElement
+from marl_ray.envs.web.browser.action_text import WebAction, playwright_keys
+from marl_ray.envs.web.browser.errors import ActionFault
+from marl_ray.envs.web.browser.session import BrowserSession
+
+_SELECT = """function() {
+    const list = this.closest("select");
+    if (list.multiple) this.selected = !this.selected; else list.value = this.value, this.selected = true;
+    list.dispatchEvent(new Event("input", {bubbles: true}));
+    list.dispatchEvent(new Event("change", {bubbles: true}));
+}"""
+_SCROLL = "(s) => { const e = document.scrollingElement || document.body; e.scrollTop += s * window.innerHeight; }"
+
+
+async def perform(session: BrowserSession, action: WebAction, elements: Mapping[int, ShownElement]) -> None:
+    """Do an action other than `stop`, and wait for what it starts.
+
+    elements: those that the agent was shown, with their roles.
+    Raises ActionFault if it cannot be done, with nothing changed; PageFault if the page can be used no more.
+    """
+    page = session.page
+    match action.kind:
+        case "click" | "hover" | "type":
+            if action.element not in elements:
+                raise ActionFault(f"there is no element [{action.element}] in the observation")
+            element = elements[action.element]
+            if action.kind == "click" and element.role == "option":
+                await _select(session, action.element, element.node)
+                return await session.settle()
+            x, y = await _centre(session, action.element, element.node)
+            await page.mouse.move(x, y)
+            if action.kind != "hover":
+                await page.mouse.click(x, y)
+            if action.kind == "type":
+                await page.keyboard.type(action.text)
+        case "press":
+            await session.moved(page.keyboard.press(playwright_keys(action.text)), f"pressing {action.text[:40]!r}")
+        case "scroll":
+            await page.evaluate(_SCROLL, -1 if action.text == "up" else 1)
+        case "goto":
+            await session.open(action.text)
+        case "go_back":
+            await session.moved(page.go_back(), "going back")
+        case "go_forward":
+            await session.moved(page.go_forward(), "going forward")
+        case "new_tab":
+            await session.new_tab()
+        case "tab_focus":
+            if action.tab >= session.tabs:
+                raise ActionFault(f"there is no tab {action.tab}; expected 0 to {session.tabs - 1}")
+            session.tab = action.tab
+            await session.page.bring_to_front()
+        case "close_tab":
+            await page.close()
+            if session.tabs == 0:
+                await session.new_tab()
+            session.tab = session.tabs - 1
+    await session.settle()
+
+
+async def _centre(session: BrowserSession, element: int, node: int) -> tuple[float, float]:
+    """The middle of an element in the viewport, into which it is scrolled. Raises ActionFault if it is gone."""
+    devtools, place = await session.devtools(), {"backendNodeId": node}
+    # An element without a box cannot be scrolled to, and the page may have replaced it since it was shown.
+    await _while_there(devtools.send("DOM.scrollIntoViewIfNeeded", place), element)
+    quads = (await _while_there(devtools.send("DOM.getContentQuads", place), element))["quads"]
+    if not quads:
+        raise ActionFault(f"element [{element}] is not visible")
+    corners = quads[0]
+    return sum(corners[0::2]) / 4, sum(corners[1::2]) / 4
+
+
+async def _select(session: BrowserSession, element: int, node: int) -> None:
+    """Choose an option: lists open outside of the page, where no mouse of the page's reaches."""
+    devtools = await session.devtools()
+    remote = await _while_there(devtools.send("DOM.resolveNode", {"backendNodeId": node}), element)
+    call = {"objectId": remote["object"]["objectId"], "functionDeclaration": _SELECT}
+    result = await _while_there(devtools.send("Runtime.callFunctionOn", call), element)
+    if "exceptionDetails" in result:
+        raise ActionFault(f"option [{element}] cannot be chosen")
+
+
+async def _while_there(work: Any, element: int) -> Any:
+    try:
+        return await work
+    except Exception as error:
+        # Chromium's answer for a node that it does not know any more, or that has no box.
+        if type(error).__module__.startswith("playwright") and "Protocol error" in str(error):
+            raise ActionFault(f"element [{element}] is gone or not visible") from error
+        raise

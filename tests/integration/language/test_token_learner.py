@@ -1,0 +1,89 @@
+"""Language models learn the same however a batch is cut up, and go on bit for bit. No Ray."""
+
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+from toys.runs import PLAYING, batch_of, team_of, timeless
+from toys.texts import config
+
+from marl_ray.config import SPECS, GenerationConfig, ModelConfig
+from marl_ray.policies.language.token_policy import build_token_policy
+from marl_ray.training.costs import CostStats
+from marl_ray.training.learner.minibatches import Shape, minibatches
+from marl_ray.training.learner.pass_loss import EvaluatedPass
+from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.team.gpu_pass_limit import rehearse, rows_that_fit
+
+LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def needed(algorithm: str) -> list[str]:
+    costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
+    return [f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else [])]
+
+
+@pytest.mark.parametrize("algorithm", LANGUAGE)
+def test_micro_batches_change_nothing(algorithm):
+    brief = [*needed(algorithm), "train.total_steps=16", "hyper.kl_coef=0.1", "hyper.minibatches=2"]
+    whole = train_alone(config(*brief))
+    parts = train_alone(config(*brief, "train.micro_batch=1"))
+    assert whole[-1]["grad_norm"] > 0
+    for a, b in zip(timeless(whole), timeless(parts), strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "pid_lagrangian"])
+def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
+    more = [*needed(algorithm), "train.curriculum=easiest_first", "hyper.kl_coef=0.1", "hyper.kl_target=0.01"]
+    whole = train_alone(config(*more), tmp_path / "whole")
+    resumed = train_alone(config(*more), tmp_path / "again", tmp_path / "whole" / "1")
+    assert timeless(whole)[1:] == timeless(resumed)
+    states = [json.loads((tmp_path / name / "3" / "state.json").read_text()) for name in ("whole", "again")]
+    for state in states:
+        state["metrics"] = timeless([state["metrics"]])
+        assert state.pop("seconds") > 0
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "free", "rows"),
+    [
+        (3, 5, 11, 5),
+        (3, 5, 12.9, 5),
+        (3, 5, 3, 1),
+        (9, 12, 5, 1),
+        (4, 4, 7, 4),
+        (4, math.inf, 9, 1),
+        (4, math.inf, 3, 1),
+    ],
+)
+def test_passes_take_as_many_rows_as_fit(one, two, free, rows):
+    assert rows_that_fit(one, two, free) == rows
+
+
+def test_a_rehearsed_pass_leaves_nothing_behind():
+    policy = build_token_policy(ModelConfig(preset="tiny-0.2m", context=16), GenerationConfig(max_tokens=4), 0, True, 1)
+    rehearse(policy, 2, learn_entropy=True)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_the_entropy_has_gradients_only_where_it_counts(coefficient):
+    run = config(f"hyper.entropy_coef={coefficient}")
+    team = team_of(run)
+    learner, rows = team.learners["speaker"], batch_of(run, team).trajectories["speaker"]
+    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.bounds(rows, 1))
+    plan = [minibatches(0, 0, 0, 1, shape, True)]
+    ready, state, _ = prepare(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
+    entropy = EvaluatedPass(policy, state, ready, plan[0][0], True).entropy
+    assert entropy.requires_grad == bool(coefficient)
+    assert entropy.any()

@@ -1,0 +1,101 @@
+"""The gateway under a load that grows and ends: Serve adds a replica, takes it away, and no request fails meanwhile."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray import serve
+from toy_serving.gateways import SEES, make_bundle
+from toy_serving.undeploying import undeploy
+
+from marl_ray.cluster.local_ray import LocalRay
+from marl_ray.serving.client.deploy import deploy
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
+]
+LOAD_S = 40
+LULL_S = 30.0
+"""Seconds for which a replica must be too many: more than Ray's metrics take to arrive."""
+SCRIPT = """
+local thread, number = 0, 0
+function setup(t) t:set("id", thread) thread = thread + 1 end
+request = function()
+  number = number + 1
+  local body = string.format('{"session_id": "%d-%d", "observations": OBSERVATIONS}', id, number)
+  return wrk.format("POST", nil, {["content-type"] = "application/json"}, body)
+end
+"""
+
+
+def eventually(found: Callable[[], Any], wanted: Callable[[Any], bool], deadline_s: float) -> Any:
+    end = time.monotonic() + deadline_s
+    while not wanted(last := found()):
+        assert time.monotonic() < end, last
+        time.sleep(0.5)
+    return last
+
+
+def running() -> int:
+    """Replicas of the gateway that take requests."""
+    return serve.status().applications["scaled"].deployments["Gateway"].replica_states.get("RUNNING", 0)
+
+
+def counted() -> dict[str, float]:
+    """Replica -> acts that it answered with 200, as Prometheus scrapes them from the machine's metrics agent."""
+    (node,) = [node for node in ray.nodes() if node["Alive"]]
+    text = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30).text
+    found: dict[str, float] = {}
+    for labels, value in re.findall(r"^ray_marl_ray_gateway_requests_total\{(.*)\} (\S+)$", text, re.MULTILINE):
+        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if (named["endpoint"], named["status"], named["application"]) == ("/v1/act", "200", "scaled"):
+            found[named["replica"]] = found.get(named["replica"], 0.0) + float(value)
+    return found
+
+
+def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(
+    ray_cluster: LocalRay, tmp_path: Path
+) -> None:
+    arms = {name: {"bundle": make_bundle(tmp_path, number)} for number, name in enumerate(("zero", "one"))}
+    args = {
+        "experiments": [{"name": "exp", "arms": arms}],
+        "database": f"sqlite:///{tmp_path}/x.db",
+        "spool": str(tmp_path / "spool"),
+        "replicas": [1, 2],
+        "cpus_per_replica": 0.1,
+    }
+    quick = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 8}
+    quick |= {"upscale_delay_s": 1, "downscale_delay_s": LULL_S, "metrics_interval_s": 1, "look_back_period_s": 3}
+    application = {"name": "scaled", "route_prefix": "/", "import_path": "marl_ray.serving.app:build", "args": args}
+    application["deployments"] = [{"name": "Gateway", "autoscaling_config": quick}]
+    with httpx.Client() as client:
+        config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": 8917}}
+        url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url, timeout_s=180).urls["scaled"]
+        try:
+            told = client.get(f"{url}/ready", timeout=30).json()
+            assert told["ready"] and told["arms"] == {"exp": {"zero": "loaded", "one": "loaded"}}
+            assert running() == 1
+            script = tmp_path / "act.lua"
+            script.write_text(SCRIPT.replace("OBSERVATIONS", json.dumps(SEES)))
+            command = ["wrk", "-t1", "-c32", f"-d{LOAD_S}", "--timeout", "10", "-s", str(script), f"{url}/v1/act"]
+            load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            eventually(running, lambda found: found == 2, LOAD_S)
+            out = load.communicate(timeout=LOAD_S + 30)[0]
+            assert "Non-2xx" not in out and "Socket errors" not in out, out
+            sent = int(re.search(r"(\d+) requests in", out)[1])
+            # Both replicas answered, and each one's own count is scraped, all the time: what wrk has sent is their sum.
+            acts = eventually(counted, lambda found: len(found) == 2 and sum(found.values()) >= sent, 60)
+            assert min(acts.values()) > 0 and sum(acts.values()) <= sent + 32  # those under way at the end
+            eventually(running, lambda found: found == 1, LULL_S + 60)
+            assert client.get(f"{url}/ready", timeout=30).status_code == 200
+        finally:
+            undeploy(ray_cluster.dashboard_url)

@@ -1,0 +1,43 @@
+"""A worker of several whose device has no room for a pass; a module of its own so that other processes can import it."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from marl_ray.envs.registry import make_env
+from marl_ray.training.collectives import worker_mesh
+from marl_ray.training.costs import CostStats
+from marl_ray.training.errors import OutOfMemory
+from marl_ray.training.loop.collection import build_collector
+from marl_ray.training.team.assembly import build_team
+from marl_ray.training.team.joint_update import update_team
+from toys.texts import config
+
+
+def updated(passes: int, short: int) -> str:
+    """Update a team in passes of two sequences; the error's text. Worker `short` has memory for so many passes. Its process
+    ends with the error, as one of a run does."""
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    run = config(f"resources.workers={workers}", "train.group_size=2", "train.micro_batch=2")
+    env = make_env(run.env, run.constraints)
+    team = build_team(run, env, worker_mesh("cpu"), False)
+    batch = build_collector(run, env, team.agents, rank, workers).collect(team.players(), 0)
+    left = [passes]
+
+    def take(*_: Any) -> None:
+        left[0] -= 1
+        if rank == short and left[0] < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    team.learners["speaker"].policy.model.lm.get_decoder().register_forward_pre_hook(take)
+    try:
+        update_team(run, team, batch.trajectories, 0, 0, {"speaker": CostStats(None, 0)})
+    except OutOfMemory as error:
+        if workers > 1:
+            os._exit(0)
+        return str(error)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")

@@ -1,0 +1,271 @@
+"""A run's folder before anything starts and afterwards, and the exit of a process that is interrupted."""
+
+import json
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyarrow.fs import LocalFileSystem
+from toys.runs import config, mark_delivered
+
+from marl_ray.cli import main
+from marl_ray.config import RunConfig
+from marl_ray.config.tracking import TRACKING_URI
+from marl_ray.errors import MarlRayError
+from marl_ray.training.checkpoints.index import checkpoint_name, resume_line
+from marl_ray.training.checkpoints.loading import Unreadable
+from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
+from marl_ray.training.checkpoints.storage import Unwritable, folder_here
+from marl_ray.training.driver import train
+from marl_ray.training.loop.start import RunStart
+from marl_ray.training.machines.interruption import answering, run_within
+from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_folder.record import (
+    RESULT,
+    filesystem_of,
+    identity_hash,
+    record_of,
+    traceback_of,
+    write_json,
+    write_record,
+    write_traceback,
+)
+from marl_ray.training.run_result import RunResult, read_finished_result
+from marl_ray.training.single_process import process_group
+from marl_ray.training.worker import REFUSED, worker
+
+STORED = {
+    "name": "toy",
+    "model": "models:/toy/1",
+    "bundle": "/there/bundle",
+    "curve": "/there/return.png",
+    "tracking_uri": "sqlite:///there/mlflow.db",
+    "run_id": "0123",
+    "best_return": 4.5,
+    "metrics": {"return": 4.25},
+    "summary": ["best    return 4.500 at step 160", "last    return 4.250 at step 192"],
+}
+
+
+def ended(whole: RunConfig) -> None:
+    """The folder of a run that has played all its steps has its result."""
+    done = {"total_steps": whole.train.total_steps, RESULT: STORED}
+    write_record(whole, record_of(whole) | {"mlflow_run_id": "0123", "finished": done})
+    mark_delivered(whole, 0)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: Path, scheme: str):
+    keys = (f"storage={scheme}{tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
+    whole = config(*keys)
+    assert read_finished_result(whole) is None
+    ended(whole)
+    told = read_finished_result(whole)
+    assert told == RunResult(**STORED | {"curve": Path("/there/return.png")}, trained=False)
+    assert read_finished_result(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
+    assert train(whole) == told  # though there is no Ray here
+    assert read_finished_result(config(*keys, "train.total_steps=256")) is None
+    for look in (read_finished_result, check_run):
+        with pytest.raises(MarlRayError, match=r"^name: run 'toy' exists under .* with another team.shared.hyper.lr; "):
+            look(config(*keys, "hyper.lr=0.5"))
+
+
+def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = config(f"storage={tmp_path}")
+    (tmp_path / "run.yaml").write_text(json.dumps(whole.given()))
+    ended(whole)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml")])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("toy: is finished, and nothing was trained; raise train.total_steps")
+    assert lines[1:3] == ["toy: best return 4.500, models:/toy/1", "  best    return 4.500 at step 160"]
+    assert lines[4] == "  bundle  /there/bundle"
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml"), "hyper.lr=0.5"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("marl-ray: name: run 'toy' exists under ")
+
+
+def test_a_record_that_is_none_is_one_line(tmp_path: Path):
+    for content in ("{", "[]", "{}"):
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        (tmp_path / "toy" / "run.json").write_text(content)
+        with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: .*; without"):
+            check_run(config(f"storage={tmp_path}"))
+
+
+def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path):
+    """Nor does a process that is killed while it writes: a run whose record is cut would be refused for ever."""
+    path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_json(LocalFileSystem(), str(path), {"first": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_json(LocalFileSystem(), str(path), {"second": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == ["run.json"] and json.loads(path.read_text()) == {"first": 1}
+
+
+def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
+    whole = config(f"storage={tmp_path}")
+    assert resume_line(whole) == "no checkpoint had been written, so the same command begins anew"
+    for number, content in enumerate(("", "{", "[]", "{}")):
+        folder = tmp_path / "toy" / f"checkpoint_{number + 20}"
+        folder.mkdir(parents=True)
+        if content:
+            (folder / "manifest.json").write_text(content)
+        assert resume_line(whole).startswith("no checkpoint")
+    for number, steps in ((6, 1728), (12, 3456)):
+        (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
+        publish(
+            folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"),
+            CheckpointManifest(FORMAT, "toy", "1", number, steps, 1, 0.0, {}, {}),
+        )
+    where = f"{tmp_path}/toy/checkpoint_12"
+    assert resume_line(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
+
+
+def test_tracebacks_lie_by_rank(tmp_path: Path):
+    whole = config(f"storage={tmp_path}")
+    assert traceback_of(whole, [0, 1]) == ""
+    write_traceback(whole, "worker-3", "Traceback three")
+    write_traceback(whole, "worker-1", "Traceback one")
+    assert traceback_of(whole, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
+    assert Path(traceback_of(whole, [3])).read_text() == "Traceback three"
+    assert not write_traceback(config("storage=/proc"), "worker-0", "a disk that cannot be written hides no error")
+
+
+def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hasty.py").write_text("def make():\n    raise RuntimeError('no licence\\nask for one')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    where = f"{tmp_path}/runs/toy/errors/driver.txt"
+    whole = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
+    with pytest.raises(MarlRayError) as caught:
+        check_run(whole)
+    assert (
+        str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
+    )
+    told = Path(where).read_text()
+    assert "hasty.py" in told and "ask for one" in told
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["ctrl-c", "term"]
+)
+def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number: int, raised: type[BaseException]):
+    before, said = signal.getsignal(number), list[str]()
+    with pytest.raises(raised), answering(lambda: said.append("kept")):
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        finally:
+            os.kill(os.getpid(), number)  # while it cleans up
+            said.append("cleaned up")
+    assert said == ["kept", "cleaned up"]
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("moment", ["checks", "ray"])
+def test_the_command_answers_before_ray_has_started_too(
+    moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def slow(*_: object) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        finally:  # the clean-up of a Ray that is half started takes many seconds
+            said.append(capsys.readouterr().err)
+
+    said = list[str]()
+    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}", "tracking.progress=false").given()))
+    at = "training.run_checks.check_run" if moment == "checks" else "api.training.ray_of_call"
+    monkeypatch.setattr(f"marl_ray.{at}", slow)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "run.yaml")])
+    assert caught.value.code == 130
+    assert said == ["toy: interrupted; no checkpoint had been written, so the same command begins anew\n"]
+
+
+def test_a_server_that_does_not_answer_holds_nobody_up():
+    assert run_within(5.0, lambda: None)
+    assert not run_within(0.05, threading.Event().wait)
+    assert not run_within(0.05, lambda: 1 / 0)
+
+
+def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]) -> Any:
+    """The answer of a worker on Ray Train, but without Ray, whose run does no more than `body`."""
+    import ray.train
+    import ray.train.torch
+
+    monkeypatch.setenv(TRACKING_URI, "")
+    monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
+    monkeypatch.setattr("marl_ray.training.loop.worker_loop.run_worker", body)
+    payload = {
+        "config": config().given(),
+        "run_id": "0",
+        "tracking_uri": "",
+        "folder": str(folder),
+        "origin": None,
+        "lease": 1,
+    }
+    with process_group():
+        return worker(payload)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
+    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
+    for folder in (theirs, rays):
+        folder.mkdir()
+    monkeypatch.chdir(rays)
+    answer = work(monkeypatch, theirs if known else tmp_path / "elsewhere", lambda *given, **more: Path.cwd())
+    assert answer == (theirs if known else rays)
+
+
+@pytest.mark.parametrize("kind", [Unwritable, Unreadable])
+def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_to_start_again(
+    tmp_path: Path, monkeypatch, kind: type[MarlRayError]
+):
+    """Ray Train restarts workers that raise, and these would meet the full disk again."""
+
+    def fails(*given: Any, **more: Any) -> None:
+        raise kind("checkpoint_1/state.json cannot be written: No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    answer = work(monkeypatch, tmp_path, fails)
+    assert answer == {REFUSED: "checkpoint_1/state.json cannot be written: No space left on device"}
+
+
+def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path: Path, monkeypatch):
+    """A folder that was copied from a run of the same name has whole checkpoints, of other weights."""
+    monkeypatch.chdir(tmp_path)
+    _, folder = filesystem_of(config())
+
+    def put(iteration: int, identity: str) -> str:
+        place = Path(folder, checkpoint_name(iteration, 1))
+        place.mkdir(parents=True)
+        publish(folder_here(place), CheckpointManifest(FORMAT, "toy", identity, iteration, 32, 1, 0.0, {}, {}))
+        return str(place)
+
+    def places(run: RunConfig, device: Any, start: RunStart, *more: Any) -> list[str]:
+        return [place.path for place in start.checkpoints]
+
+    other = put(20, identity_hash(config("seed=7")))
+    answer = work(monkeypatch, tmp_path, places)
+    assert answer == {
+        REFUSED: f"no checkpoint can be used: {other} is a checkpoint of another run, 'toy' with another config"
+    }
+    own = put(10, identity_hash(config("resources.workers=2", "train.total_steps=64", "checkpoint.every=3")))
+    assert work(monkeypatch, tmp_path, places) == [own]

@@ -1,0 +1,143 @@
+"""A step whose tensors have no numbers takes the memory that a real one of that shape must take."""
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from marl_ray.config import RunConfig, load_config, parse_config
+from marl_ray.config.run.model import LoraConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.language.model_files import empty_lm
+from marl_ray.training.team.dry_step import DryPass, dry_step
+from marl_ray.training.team.memory_plan import memory_plan, shards_of
+from marl_ray.training.team.model_shapes import architecture, qwen
+
+CONFIGS = Path(__file__).parents[4] / "jobs" / "configs"
+GIB = 1 << 30
+LENGTH = 64
+TINY = LlamaConfig(
+    vocab_size=259, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, eos_token_id=257
+)
+TINY_WEIGHTS = 2 * 259 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+
+
+def model(**more):
+    return ModelConfig.model_validate({"preset": "tiny-1m", "context": LENGTH, "activation_checkpointing": True} | more)
+
+
+def numbers(shape):
+    return sum(parameter.numel() for parameter in empty_lm(shape).parameters())
+
+
+def run_of(**model):
+    team = {"speaker": {"model": {"path": "Qwen/Qwen2.5-0.5B-Instruct", **model}, "generation": {"max_tokens": 8}}}
+    data = {"name": "plan", "algorithm": "grpo", "env": {"id": "math"}, "team": team}
+    return parse_config(RunConfig, data | {"train": {"group_size": 4, "env_copies": 8, "horizon": 1}})
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_workers_share_weights_gradients_and_moments(workers):
+    peak = dry_step(TINY, model(), workers, DryPass(2, 8))
+    share = 4 * TINY_WEIGHTS / workers
+    assert peak.weights == pytest.approx(share, rel=0.02) == peak.gradients
+    assert peak.optimizer == pytest.approx(2 * share, rel=0.02)
+    assert peak.total == sum(peak)
+
+
+def test_workers_that_compute_passes_together_hold_less_of_a_pass():
+    four = LlamaConfig(
+        **TINY.to_dict() | {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 1024}
+    )
+    plain, tensor, context = (
+        dry_step(four, model(), 4, DryPass(8, 8), together=together) for together in ((1, 1), (1, 2), (2, 1))
+    )
+    assert tensor.weights == pytest.approx(plain.weights, rel=0.01) and context.weights == plain.weights
+    assert tensor.gathered < 0.6 * plain.gathered  # of a block that is gathered, which is most of it
+    assert context.activations < 0.75 * plain.activations
+
+
+def test_tied_weights_count_once():
+    tied = LlamaConfig(**TINY.to_dict() | {"tie_word_embeddings": True})
+    peak = dry_step(tied, model(), 2, DryPass(2, 8))
+    assert peak.weights == pytest.approx(4 * (TINY_WEIGHTS - 259 * 64) / 2, rel=0.02) == peak.gradients
+
+
+def test_activations_grow_with_the_rows_of_a_pass():
+    peaks = [dry_step(TINY, model(), 4, DryPass(rows, 8)) for rows in (1, 2, 3)]
+    one, two, three = (peak.activations for peak in peaks)
+    assert three - two == pytest.approx(two - one, rel=0.02) and two > 1.5 * one
+
+
+def test_adapters_leave_gradients_and_moments_to_themselves():
+    peak = dry_step(TINY, model(lora=LoraConfig(rank=4)), 2, DryPass(2, 8))
+    adapters = 2 * 4 * 4 * (64 + 64) + 2 * 4 * 3 * (64 + 128)
+    assert peak.gradients == pytest.approx(4 * adapters / 2, rel=0.05)
+    assert peak.weights == pytest.approx((2 * TINY_WEIGHTS + 4 * adapters) / 2, rel=0.05)
+
+
+@pytest.mark.parametrize(("size", "weights"), [("0.5b", 0.494e9), ("3b", 3.086e9), ("7b", 7.616e9), ("72b", 72.7e9)])
+def test_shapes_have_as_many_weights_as_their_pages_say(size, weights):
+    assert numbers(qwen(size)) == pytest.approx(weights, rel=0.002)
+
+
+def test_a_model_is_known_by_its_name_or_its_folder(tmp_path):
+    named = architecture(ModelConfig(path="Qwen/Qwen2.5-Coder-7B-Instruct"))
+    named.save_pretrained(tmp_path)
+    assert architecture(ModelConfig(path=str(tmp_path))).hidden_size == named.hidden_size == 3584
+    with pytest.raises(MarlRayError, match=r"^model.path '.*/none' has no config.json of a language model: .*$"):
+        architecture(ModelConfig(path=str(tmp_path / "none")))
+
+
+@pytest.mark.slow
+def test_a_plan_adds_what_the_step_does_not_hold():
+    plain, offloaded = memory_plan(run_of(), 2), memory_plan(run_of(cpu_offload=True), 2)
+    weights = 0.494e9
+    assert plain.sampling == offloaded.sampling == pytest.approx(2 * weights, rel=0.01)
+    assert plain.resting == pytest.approx((16 / 2 + 2) * weights, rel=0.01)
+    assert (offloaded.weights, offloaded.gradients, offloaded.optimizer) == (0, 0, 0)
+    assert offloaded.resting == offloaded.sampling
+    assert offloaded.main_memory == pytest.approx(16 / 2 * weights, rel=0.01)
+    assert plain.main_memory == 0 and offloaded.total < plain.total
+
+
+@pytest.mark.parametrize(
+    ("parallel", "shards"),
+    [
+        ({}, 16),
+        ({"replicate": 4}, 4),
+        ({"shard": 2, "replicate": 2}, 2),
+        ({"shard": 1, "tensor": 2, "context": 2}, 4),
+        ({"tensor": 4}, 16),
+    ],
+)
+def test_groups_share_their_weights_among_themselves(parallel, shards):
+    run = run_of()
+    need = run.resources.model_validate({"workers": 4, "parallel": parallel})
+    assert shards_of(run.model_copy(update={"resources": need}), 16) == shards
+
+
+def test_groups_must_divide_the_gpus():
+    need = run_of().resources.model_validate({"workers": 4, "parallel": {"replicate": 4}})
+    with pytest.raises(MarlRayError, match=r"^resources.parallel.replicate=4: expected a divisor of the 6 GPUs$"):
+        memory_plan(run_of().model_copy(update={"resources": need}), 6)
+    need = run_of().resources.model_validate({"workers": 8, "parallel": {"shard": 2, "tensor": 4}})
+    message = r"^resources.parallel: shard=2 x tensor=4, expected their product to be a divisor of the 4 GPUs$"
+    with pytest.raises(MarlRayError, match=message):
+        memory_plan(run_of().model_copy(update={"resources": need}), 4)
+
+
+def test_actor_critics_have_no_plan():
+    with pytest.raises(MarlRayError, match=r"^team: expected language models"):
+        memory_plan(load_config(RunConfig, CONFIGS / "multigrid_ippo.yaml"), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "gpus", "memory"), [("qwen_coder_team", 8, 80e9), ("qwen_react", 4, 24e9)], ids=["7B", "3B"]
+)
+def test_the_recipes_fit_on_their_gpus(name, gpus, memory):
+    plan = memory_plan(load_config(RunConfig, CONFIGS / f"{name}.yaml"), gpus)
+    print(f"{name}: {plan.total / GIB:.1f} GiB, {plan.resting / GIB:.1f} at rest")
+    assert plan.total < 0.85 * memory  # the rest is for fragmentation and CUDA
+    assert plan.resting < 0.5 * memory  # vLLM takes half while the team plays
