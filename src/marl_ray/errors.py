@@ -3,10 +3,6 @@
 import difflib
 import re
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 
 class MarlRayError(Exception):
@@ -32,14 +28,6 @@ def one_line(error: BaseException) -> str:
     """First line of an error's text, for messages that quote a library's error."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
-
-
-def first_fault(error: "ValidationError") -> str:
-    """The first fault that pydantic has found, as `FIELD: MESSAGE`; the field is a path with dots, and is left out
-    where the fault is of the value as a whole."""
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"]))
-    return f"{field}: {first['msg']}" if field else str(first["msg"])
 
 
 def why(error: BaseException, path: object) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from marl_ray.errors import MarlRayError
@@ -23,6 +23,14 @@ class Config(BaseModel):
 def words(error: ErrorDetails) -> str:
     """The message of one of pydantic's errors, without the words that pydantic puts before a validator's own."""
     return str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem that pydantic has found, as `FIELD: MESSAGE`; the field is a path with dots, and is left out
+    where the problem is of the value as a whole."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    return f"{field}: {first['msg']}" if field else str(first["msg"])
 
 
 def known(point: ExtensionPoint) -> Callable[[str], str]:

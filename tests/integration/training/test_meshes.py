@@ -71,7 +71,9 @@ def alone(model, tmp_path_factory) -> Iterator[tuple[list, Path]]:
         yield toy_texts.trained(str(folder), model, *RUN), folder
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(name, marks=[pytest.mark.long] * (count > 2)) for name, (count, *_) in MESHES.items()]
+)
 def test_a_mesh_trains_the_same_as_one_process(model, alone, tmp_path, mesh):
     single, folder = alone
     count, *overrides = MESHES[mesh]
@@ -96,6 +98,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
+@pytest.mark.long
 def test_workers_that_compute_passes_together_go_on_from_the_checkpoint_of_one(model, alone):
     single, folder = alone
     mesh = ["resources.workers=4", "resources.parallel={shard: 2, tensor: 2}"]

@@ -67,6 +67,21 @@ def test_a_wrong_answer_pays_nothing() -> None:
     assert (env.infos[AGENT]["ending"], env.rewards[AGENT]) == ("stopped", 0.0)
 
 
+def test_an_agent_may_leave_the_page_and_come_back() -> None:
+    env = MiniWob(["click-test"], variants=1, held_out=1)
+    begin(env)
+    env.step("new_tab")
+    env.step(f"goto [{env.url}/core/core.js]")
+    assert not env.terminations[AGENT], env.infos
+    env.step("tab_focus [0]")
+    env.step(f"click [{element(env, 'button')}]")
+    assert (env.infos[AGENT]["ending"], env.rewards[AGENT]) == ("page_ended", 1.0)
+    begin(env)
+    env.step("new_tab")
+    env.step("stop")
+    assert (env.infos[AGENT]["ending"], env.rewards[AGENT]) == ("stopped", 0.0)
+
+
 def test_a_task_is_the_same_whenever_it_is_begun() -> None:
     env = MiniWob(["click-checkboxes", "email-inbox"], variants=2, held_out=2)
     seen = []

@@ -160,6 +160,17 @@ def test_a_window_that_a_page_opens_is_a_tab(tmp_path: Path, site: LittleSite) -
     assert play(env, "click [{Open}]", "tab_focus [1]", "stop")["solved"]
 
 
+def test_windows_that_open_without_end_or_close_themselves_end_no_episode(tmp_path: Path, site: LittleSite) -> None:
+    env = made(tmp_path, site, "/closing")
+    play(env, "click [{Open}]", "tab_focus [1]", "click [{Close}]")
+    assert "Tab 0 (current): 'Closing'" in env.observe(AGENT)
+    env.step("stop [done]")
+    assert env.infos[AGENT]["ending"] == "stopped"
+    env = made(tmp_path, site, "/windows", patience=None)
+    infos = play(env, *["scroll [down]"] * 3, "tab_focus [0]", "goto [http://onestopmarket.com/chair]", "stop [done]")
+    assert infos["ending"] == "stopped"
+
+
 def test_several_start_pages(tmp_path: Path, site: LittleSite) -> None:
     env = made(tmp_path, site, "/ |AND| __SHOPPING__/chair")
     play(env)

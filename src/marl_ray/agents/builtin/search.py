@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from marl_ray.agents.builtin.search_cache import SearchCache
 from marl_ray.agents.errors import ToolFailed
 from marl_ray.agents.made_up_country import documents
-from marl_ray.errors import MarlRayError, first_fault
+from marl_ray.config.base import first_problem
+from marl_ray.errors import MarlRayError
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ class Corpus:
         except OSError as error:
             raise MarlRayError(f"corpus: {path}: {error.strerror}") from error
         except ValidationError as error:
-            raise MarlRayError(f"corpus: {path}, line {number}: {first_fault(error)}") from error
+            raise MarlRayError(f"corpus: {path}, line {number}: {first_problem(error)}") from error
         if not parsed:
             raise MarlRayError(f"corpus: {path} has no documents")
         return cls(parsed)

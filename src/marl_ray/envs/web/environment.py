@@ -35,8 +35,8 @@ MOST_PAGES = 10
 _LOOKS = 5
 _LONGEST_ADDRESS = 1000
 """Characters of an address that a prompt shows: a page may make its own as long as it likes."""
-_LEFT = "Execution context was destroyed"
-"""Words of Playwright's error where a page leaves for another one during a call."""
+_LEFT = "Execution context was destroyed", "has been closed"
+"""Words of Playwright's errors where a page leaves for another one, or its tab closes, during a call."""
 
 
 class BrowserEnv(TextEnv):
@@ -195,8 +195,8 @@ class BrowserEnv(TextEnv):
         except PageFault as error:
             ending, note, score = "page_fault", str(error), 0.0
         except BrowserFault as error:
-            broken = session is None or session.broken or not session.chromium.connected
-            ending, note, score = "page_fault" if broken else "site_fault", str(error), 0.0
+            site_failed = ending and session is not None and not session.broken and session.chromium.connected
+            ending, note, score = "site_fault" if site_failed else "page_fault", str(error), 0.0
         self._problems += bool(note)
         self._dialogs += len(session.dialogs) if session is not None else 0
         seconds = time.monotonic() - begun
@@ -248,7 +248,7 @@ class BrowserEnv(TextEnv):
         except ActionFault as error:
             return str(error)
         except BrowserFault as error:
-            if _LEFT not in str(error):
+            if not _has_left(session, error):
                 raise
             return "the page left for another one meanwhile"
         return ""
@@ -260,7 +260,7 @@ class BrowserEnv(TextEnv):
                 self.view = session.call(session.view(), "reading the page")
                 return
             except BrowserFault as error:
-                if _LEFT not in str(error):
+                if not _has_left(session, error):
                     raise
         raise PageFault(f"the page left for another one {_LOOKS} times while it was read")
 
@@ -319,6 +319,12 @@ class BrowserEnv(TextEnv):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _has_left(session: BrowserSession, error: BrowserFault) -> bool:
+    """True for an error of a page that has left, where the browser still has one."""
+    alive = not session.broken and session.chromium.connected and session.tabs > 0
+    return alive and any(words in str(error) for words in _LEFT)
 
 
 def base_pattern(url: str) -> re.Pattern[str]:

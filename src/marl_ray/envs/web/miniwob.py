@@ -27,7 +27,8 @@ _START = """([seed, time]) => {
     for (const id of ["reward-display", "click-canvas"]) document.getElementById(id).style.display = "none";
 }"""
 _READY = "() => typeof core === 'object' && core.cover_div !== null && WOB_TASK_READY"
-_SCORE = "() => WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
+_SCORE = "() => typeof WOB_DONE_GLOBAL !== 'undefined' && WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
+"""The page's reward once it is done; null before, and on any other page, to which an agent may go."""
 _INTENT = """() => {
     const query = document.getElementById("query");
     return typeof core.getUtterance === "function" ? core.getUtterance() : query.textContent;

@@ -114,8 +114,8 @@ def _log_act(
     assignment: Assignment,
     arm: str,
     greedy: bool,
-    observations: Mapping[str, Any],
-    masks: Mapping[str, Any],
+    observations: dict[str, Any],
+    masks: dict[str, list[Any]],
     parts: Mapping[str, Any],
 ) -> None:
     """Put one answer of an actor-critic into the act log, if the gateway has one."""

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 from pydantic import Field, ValidationError
 
 from marl_ray.config import read_yaml
-from marl_ray.config.base import Config
-from marl_ray.errors import MarlRayError, first_fault
+from marl_ray.config.base import Config, first_problem
+from marl_ray.errors import MarlRayError
 from marl_ray.serving.http.protocol import Request, RequestError
 
 Permission = Literal["inference", "outcomes", "read", "admin"]
@@ -46,7 +46,7 @@ class Keys:
             except MarlRayError as error:
                 raise MarlRayError(f"api_keys: {error}") from error
             except ValidationError as error:
-                raise MarlRayError(f"api_keys: {path!r}: {first_fault(error)}") from error
+                raise MarlRayError(f"api_keys: {path!r}: {first_problem(error)}") from error
 
     def check(self, request: Request, *permissions: Permission) -> str:
         """The name of the key in the request (`authorization: Bearer KEY`), which must have one of these scopes;

@@ -45,8 +45,8 @@ def full(folder: Path, name: str) -> None:
 def test_a_checkpoint_holds_the_state_of_its_moment(run: Run, tmp_path: Path, copied_after_s: float):
     take = run.saver.copy.take
 
-    def slow(mesh: Any) -> Callable[[], None]:
-        copy = take(mesh)
+    def slow() -> Callable[[], None]:
+        copy = take()
         return lambda: (time.sleep(copied_after_s), copy())[1]
 
     run.saver.copy.take = slow  # a thread that gets no core for a while: the next update waits for it
@@ -125,7 +125,7 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
     run = Run(config("resources.workers=2"), torch.device("cpu"))
     run.step()
     if run.rank == 1:
-        run.saver.copy.take = lambda mesh: lambda: {}["weights"]
+        run.saver.copy.take = lambda: lambda: {}["weights"]
     run.save(folder_here(Path(folder, "now")))
     run.step()  # the weights may change: they are in no checkpoint
     with pytest.raises(Unwritable) as caught:

@@ -105,7 +105,7 @@ def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(
         run.begin()
         run.step()
         take, wait_for_copy = run.saver.copy.take, run.saver.wait_for_copy
-        monkeypatch.setattr(run.saver.copy, "take", lambda mesh: after(updates, take(mesh)))
+        monkeypatch.setattr(run.saver.copy, "take", lambda: after(updates, take()))
         monkeypatch.setattr(run.saver, "wait_for_copy", lambda: (updates.set(), wait_for_copy()))
         run.save(folder_here(tmp_path / "1"))
         moment = dict(object_graph.walk(run, "run", frozenset(), without))

@@ -198,8 +198,8 @@ class BrowserSession:
         size = self.page.viewport_size
         seen = page_view(tree["nodes"], snapshot_bounds(snapshot), size["width"], size["height"], self._ids, document)
         titles = [
-            f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {(await page.title())[:_LONGEST_TITLE]!r}"
-            for k, page in enumerate(self._pages)
+            f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {await _title(page)!r}"
+            for k, page in enumerate(list(self._pages))  # windows open and close meanwhile
         ]
         return PageView(f"{' | '.join(titles)}\n\n{seen.text}", seen.elements)
 
@@ -266,6 +266,14 @@ class BrowserSession:
 
     def _break(self, reason: str) -> None:
         self.broken = self.broken or reason
+
+
+async def _title(page: Any) -> str:
+    """The title of a tab; empty for one that has just closed."""
+    title = ""
+    with _while_open():
+        title = str(await page.title())
+    return title[:_LONGEST_TITLE]
 
 
 _tasks: set[asyncio.Task[None]] = set()
