@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from gridworld import ROOT, machine, store
-from tables import spread
+from parts.tables import spread
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.env_copies import make_batch
