@@ -1,5 +1,6 @@
 """Loading of configs: from YAML and dotted overrides to a validated config, with one-line errors."""
 
+import difflib
 import hashlib
 import json
 import re
@@ -72,8 +73,10 @@ def read_yaml(path: str | Path) -> Any:
 def _beside(path: str | Path) -> str:
     """The end of an error about a config that is not there: those in its folder whose names are close to its own."""
     file = Path(path)
-    known = [] if file.exists() else sorted(each.name for each in file.parent.glob("*.yaml"))
-    return suggested(file.name, known, before=str(path).removesuffix(file.name))
+    known = [] if file.exists() else sorted(each.stem for each in file.parent.glob("*.yaml"))
+    # Without the ending: names that share nothing else would be close by it.
+    close = [f"{name}.yaml" for name in difflib.get_close_matches(file.stem, known)]
+    return suggested(file.name, close, before=str(path).removesuffix(file.name))
 
 
 def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), source: str = "config") -> C:

@@ -253,7 +253,7 @@ def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.M
     for content, words in [
         ("", "has no documents"),
         ('{"text": "a"}\n{"title": "b"}\n', "line 2: text: Field required"),
-        ('{"text"', "line 1: : Invalid JSON"),
+        ('{"text"', "line 1: Invalid JSON"),
     ]:
         other = tmp_path / f"{len(content)}.jsonl"
         other.write_text(content)

@@ -198,9 +198,9 @@ def test_an_override_names_another_file_of_the_run_by_its_path_from_here(
     config = load_sweep("sweeps/s.yaml", ["run.hyper.gamma=0.5", "run=other.yaml"])
     assert config.run_config({}, "n", 3).hyper.gamma == 0.5
     with pytest.raises(
-        MarlRayError, match=r"^run: config file 'nowhere.yaml' cannot be read: No such file or directory$"
+        MarlRayError, match=r"^run: config file 'missing.yaml' cannot be read: No such file or directory$"
     ):
-        load_sweep("sweeps/s.yaml", ["run=nowhere.yaml"])
+        load_sweep("sweeps/s.yaml", ["run=missing.yaml"])
 
 
 MIXED = {
