@@ -112,7 +112,7 @@ def _train(config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, jou
         config,
         ray.train.torch.get_device(),
         RunStart(places, origin, payload["run_id"], best_left=start.best_left),
-        _listeners(journal, folder, start.damaged if rank == 0 else []),
+        _listeners(journal, folder, start, rank),
         CheckpointKeeping(
             lambda iteration: folder / checkpoint_name(iteration, start.attempt), before_checkpoint, tidy
         ),
@@ -139,8 +139,9 @@ def _start(config: RunConfig, folder: StoredFolder, journal: Journal) -> _Start:
     return _Start(own, refused, attempt_number(folder), best_left, damaged)
 
 
-def _listeners(journal: Journal, folder: StoredFolder, damaged: list[tuple[str, str]]) -> "Listeners":
-    """The functions that write the run's journal. As the run begins, the `damaged` checkpoints are withdrawn."""
+def _listeners(journal: Journal, folder: StoredFolder, start: _Start, rank: int) -> "Listeners":
+    """The functions that write the run's journal. As the run begins, damaged checkpoints are withdrawn."""
+    from marl_ray.training.checkpoints.index import check_last_start, note_start
     from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.loop.listeners import Listeners
     from marl_ray.training.tracking.machine_readings import MachineReadings
@@ -151,8 +152,12 @@ def _listeners(journal: Journal, folder: StoredFolder, damaged: list[tuple[str, 
         journal.row(metrics | system.read())
 
     def begin(after: int | None) -> None:
+        if rank != 0:
+            return
+        note_start(folder, start.attempt, after)
         journal.begin(after)
-        for path, line in damaged:  # now that there is another checkpoint to go on from
+        check_last_start(folder, start.attempt, after)
+        for path, line in start.damaged:  # now that there is another checkpoint to go on from
             journal.say(line)
             withdraw(StoredFolder(folder.filesystem, path))
 

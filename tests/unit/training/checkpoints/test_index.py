@@ -13,9 +13,11 @@ from marl_ray.training.checkpoints.index import (
     Published,
     attempt_number,
     best,
+    check_last_start,
     checkpoint_name,
     checkpoints_in,
     newest,
+    note_start,
     own_checkpoints,
     published,
     tidy,
@@ -163,3 +165,44 @@ def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path: P
     assert [place.path for place in checkpoints_in(folder)] == [str(tmp_path / checkpoint_name(20, 1))]
     tidy(folder, 1, None, 1)
     assert (tmp_path / "checkpoint_backup" / "kept.txt").exists() and (tmp_path / "checkpoint_old_1").exists()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), unique=True),
+    st.lists(st.tuples(st.integers(1, 4), st.none() | st.integers(0, 5)), unique_by=lambda start: start[0]),
+)
+def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(
+    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[int, int]], starts: list[tuple[int, int | None]]
+):
+    folder = folder_here(tmp_path_factory.mktemp("strays"))
+    for attempt, after in starts:
+        note_start(folder, attempt, after)
+    for iteration, attempt in written:  # also where they are complete only after others have begun
+        write(folder, iteration, attempt=attempt)
+    replayed = {
+        (iteration, attempt)
+        for iteration, attempt in written
+        for later, after in starts
+        if later > attempt and (after is None or after < iteration)
+    }
+    names = [checkpoint_name(*each) for each in sorted({*written} - replayed)]
+    assert [place.path.rpartition("/")[2] for place in checkpoints_in(folder)] == names
+    lines: list[str] = []
+    own_checkpoints(folder, IDENTITY, lines.append)
+    assert len(lines) == len(replayed)
+    tidy(folder, 100, None, 4)
+    own_checkpoints(folder, IDENTITY, lines.append)
+    assert len(lines) == len(replayed)  # they are withdrawn
+    assert attempt_number(folder) > 4
+
+
+def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp_path: Path):
+    folder = folder_here(tmp_path)
+    note_start(folder, 1, None)
+    check_last_start(folder, 1, None)
+    note_start(folder, 2, None)
+    write(folder, 3, attempt=2)
+    assert len(checkpoints_in(folder)) == 1
+    with pytest.raises(OSError, match="other workers have begun"):
+        check_last_start(folder, 1, 2)
+    assert checkpoints_in(folder) == []
