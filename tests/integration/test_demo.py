@@ -44,13 +44,13 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
         good, played = play(site.url, ENDPOINT, run.env, EPISODES)
         assert good["status"] == "promoted", good
         assert min(arm["mean"] for arm in good["arms"].values()) > 3.0 and len(played) < EPISODES
-        told = story(site.url, ENDPOINT)
-        assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in told), told
+        lines = story(site.url, ENDPOINT)
+        assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in lines), lines
         name = roll_out_untrained(run, tmp_path, site.url)
         bad, played = play(site.url, name, run.env, EPISODES)
         assert bad["status"] == "rolled_back" and bad["arms"]["candidate"]["verdict"] == "worse", bad
-        told = story(site.url, name)
-        assert any("rollback candidate" in line and "harm proven by outcome" in line for line in told), told
+        lines = story(site.url, name)
+        assert any("rollback candidate" in line and "harm proven by outcome" in line for line in lines), lines
         console = Console(width=120, record=True)
         console.print(table(bad, played))
     shown = console.export_text()

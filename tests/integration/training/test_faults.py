@@ -165,9 +165,9 @@ class Result:
         assert len([path for path in paths if path.startswith(f"{OWNER}/")]) == 1
         assert [path for path in paths if path.startswith("sinks/") and not path.endswith(".json")] == []
         checkpoints = {name for name in tops if name.startswith("checkpoint_")}
-        whole = {name for name in checkpoints if f"{name}/manifest.json" in paths}
-        assert all(f"{name}/damaged/manifest.json" in paths for name in checkpoints - whole)
-        assert len(whole) <= 3  # two of the newest, and the best
+        complete = {name for name in checkpoints if f"{name}/manifest.json" in paths}
+        assert all(f"{name}/damaged/manifest.json" in paths for name in checkpoints - complete)
+        assert len(complete) <= 3  # two of the newest, and the best
         assert [path for path in paths if path.endswith((".new", ".tmp")) or "/.bundle-" in path] == []
 
 
@@ -261,13 +261,13 @@ def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
     place = StoredFolder(*filesystem_of(run))
     if "finished" in (read_json(place.filesystem, f"{place}/run.json") or {}):
         return
-    whole = [each for each in published(place) if each.name not in harmed]
+    undamaged = [each for each in published(place) if each.name not in harmed]
     names = sorted(
         info.base_name for info in place.filesystem.get_file_info(fs.FileSelector(place.path, allow_not_found=True))
     )
-    if len(whole) < 2 or whole[-1].name != max(name for name in names if name.startswith("checkpoint_")):
+    if len(undamaged) < 2 or undamaged[-1].name != max(name for name in names if name.startswith("checkpoint_")):
         return
-    last = whole[-1]
+    last = undamaged[-1]
     harmed.add(last.name)
     files = [*sorted(last.manifest.files), "manifest.json"]
     path = (last.place / files[damage.file % len(files)]).path

@@ -38,11 +38,11 @@ def manifest(iteration: int, score: float = 0.0, bundle: bool = True) -> Checkpo
     )
 
 
-def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int = 1, of: int = 0) -> StoredFolder:
-    """A checkpoint whose manifest is that of iteration `of`, if given."""
+def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int = 1, copy_of: int = 0) -> StoredFolder:
+    """A checkpoint whose manifest is that of iteration `copy_of`, if given."""
     place = folder / checkpoint_name(iteration, attempt)
     folder.filesystem.create_dir(f"{place}/weights")
-    publish(place, manifest(of or iteration, score))
+    publish(place, manifest(copy_of or iteration, score))
     return place
 
 
@@ -84,15 +84,15 @@ def test_the_first_of_every_interval_is_kept_too():
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1), st.integers(1, 4), st.none() | st.integers(1, 5))
 def test_what_was_removed_is_never_needed_later(scores: list[float | None], keep: int, every: int | None):
     """Removing step by step, as a run does, leaves what removing at the end leaves, but for a best that was beaten."""
-    whole, left = listed(*scores), []
-    for checkpoint in whole:
+    listed_scores, left = listed(*scores), []
+    for checkpoint in listed_scores:
         left.append(checkpoint)
-        gone = unneeded(left, keep, every)
-        left = [each for each in left if each not in gone]
-        assert left[-keep:] == whole[: whole.index(checkpoint) + 1][-keep:]
-        assert best(left) == best(whole[: whole.index(checkpoint) + 1])
-    at_the_end = unneeded(whole, keep, every)
-    assert left == [each for each in whole if each not in at_the_end]
+        removed = unneeded(left, keep, every)
+        left = [each for each in left if each not in removed]
+        assert left[-keep:] == listed_scores[: listed_scores.index(checkpoint) + 1][-keep:]
+        assert best(left) == best(listed_scores[: listed_scores.index(checkpoint) + 1])
+    at_the_end = unneeded(listed_scores, keep, every)
+    assert left == [each for each in listed_scores if each not in at_the_end]
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -136,7 +136,7 @@ def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path:
 def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(tmp_path: Path):
     folder, lines = folder_here(tmp_path), list[str]()
     own = [write(folder, iteration) for iteration in (10, 20)]
-    copy, other = write(folder, 30, of=10), write(folder, 40)
+    copy, other = write(folder, 30, copy_of=10), write(folder, 40)
     publish(other, replace(manifest(40), identity="another config"))
     (tmp_path / "checkpoint_00000050_1").mkdir()
     (tmp_path / "checkpoint_00000050_1" / "manifest.json").write_text("{}")  # damaged, which is for the loader to say
