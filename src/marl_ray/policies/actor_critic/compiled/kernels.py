@@ -1,8 +1,9 @@
 """Small perceptrons compiled by numba on BLAS: acting, and the gradient step of PPO's loss, without torch's dispatch.
 
 A network is one row of float32 weights in the order of `Network.parameters()`, and its `widths` (layers + 1,): those of
-the input, the hidden layers and the output. Rows pass in blocks that stay in the processor's cache. All compiled code
-stands in this one file, because numba's cache on disk notices a change only in the file that it compiles.
+the input, the hidden layers and the output. Its input is a row of numbers (D,) or, for categories, a row of codes (K,):
+the numbers of the weight rows that its first layer adds up. Rows pass in blocks that stay in the processor's cache. All
+compiled code stands in this one file, because numba's cache on disk notices a change only in the file that it compiles.
 `error_model="numpy"` matters: a check of every divisor for zero would keep the compiler from computing sixteen numbers
 at once.
 """
@@ -12,7 +13,7 @@ import math
 import numba
 import numpy as np
 
-from marl_ray.policies.actor_critic.mlp_arguments import DecisionArrays, NetworkShape, PPOTerms
+from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, NetworkShape, PPOTerms
 
 F = np.float32
 FAST = {"contract", "nsz", "arcp", "reassoc"}
@@ -67,10 +68,40 @@ def standardise(rows: np.ndarray, out: np.ndarray) -> None:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
-def forward(weights: np.ndarray, net: NetworkShape, inputs: np.ndarray, space: np.ndarray) -> np.ndarray:
-    """Outputs (n, out) of rows (n, D), which come normalised if the network has a norm. `space` keeps, one after another,
-    the scaled input if there is a norm, and every layer's outputs."""
-    n, at, used, hidden = len(inputs), 0, 0, inputs
+def gather(matrix: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+    """Write the sum of the weight rows (categories, width) that each row of codes (n, K) names; `out` is (n, width)."""
+    entries = codes.shape[1]
+    for i in range(len(codes)):
+        row, own = out[i], codes[i]
+        row[:] = F(0)
+        for k in range(0, entries - 3, 4):  # four at once: the sum is read and written a fourth as often
+            w, x, y, z = matrix[own[k]], matrix[own[k + 1]], matrix[own[k + 2]], matrix[own[k + 3]]
+            for j in range(len(row)):
+                row[j] += (w[j] + x[j]) + (y[j] + z[j])
+        for k in range(entries // 4 * 4, entries):
+            w = matrix[own[k]]
+            for j in range(len(row)):
+                row[j] += w[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def scatter(slope: np.ndarray, codes: np.ndarray, gradient: np.ndarray) -> None:
+    """Add each row of slopes (n, width) to the rows of `gradient` (categories, width) that its codes (n, K) name."""
+    for i in range(len(codes)):
+        row = slope[i]
+        for c in codes[i]:
+            own = gradient[c]
+            for j in range(len(row)):
+                own[j] += row[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def forward(
+    weights: np.ndarray, net: NetworkShape, inputs: np.ndarray, codes: np.ndarray, space: np.ndarray
+) -> np.ndarray:
+    """Outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K). `space` keeps,
+    one after another, the scaled input if there is a norm, and every layer's outputs."""
+    n, at, used, hidden = len(codes) if net.coded else len(inputs), 0, 0, inputs
     if net.norm:
         d = net.widths[0]
         hidden, used, at = space[: n * d].reshape(n, d), n * d, 2 * d
@@ -79,9 +110,12 @@ def forward(weights: np.ndarray, net: NetworkShape, inputs: np.ndarray, space: n
                 hidden[i, j] = inputs[i, j] * weights[j] + weights[d + j]
     for layer in range(len(net.widths) - 1):
         a, b = net.widths[layer], net.widths[layer + 1]
-        matrix, bias = weights[at : at + a * b].reshape(b, a), weights[at + a * b : at + a * b + b]
+        matrix, bias = weights[at : at + a * b], weights[at + a * b : at + a * b + b]
         out = space[used : used + n * b].reshape(n, b)
-        np.dot(hidden, matrix.T, out)
+        if layer == 0 and net.coded:
+            gather(matrix.reshape(a, b), codes, out)
+        else:
+            np.dot(hidden, matrix.reshape(b, a).T, out)
         if layer + 2 < len(net.widths):
             activate(out, bias, net.tanh)
         else:
@@ -98,13 +132,14 @@ def backward(
     gradient: np.ndarray,
     net: NetworkShape,
     inputs: np.ndarray,
+    codes: np.ndarray,
     space: np.ndarray,
     slope: np.ndarray,
     room: np.ndarray,
 ) -> None:
     """Add the gradient of the weights to `gradient`, given that of the outputs, `slope` (n, out), and what `forward` left
     in `space`. `room` (3, ...) is memory for the products."""
-    n, at, used = len(inputs), net.size, 0
+    n, at, used = len(slope), net.size, 0
     for width in net.widths[1:]:
         used += n * width
     if net.norm:
@@ -113,6 +148,13 @@ def backward(
         a, b = net.widths[layer], net.widths[layer + 1]
         at -= a * b + b
         used -= n * b
+        bias = gradient[at + a * b : at + a * b + b]
+        for i in range(n):
+            for j in range(b):
+                bias[j] += slope[i, j]
+        if layer == 0 and net.coded:
+            scatter(slope, codes, gradient[at : at + a * b].reshape(a, b))
+            break
         below = inputs
         if layer > 0 or net.norm:
             below = space[used - n * a : used].reshape(n, a)
@@ -120,10 +162,6 @@ def backward(
         np.dot(slope.T, below, product.reshape(b, a))
         for k in range(a * b):
             gradient[at + k] += product[k]
-        bias = gradient[at + a * b : at + a * b + b]
-        for i in range(n):
-            for j in range(b):
-                bias[j] += slope[i, j]
         if layer == 0 and not net.norm:
             break
         lower = room[1 + layer % 2, : n * a].reshape(n, a)
@@ -159,18 +197,21 @@ def normalize(row: np.ndarray) -> None:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def evaluate(weights: np.ndarray, net: NetworkShape, rows: np.ndarray, outputs: np.ndarray) -> None:
-    """Write the outputs (N, out) of raw rows (N, D)."""
-    space = np.empty(BLOCK * (net.widths.sum() + net.widths[0]), np.float32)
-    block = np.empty((BLOCK, net.widths[0]), np.float32)
-    for start in range(0, len(rows), BLOCK):
+def evaluate(
+    weights: np.ndarray, net: NetworkShape, rows: np.ndarray, codes: np.ndarray, outputs: np.ndarray
+) -> None:
+    """Write the outputs (N, out) of raw rows (N, D), or of codes (N, K)."""
+    space = np.empty(BLOCK * net.row_space, np.float32)
+    block = np.empty((BLOCK, rows.shape[1]), np.float32)
+    for start in range(0, len(outputs), BLOCK):
         part = rows[start : start + BLOCK]
         inputs = block[: len(part)]
         if net.norm:
             standardise(part, inputs)
         else:
             inputs[:] = part
-        outputs[start : start + len(part)] = forward(weights, net, inputs, space)
+        own = outputs[start : start + BLOCK]
+        own[:] = forward(weights, net, inputs, codes[start : start + BLOCK], space)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -214,48 +255,53 @@ def act(
 def policy_slopes(
     outputs: np.ndarray,
     allowed: np.ndarray,
-    chosen: np.ndarray,
+    bounds: np.ndarray,
+    decisions: np.ndarray,
     data: DecisionArrays,
     terms: PPOTerms,
     sums: np.ndarray,
 ) -> None:
-    """Turn logits (n, A) into the loss's gradient by them, for the decisions numbered `chosen` (n,); `sums` get the
-    policy loss, the entropy, the divergence and the share of clipped decisions."""
-    shares = np.empty(outputs.shape[1], np.float32)
+    """Turn logits (n, A) into the loss's gradient by them. Row i is that of the decisions numbered
+    `decisions[bounds[i] : bounds[i + 1]]`, at least one. `sums` get the policy loss, the entropy, the divergence and the
+    share of clipped decisions."""
+    count = outputs.shape[1]
+    logs, shares, slopes = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
     for i in range(len(outputs)):
-        k, row = chosen[i], outputs[i]
-        action, advantage = data.actions[k], data.advantages[k]
-        if len(allowed):
-            for j in range(len(row)):
-                if not allowed[k, j]:
-                    row[j] = FORBIDDEN
-        most, total, entropy = row[0], F(0), 0.0
-        for x in row:
-            most = max(most, x)
-        for j in range(len(row)):
-            row[j] -= most
-            shares[j] = F(math.exp(row[j]))
-            total += shares[j]
-        level = F(math.log(total))
-        for j in range(len(row)):
-            row[j] -= level
-            shares[j] /= total
-            entropy -= shares[j] * row[j]
-        raw = row[action] - data.old_log_probs[k]
-        change = min(max(raw, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
-        ratio = math.exp(change)
-        free, bounded = ratio * advantage, min(max(ratio, terms.low), terms.high) * advantage
-        clipped, objective = bounded < free, min(free, bounded)
-        if terms.dual_clip > 0 and advantage < 0 and objective < terms.dual_clip * advantage:
-            clipped, objective = True, terms.dual_clip * advantage
-        pull = 0.0 if clipped or raw != change else free
-        sums[0] -= objective / terms.decisions
-        sums[1] += entropy / terms.decisions
-        sums[2] += (ratio - 1 - change) / terms.decisions
-        sums[3] += clipped / terms.decisions
-        for j in range(len(row)):
-            slope = pull * (shares[j] - (j == action)) + terms.entropy_coef * shares[j] * (row[j] + entropy)
-            row[j] = slope / terms.decisions
+        entropy = 0.0
+        slopes[:] = F(0)
+        for place in range(bounds[i], bounds[i + 1]):
+            k = decisions[place]
+            action, advantage = data.actions[k], data.advantages[k]
+            if place == bounds[i] or len(allowed):  # decisions of one row differ in nothing else
+                most, total, entropy = F(-np.inf), F(0), 0.0
+                for j in range(count):
+                    logs[j] = FORBIDDEN if len(allowed) and not allowed[k, j] else outputs[i, j]
+                    most = max(most, logs[j])
+                for j in range(count):
+                    logs[j] -= most
+                    shares[j] = F(math.exp(logs[j]))
+                    total += shares[j]
+                level = F(math.log(total))
+                for j in range(count):
+                    logs[j] -= level
+                    shares[j] /= total
+                    entropy -= shares[j] * logs[j]
+            raw = logs[action] - data.old_log_probs[k]
+            change = min(max(raw, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
+            ratio = math.exp(change)
+            free, bounded = ratio * advantage, min(max(ratio, terms.low), terms.high) * advantage
+            clipped, objective = bounded < free, min(free, bounded)
+            if terms.dual_clip > 0 and advantage < 0 and objective < terms.dual_clip * advantage:
+                clipped, objective = True, terms.dual_clip * advantage
+            pull = 0.0 if clipped or raw != change else free
+            sums[0] -= objective / terms.decisions
+            sums[1] += entropy / terms.decisions
+            sums[2] += (ratio - 1 - change) / terms.decisions
+            sums[3] += clipped / terms.decisions
+            for j in range(count):
+                slope = pull * (shares[j] - (j == action)) + terms.entropy_coef * shares[j] * (logs[j] + entropy)
+                slopes[j] += slope / terms.decisions
+        outputs[i] = slopes
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -267,20 +313,45 @@ def huber(error: float, delta: float) -> float:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def value_slopes(
-    values: np.ndarray, chosen: np.ndarray, data: DecisionArrays, terms: PPOTerms, sums: np.ndarray
+    values: np.ndarray,
+    bounds: np.ndarray,
+    decisions: np.ndarray,
+    data: DecisionArrays,
+    terms: PPOTerms,
+    sums: np.ndarray,
 ) -> None:
-    """Turn values (n, 1) into the loss's gradient by them; `sums` get the value loss."""
+    """Turn values (n, 1) into the loss's gradient by them, of decisions as in `policy_slopes`; `sums` get the value
+    loss."""
     for i in range(len(values)):
-        k = chosen[i]
-        value, old, target = np.float64(values[i, 0]), data.old_values[k], data.returns[k]
-        loss, share = huber(value - target, terms.huber_delta), 1.0
-        if terms.value_clip > 0 and abs(value - old) > terms.value_clip:
-            held = huber(old + math.copysign(terms.value_clip, value - old) - target, terms.huber_delta)
-            share = 1.0 if loss > held else 0.5 if loss == held else 0.0
-            loss = max(loss, held)
-        slope = min(max(value - target, -terms.huber_delta), terms.huber_delta)
-        sums[4] += loss / terms.decisions
-        values[i, 0] = terms.value_coef * share * slope / terms.decisions
+        value, slopes = np.float64(values[i, 0]), 0.0
+        for k in decisions[bounds[i] : bounds[i + 1]]:
+            old, target = data.old_values[k], data.returns[k]
+            loss, share = huber(value - target, terms.huber_delta), 1.0
+            if terms.value_clip > 0 and abs(value - old) > terms.value_clip:
+                held = huber(old + math.copysign(terms.value_clip, value - old) - target, terms.huber_delta)
+                share = 1.0 if loss > held else 0.5 if loss == held else 0.0
+                loss = max(loss, held)
+            slope = min(max(value - target, -terms.huber_delta), terms.huber_delta)
+            sums[4] += loss / terms.decisions
+            slopes += terms.value_coef * share * slope / terms.decisions
+        values[i, 0] = slopes
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort the decisions `chosen` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
+    Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,)."""
+    ends = np.zeros(count + 1, np.int64)
+    for d in chosen:
+        ends[numbers[d] + 1] += 1
+    used = np.flatnonzero(ends[1:])
+    ends = ends.cumsum()
+    bounds = np.append(ends[used], len(chosen))
+    decisions = np.empty(len(chosen), np.int64)
+    for d in chosen:
+        decisions[ends[numbers[d]]] = d
+        ends[numbers[d]] += 1
+    return used, bounds, decisions
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -288,7 +359,7 @@ def ppo_gradient(
     weights: np.ndarray,
     actor: NetworkShape,
     critic: NetworkShape,
-    rows: np.ndarray,
+    inputs: NetworkInputs,
     allowed: np.ndarray,
     chosen: np.ndarray,
     data: DecisionArrays,
@@ -299,26 +370,31 @@ def ppo_gradient(
     """Write the gradient (weights,) of PPO's loss over the decisions numbered `chosen`, and add to `sums` (5,) the policy
     loss, the entropy, the divergence, the share of clipped decisions and the value loss.
 
-    `weights` are those of the actor, then those of the critic. `rows` (N, D) come normalised if the networks have norms.
+    `weights` are those of the actor, then those of the critic. Decisions that read the same row pass as one.
     """
     block = BLOCK
-    widest = max(actor.widths.max(), critic.widths.max())
-    products = max(actor.size, critic.size)
-    space = np.empty(block * (max(actor.widths.sum(), critic.widths.sum()) + widest), np.float32)
+    rows_of, codes_of = inputs.rows, inputs.codes
+    widest = max(actor.widths[1:].max(), critic.widths[1:].max(), rows_of.shape[1])
+    products = max(actor.largest_product, critic.largest_product)
+    space = np.empty(block * max(actor.row_space, critic.row_space), np.float32)
     room = np.empty((3, max(products, block * widest)), np.float32)
-    part = np.empty((block, rows.shape[1]), np.float32)
+    part, part_codes = np.empty((block, rows_of.shape[1]), np.float32), np.empty((block, codes_of.shape[1]), np.int32)
+    used, bounds, decisions = by_row(chosen, inputs.numbers, max(len(rows_of), len(codes_of)))
     gradient[:] = 0
-    for start in range(0, len(chosen), block):
-        own = chosen[start : start + block]
-        inputs = part[: len(own)]
+    for start in range(0, len(used), block):
+        own, ends = used[start : start + block], bounds[start : start + block + 1]
         for i in range(len(own)):
-            inputs[i] = rows[own[i]]
-        outputs = forward(weights[: actor.size], actor, inputs, space)
-        policy_slopes(outputs, allowed, own, data, terms, sums)
-        backward(weights[: actor.size], gradient[: actor.size], actor, inputs, space, outputs, room)
-        values = forward(weights[actor.size :], critic, inputs, space)
-        value_slopes(values, own, data, terms, sums)
-        backward(weights[actor.size :], gradient[actor.size :], critic, inputs, space, values, room)
+            if actor.coded:
+                part_codes[i] = codes_of[own[i]]
+            else:
+                part[i] = rows_of[own[i]]
+        rows, codes = part[: len(own)], part_codes[: len(own)]
+        outputs = forward(weights[: actor.size], actor, rows, codes, space)
+        policy_slopes(outputs, allowed, ends, decisions, data, terms, sums)
+        backward(weights[: actor.size], gradient[: actor.size], actor, rows, codes, space, outputs, room)
+        values = forward(weights[actor.size :], critic, rows, codes, space)
+        value_slopes(values, ends, decisions, data, terms, sums)
+        backward(weights[actor.size :], gradient[actor.size :], critic, rows, codes, space, values, room)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""The arguments of the compiled perceptrons of `mlp_kernels.py`: the shape of a network, the terms of PPO's loss, and the
+"""The arguments of the compiled perceptrons of `kernels.py`: the shape of a network, the terms of PPO's loss, and the
 decisions of a batch."""
 
 import itertools
@@ -17,8 +17,25 @@ class NetworkShape(NamedTuple):
     """A layer norm scales and shifts the input, which comes normalised."""
     tanh: bool
     """The hidden layers' activation is tanh, else relu."""
+    coded: bool
+    """The input is a row of codes, whose first layer is (categories, width) and not (width, inputs)."""
     size: int
     """Weights of the network."""
+    row_space: int
+    """Numbers that a forward pass keeps for each row."""
+    largest_product: int
+    """Weights of the largest layer that a matrix product computes."""
+
+
+class NetworkInputs(NamedTuple):
+    """The rows that a batch's decisions read, as numbers or as codes; the other array has no rows."""
+
+    rows: np.ndarray
+    """(R, D) float32, normalised if the network has a norm."""
+    codes: np.ndarray
+    """(R, K) int32."""
+    numbers: np.ndarray
+    """(N,) int64, the number of each decision's row."""
 
 
 class PPOTerms(NamedTuple):
@@ -47,11 +64,15 @@ class DecisionArrays(NamedTuple):
     old_values: np.ndarray
 
 
-def layout(widths: list[int], norm: bool, tanh: bool) -> NetworkShape:
+NO_ROWS, NO_CODES = np.empty((0, 0), np.float32), np.empty((0, 0), np.int32)
+
+
+def layout(widths: list[int], norm: bool, tanh: bool, coded: bool) -> NetworkShape:
     """The layout of a network with these widths."""
     products = [a * b for a, b in itertools.pairwise(widths)]
     size = sum(products) + sum(widths[1:]) + 2 * widths[0] * norm
-    return NetworkShape(np.array(widths, np.int64), norm, tanh, size)
+    space, dense = sum(widths[1:]) + widths[0] * norm, products[coded:]
+    return NetworkShape(np.array(widths, np.int64), norm, tanh, coded, size, space, max(dense))
 
 
 @cache
