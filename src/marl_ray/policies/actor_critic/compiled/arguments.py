@@ -28,14 +28,18 @@ class NetworkShape(NamedTuple):
 
 
 class NetworkInputs(NamedTuple):
-    """The rows that a batch's decisions read, as numbers or as codes; the other array has no rows."""
+    """The distinct rows that a batch's decisions read, as numbers or as codes; the other array has no rows."""
 
     rows: np.ndarray
-    """(R, D) float32, normalised if the network has a norm."""
+    """(R, D) float32."""
     codes: np.ndarray
     """(R, K) int32."""
+    parts: np.ndarray
+    """(P,) int32: the rows of the first layer's weights that belong to the codes, one code after another."""
+    bounds: np.ndarray
+    """(codes + 1,) int64: where each code's `parts` begin, and where the last one's end."""
     numbers: np.ndarray
-    """(N,) int64, the number of each decision's row."""
+    """(N,) int64: the number of each decision's row."""
 
 
 class PPOTerms(NamedTuple):
@@ -64,7 +68,10 @@ class DecisionArrays(NamedTuple):
     old_values: np.ndarray
 
 
-NO_ROWS, NO_CODES = np.empty((0, 0), np.float32), np.empty((0, 0), np.int32)
+def of_vectors(rows: np.ndarray) -> NetworkInputs:
+    """Rows (N, D) float32, each read by one decision."""
+    nothing = np.empty(0, np.int32)
+    return NetworkInputs(rows, np.empty((0, 0), np.int32), nothing, np.zeros(1, np.int64), np.arange(len(rows)))
 
 
 def layout(widths: list[int], norm: bool, tanh: bool, coded: bool) -> NetworkShape:

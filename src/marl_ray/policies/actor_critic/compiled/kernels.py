@@ -1,9 +1,10 @@
 """Small perceptrons compiled by numba on BLAS: acting, and the gradient step of PPO's loss, without torch's dispatch.
 
 A network is one row of float32 weights in the order of `Network.parameters()`, and its `widths` (layers + 1,): those of
-the input, the hidden layers and the output. Its input is a row of numbers (D,) or, for categories, a row of codes (K,):
-the numbers of the weight rows that its first layer adds up. Rows pass in blocks that stay in the processor's cache. All
-compiled code stands in this one file, because numba's cache on disk notices a change only in the file that it compiles.
+the input, the hidden layers and the output. Its input is a row of numbers (D,) or, for categories, a row of codes (K,). A
+code stands for some entries' categories, and so for some rows of the first layer's weights, which that layer adds up. Rows
+pass in blocks that stay in the processor's cache. All code that calls each other stands in this one file, because numba's
+cache on disk notices a change only in the file that it compiles.
 `error_model="numpy"` matters: a check of every divisor for zero would keep the compiler from computing sixteen numbers
 at once.
 """
@@ -68,39 +69,69 @@ def standardise(rows: np.ndarray, out: np.ndarray) -> None:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
-def gather(matrix: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
-    """Write the sum of the weight rows (categories, width) that each row of codes (n, K) names; `out` is (n, width)."""
+def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.ndarray) -> None:
+    """Write the table (codes, width): the sum of the rows of `matrix` (categories, width) that belong to each code, which
+    are `parts[bounds[c] : bounds[c + 1]]`."""
+    for c in range(len(table)):
+        out = table[c]
+        out[:] = F(0)
+        for part in parts[bounds[c] : bounds[c + 1]]:
+            own = matrix[part]
+            for j in range(len(out)):
+                out[j] += own[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def disjoin(slopes: np.ndarray, parts: np.ndarray, bounds: np.ndarray, gradient: np.ndarray) -> None:
+    """Add the slopes (codes, width) of the table that `join` wrote to the gradient of the matrix."""
+    for c in range(len(slopes)):
+        slope = slopes[c]
+        for part in parts[bounds[c] : bounds[c + 1]]:
+            own = gradient[part]
+            for j in range(len(slope)):
+                own[j] += slope[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def gather(table: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+    """Write the sum of the rows of the table (codes, width) that each row of codes (n, K) names; `out` is (n, width)."""
     entries = codes.shape[1]
     for i in range(len(codes)):
         row, own = out[i], codes[i]
         row[:] = F(0)
         for k in range(0, entries - 3, 4):  # four at once: the sum is read and written a fourth as often
-            w, x, y, z = matrix[own[k]], matrix[own[k + 1]], matrix[own[k + 2]], matrix[own[k + 3]]
+            w, x, y, z = table[own[k]], table[own[k + 1]], table[own[k + 2]], table[own[k + 3]]
             for j in range(len(row)):
                 row[j] += (w[j] + x[j]) + (y[j] + z[j])
         for k in range(entries // 4 * 4, entries):
-            w = matrix[own[k]]
+            w = table[own[k]]
             for j in range(len(row)):
                 row[j] += w[j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
-def scatter(slope: np.ndarray, codes: np.ndarray, gradient: np.ndarray) -> None:
-    """Add each row of slopes (n, width) to the rows of `gradient` (categories, width) that its codes (n, K) name."""
+def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
+    """Add each row of slopes (n, width) to the rows of `slopes` (codes, width) that its codes (n, K) name."""
     for i in range(len(codes)):
         row = slope[i]
         for c in codes[i]:
-            own = gradient[c]
+            own = slopes[c]
             for j in range(len(row)):
                 own[j] += row[j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
 def forward(
-    weights: np.ndarray, net: NetworkShape, inputs: np.ndarray, codes: np.ndarray, space: np.ndarray
+    weights: np.ndarray,
+    net: NetworkShape,
+    inputs: np.ndarray,
+    codes: np.ndarray,
+    table: np.ndarray,
+    space: np.ndarray,
 ) -> np.ndarray:
-    """Outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K). `space` keeps,
-    one after another, the scaled input if there is a norm, and every layer's outputs."""
+    """Outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K), whose sums the
+    `table` has (see `join`). `space` keeps, one after another, the scaled input if there is a norm, and every layer's
+    outputs."""
     n, at, used, hidden = len(codes) if net.coded else len(inputs), 0, 0, inputs
     if net.norm:
         d = net.widths[0]
@@ -110,12 +141,12 @@ def forward(
                 hidden[i, j] = inputs[i, j] * weights[j] + weights[d + j]
     for layer in range(len(net.widths) - 1):
         a, b = net.widths[layer], net.widths[layer + 1]
-        matrix, bias = weights[at : at + a * b], weights[at + a * b : at + a * b + b]
+        bias = weights[at + a * b : at + a * b + b]
         out = space[used : used + n * b].reshape(n, b)
         if layer == 0 and net.coded:
-            gather(matrix.reshape(a, b), codes, out)
+            gather(table, codes, out)
         else:
-            np.dot(hidden, matrix.reshape(b, a).T, out)
+            np.dot(hidden, weights[at : at + a * b].reshape(b, a).T, out)
         if layer + 2 < len(net.widths):
             activate(out, bias, net.tanh)
         else:
@@ -133,12 +164,13 @@ def backward(
     net: NetworkShape,
     inputs: np.ndarray,
     codes: np.ndarray,
+    slopes: np.ndarray,
     space: np.ndarray,
     slope: np.ndarray,
     room: np.ndarray,
 ) -> None:
-    """Add the gradient of the weights to `gradient`, given that of the outputs, `slope` (n, out), and what `forward` left
-    in `space`. `room` (3, ...) is memory for the products."""
+    """Add the gradient of the weights to `gradient`, or to `slopes` that of the table of codes, given that of the outputs,
+    `slope` (n, out), and what `forward` left in `space`. `room` (3, ...) is memory for the products."""
     n, at, used = len(slope), net.size, 0
     for width in net.widths[1:]:
         used += n * width
@@ -153,7 +185,7 @@ def backward(
             for j in range(b):
                 bias[j] += slope[i, j]
         if layer == 0 and net.coded:
-            scatter(slope, codes, gradient[at : at + a * b].reshape(a, b))
+            scatter(slope, codes, slopes)
             break
         below = inputs
         if layer > 0 or net.norm:
@@ -184,71 +216,30 @@ def backward(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def normalize(row: np.ndarray) -> None:
-    """Logits (A,) to log-probabilities, in place."""
-    most, total = row[0], F(0)
-    for x in row:
-        most = max(most, x)
-    for j in range(len(row)):
-        row[j] -= most
-        total += F(math.exp(row[j]))
-    for j in range(len(row)):
-        row[j] -= F(math.log(total))
+def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.ndarray:
+    """The table of the inputs' codes (codes, width); without rows for a network over vectors."""
+    if not net.coded:
+        return np.empty((0, 0), np.float32)
+    a, b = net.widths[0], net.widths[1]
+    table = np.empty((len(inputs.bounds) - 1, b), np.float32)
+    join(weights[: a * b].reshape(a, b), inputs.parts, inputs.bounds, table)
+    return table
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def evaluate(
-    weights: np.ndarray, net: NetworkShape, rows: np.ndarray, codes: np.ndarray, outputs: np.ndarray
-) -> None:
-    """Write the outputs (N, out) of raw rows (N, D), or of codes (N, K)."""
+def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outputs: np.ndarray) -> None:
+    """Write the outputs (R, out) of the inputs, whose rows are raw."""
     space = np.empty(BLOCK * net.row_space, np.float32)
-    block = np.empty((BLOCK, rows.shape[1]), np.float32)
+    block, table = np.empty((BLOCK, inputs.rows.shape[1]), np.float32), joined(weights, net, inputs)
     for start in range(0, len(outputs), BLOCK):
-        part = rows[start : start + BLOCK]
-        inputs = block[: len(part)]
+        part = inputs.rows[start : start + BLOCK]
+        rows = block[: len(part)]
         if net.norm:
-            standardise(part, inputs)
+            standardise(part, rows)
         else:
-            inputs[:] = part
+            rows[:] = part
         own = outputs[start : start + BLOCK]
-        own[:] = forward(weights, net, inputs, codes[start : start + BLOCK], space)
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def act(
-    outputs: np.ndarray,
-    allowed: np.ndarray,
-    noise: np.ndarray,
-    greedy: np.ndarray,
-    actions: np.ndarray,
-    log_probs: np.ndarray,
-) -> None:
-    """Draw actions (N,) and their log-probabilities from logits (N, A), which become log-probabilities, and uniforms (N,).
-
-    Like `Categorical.sample` it inverts the distribution function in float64, scaled by the rounded sum. `allowed` is (N,
-    A), or (0, A) for all choices; rows in `greedy` (N,) take the most likely action.
-    """
-    for i in range(len(outputs)):
-        row = outputs[i]
-        if len(allowed):
-            for j in range(len(row)):
-                if not allowed[i, j]:
-                    row[j] = FORBIDDEN
-        normalize(row)
-        choice = 0
-        if greedy[i]:
-            for j in range(len(row)):
-                if row[j] > row[choice]:
-                    choice = j
-        else:
-            total = F(0)
-            for x in row:
-                total += F(math.exp(x))
-            level, edge = noise[i] * np.float64(total), F(0)
-            for j in range(len(row) - 1):
-                edge += F(math.exp(row[j]))
-                choice += level >= np.float64(edge)
-        actions[i], log_probs[i] = choice, row[choice]
+        own[:] = forward(weights, net, rows, inputs.codes[start : start + BLOCK], table, space)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -372,7 +363,7 @@ def ppo_gradient(
 
     `weights` are those of the actor, then those of the critic. Decisions that read the same row pass as one.
     """
-    block = BLOCK
+    block, first, last = BLOCK, weights[: actor.size], weights[actor.size :]
     rows_of, codes_of = inputs.rows, inputs.codes
     widest = max(actor.widths[1:].max(), critic.widths[1:].max(), rows_of.shape[1])
     products = max(actor.largest_product, critic.largest_product)
@@ -380,6 +371,8 @@ def ppo_gradient(
     room = np.empty((3, max(products, block * widest)), np.float32)
     part, part_codes = np.empty((block, rows_of.shape[1]), np.float32), np.empty((block, codes_of.shape[1]), np.int32)
     used, bounds, decisions = by_row(chosen, inputs.numbers, max(len(rows_of), len(codes_of)))
+    actor_table, critic_table = joined(first, actor, inputs), joined(last, critic, inputs)
+    actor_slopes, critic_slopes = np.zeros_like(actor_table), np.zeros_like(critic_table)
     gradient[:] = 0
     for start in range(0, len(used), block):
         own, ends = used[start : start + block], bounds[start : start + block + 1]
@@ -389,12 +382,17 @@ def ppo_gradient(
             else:
                 part[i] = rows_of[own[i]]
         rows, codes = part[: len(own)], part_codes[: len(own)]
-        outputs = forward(weights[: actor.size], actor, rows, codes, space)
+        outputs = forward(first, actor, rows, codes, actor_table, space)
         policy_slopes(outputs, allowed, ends, decisions, data, terms, sums)
-        backward(weights[: actor.size], gradient[: actor.size], actor, rows, codes, space, outputs, room)
-        values = forward(weights[actor.size :], critic, rows, codes, space)
+        backward(first, gradient[: actor.size], actor, rows, codes, actor_slopes, space, outputs, room)
+        values = forward(last, critic, rows, codes, critic_table, space)
         value_slopes(values, ends, decisions, data, terms, sums)
-        backward(weights[actor.size :], gradient[actor.size :], critic, rows, codes, space, values, room)
+        backward(last, gradient[actor.size :], critic, rows, codes, critic_slopes, space, values, room)
+    if actor.coded:
+        a, b, c = actor.widths[0], actor.widths[1], critic.widths[1]
+        disjoin(actor_slopes, inputs.parts, inputs.bounds, gradient[: a * b].reshape(a, b))
+        own_part = gradient[actor.size : actor.size + a * c]
+        disjoin(critic_slopes, inputs.parts, inputs.bounds, own_part.reshape(a, c))
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]

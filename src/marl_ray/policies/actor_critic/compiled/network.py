@@ -1,19 +1,17 @@
 """Small networks over vectors or categories, evaluated by compiled code; other networks have none and stay with torch."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from marl_ray.policies.actor_critic.compiled.arguments import (
-    NO_CODES,
-    NO_ROWS,
-    NetworkShape,
-    layout,
-    limit_blas_threads,
-)
+from marl_ray.policies.actor_critic.compiled.arguments import NetworkShape, layout, limit_blas_threads, of_vectors
 from marl_ray.policies.actor_critic.networks import Network, OneHotLinear, VectorLinear
+
+if TYPE_CHECKING:
+    from marl_ray.policies.actor_critic.compiled.rows import Categories
 
 LARGEST = 50_000
 """Most weights in the matrix products of a network for which compiled code is faster than torch, whose products of large
@@ -41,6 +39,15 @@ def layout_of(network: Network) -> NetworkShape:
     return layout(widths, isinstance(first.norm, nn.LayerNorm), tanh, False)
 
 
+def categories_of(network: Network) -> "Categories | None":
+    """The categories that a network that `is_small` reads; None for one over vectors."""
+    if not isinstance(network.first, OneHotLinear):
+        return None
+    from marl_ray.policies.actor_critic.compiled.rows import Categories  # loads numba
+
+    return Categories.of(network.first.offsets.numpy(), len(network.first.weight))
+
+
 def flat_weights(parameters: Sequence[Tensor]) -> np.ndarray:
     """The weights as one row, a copy."""
     return np.concatenate([parameter.detach().numpy().reshape(-1) for parameter in parameters])
@@ -53,25 +60,17 @@ class CompiledNetwork:
         """Take over the weights of a network that `is_small`."""
         limit_blas_threads()
         self.layout, self.weights = layout_of(network), flat_weights(list(network.parameters()))
-        self.offsets: np.ndarray | None = None
-        """(K,) int32: the number of the first weight row of each category; None for vectors."""
-        if isinstance(network.first, OneHotLinear):
-            self.offsets = network.first.offsets.numpy().astype(np.int32)
+        self.categories = categories_of(network)
 
     def outputs(self, rows: np.ndarray) -> np.ndarray:
         """Outputs (N, out) float32 from raw rows (N, D): float32, or integers for categories."""
         from marl_ray.policies.actor_critic.compiled.kernels import evaluate
-        from marl_ray.policies.actor_critic.compiled.rows import coded_rows
 
-        width = int(self.layout.widths[-1])
-        if self.offsets is None:
-            outputs = np.empty((len(rows), width), np.float32)
-            evaluate(self.weights, self.layout, np.ascontiguousarray(rows), NO_CODES, outputs)
-            return outputs
-        codes, numbers = coded_rows(np.ascontiguousarray(rows), self.offsets)
-        outputs = np.empty((len(codes), width), np.float32)
-        evaluate(self.weights, self.layout, NO_ROWS, codes, outputs)
-        return outputs[numbers]
+        rows = np.ascontiguousarray(rows)
+        inputs = of_vectors(rows) if self.categories is None else self.categories.inputs(rows)
+        outputs = np.empty((max(len(inputs.rows), len(inputs.codes)), self.layout.widths[-1]), np.float32)
+        evaluate(self.weights, self.layout, inputs, outputs)
+        return outputs if self.categories is None else outputs[inputs.numbers]
 
     def infer(self, rows: Tensor) -> Tensor:
         """Outputs (N, out) from raw rows (N, D), as `Network.infer` computes them."""
@@ -84,7 +83,7 @@ class CompiledNetwork:
 
         Uniforms are (N,) float64; `allowed` (N, A) bool; rows in `greedy` (N,) take the most likely action.
         """
-        from marl_ray.policies.actor_critic.compiled.kernels import act
+        from marl_ray.policies.actor_critic.compiled.sampling import act
 
         outputs = self.outputs(rows)
         actions, log_probs = np.empty(len(rows), np.int64), np.empty(len(rows), np.float32)

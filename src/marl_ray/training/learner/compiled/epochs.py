@@ -8,18 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from marl_ray.policies.actor_critic.compiled.arguments import (
-    NO_CODES,
-    NO_ROWS,
-    DecisionArrays,
-    NetworkInputs,
-    NetworkShape,
-    PPOTerms,
-)
+from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOTerms, of_vectors
 from marl_ray.policies.actor_critic.compiled.kernels import adam_step, ppo_gradient, standardise
-from marl_ray.policies.actor_critic.compiled.network import layout_of
-from marl_ray.policies.actor_critic.compiled.rows import coded_rows
-from marl_ray.policies.actor_critic.networks import Network, OneHotLinear
+from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
+from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import Diverged
@@ -41,7 +33,7 @@ class CompiledBatch:
         model, hyper, batch = cast(ActorCritic, policy.rollout_model), policy.hyper, prepared.batch
         assert model.critic is not None and prepared.returns is not None
         self.actor, self.critic = layout_of(model.actor), layout_of(model.critic)
-        self.inputs = _inputs(model.actor, self.actor, batch.observations.flatten(0, 1))
+        self.inputs = _inputs(model.actor, batch.observations.flatten(0, 1))
         masks, actions = batch.action_masks, int(self.actor.widths[-1])
         self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
         floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
@@ -125,16 +117,16 @@ def descend(
     return state, metrics
 
 
-def _inputs(network: Network, shape: NetworkShape, observations: Tensor) -> NetworkInputs:
+def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
     """The rows that the decisions (N,) read, from their observations (N, D)."""
-    if isinstance(network.first, OneHotLinear):
-        codes, numbers = coded_rows(_array(observations), network.first.offsets.numpy().astype(np.int32))
-        return NetworkInputs(NO_ROWS, codes, numbers)
+    if (categories := categories_of(network)) is not None:
+        return categories.inputs(_array(observations))
     rows = _array(observations, np.float32)
-    if shape.norm:
-        raw, rows = rows, np.empty_like(rows)
-        standardise(raw, rows)
-    return NetworkInputs(rows, NO_CODES, np.arange(len(rows)))
+    if not layout_of(network).norm:
+        return of_vectors(rows)
+    normalised = np.empty_like(rows)
+    standardise(rows, normalised)
+    return of_vectors(normalised)
 
 
 def _total(sums: np.ndarray) -> np.ndarray:
