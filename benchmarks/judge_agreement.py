@@ -150,7 +150,9 @@ def official(python: Path, programs: Sequence[Program], threads: int) -> list[st
 def in_our_sandbox(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
     """The verdict of official mode."""
     with ThreadPoolExecutor(threads) as workers:
-        return list(workers.map(lambda program: pool.official(program.full_text, Limits(cpu_s=program.timeout)), programs))
+        return list(
+            workers.map(lambda program: pool.official(program.full_text, Limits(cpu_s=program.timeout)), programs)
+        )
 
 
 def hardened(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:

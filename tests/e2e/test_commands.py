@@ -132,11 +132,13 @@ def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: P
         script = ["python", "jobs/train.py", CONFIG, *SHORT, f"storage={job}"]
         by_ray = side_by_side.submit(command, "ray", "job", "submit", *address, "--", *script, **token)
         run = ["train", CONFIG, *SHORT, f"storage={submitted}"]
-        by_us = side_by_side.submit(command, "marl-ray", "submit", *run, *address, **token)
+        by_us = side_by_side.submit(command, "marl-ray", "submit", *run, *address, "--json", **token)
         train_alone(load_config(RunConfig, ROOT / CONFIG, SHORT), tmp_path / "here" / "gridworld-mappo")
-    for done in (by_ray.result(), by_us.result()):
+    for done, log in ((by_ray.result(), by_ray.result().stdout), (by_us.result(), by_us.result().stderr)):
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "gridworld-mappo: best return" in done.stdout
+        assert "gridworld-mappo: best return" in log
+    ended = json.loads(by_us.result().stdout)
+    assert (ended["name"], ended["status"]) == ("gridworld-mappo", 0) and ended["job"].startswith("marl-ray-")
     assert trained(tmp_path / "here") == trained(job) == trained(submitted)
 
 

@@ -24,6 +24,8 @@ from marl_ray.config import SPECS
 
 RUN, SWEEP = "jobs/configs/multigrid_mappo.yaml", "jobs/configs/sweep_gridworld.yaml"
 CLUSTER, SERVE = "cluster/configs/training.yaml", "serve/configs/gridworld.yaml"
+WITHOUT_DOCUMENT = {"tasks", "config schema", "runs logs", "cluster logs", "cluster local"}
+"""Two print JSON always, two print a log as it is, and one starts nodes and waits."""
 LINE = 63
 """Most characters of a command's line in the help, in a terminal of 80 columns."""
 
@@ -50,10 +52,10 @@ def test_every_command_has_a_short_line_and_every_option_a_meaning():
         ] == [], path
 
 
-def test_every_document_has_a_form():
-    assert {path for path, command in commands() if any(option.name == "as_json" for option in command.params)} == set(
-        FORMS
-    )
+def test_every_listing_and_result_can_be_a_document_whose_form_is_told():
+    with_document = {path for path, command in commands() if any(option.name == "as_json" for option in command.params)}
+    assert with_document == set(FORMS)
+    assert {path for path, _ in commands()} - with_document == WITHOUT_DOCUMENT
 
 
 def test_the_help_begins_with_train_and_has_groups():
@@ -83,9 +85,9 @@ def test_the_program_is_a_module_too_and_its_help_loads_nothing_large():
 )
 def test_a_shell_completes_names(words: str, expected: list[str]):
     number = str(len(words.split()) - 1)
-    environment = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    asked = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
     program = [sys.executable, "-m", "marl_ray"]
-    done = subprocess.run(program, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, env=os.environ | asked, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == expected, done.stderr
 
 
@@ -94,7 +96,7 @@ def test_a_shell_completes_names(words: str, expected: list[str]):
     [
         (("trian",), "Did you mean 'train'"),
         (("runs", "resme"), "Did you mean 'resume'"),
-        (("experiment", "lst"), "Did you mean 'list'"),
+        (("experiment", "list"), "Did you mean 'ls'"),
         (("train", RUN, "hyper.lrr=1"), "unknown key 'hyper.lrr'; did you mean hyper.lr or hyper.lr_warmup?"),
         (("train", RUN, "hyper.learning_rate=1"), "unknown key 'hyper.learning_rate'; did you mean hyper.lr?"),
         (("train", RUN, "total_steps=9"), "unknown key 'total_steps'; did you mean train.total_steps?"),
@@ -134,8 +136,33 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
     done = marl_ray(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert expected in " ".join(done.stderr.split())
-    if not expected.startswith("Did"):
-        assert done.stderr.startswith("marl-ray: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("marl-ray") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("train",), "marl-ray train: Missing argument 'CONFIG'; marl-ray train --help tells more"),
+        (("runs", "ls", "--jsno"), "marl-ray runs ls: No such option: --jsno (Possible options: --json)"),
+        (("train", RUN, "--hyper.lr=3"), "; a key of the config has no dashes: hyper.lr=VALUE; "),
+        (("tasks", "nope"), "marl-ray tasks: Invalid value for 'kind': 'nope' is not one of 'python', 'arithmetic'"),
+        (("train", RUN, "name="), f"marl-ray: {RUN}: name: expected text, got nothing"),
+        (
+            ("train", RUN, "name=a/b"),
+            "name: expected letters, digits, _, . and -, a letter or digit first, at most 100",
+        ),
+        (("train", RUN, "hyper.lr=fast"), "hyper.lr: expected a number, got 'fast'"),
+        (("train", RUN, "train.total_steps=1.5"), "train.total_steps: expected a whole number, got 1.5"),
+        (
+            ("train", RUN, "resume_from=models:/x/1"),
+            "'models:/x/1' is a bundle, which has no optimiser; expected a run's",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_was_expected(arguments: tuple[str, ...], expected: str):
+    done = marl_ray(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert expected in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):
@@ -146,7 +173,7 @@ def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):
 
 
 def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
-    listed = {entry["name"]: entry["language_models"] for entry in document("algorithms")}
+    listed = {one["name"]: one["language_models"] for one in document("algorithms")}
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3", "agent": "solver"}\n')
     for name, spec in SPECS.items():
@@ -175,9 +202,7 @@ def document(*arguments: str | Path, status: int = 0, folder: Path = ROOT) -> An
 
 def test_documents_have_their_forms(tmp_path: Path):
     listed = document("algorithms")
-    assert [entry["name"] for entry in listed] == list(SPECS) and all(
-        set(entry) == keys_of("algorithms") for entry in listed
-    )
+    assert [one["name"] for one in listed] == list(SPECS) and all(set(one) == keys_of("algorithms") for one in listed)
     defaults = {each["key"]: each["default"] for each in document("algorithms", "dapo")["hyper"]}
     assert defaults["hyper.clip_high"] == 0.28
     keys = document("config", "reference")
@@ -187,7 +212,7 @@ def test_documents_have_their_forms(tmp_path: Path):
     checked = document("lint", SERVE)
     assert set(checked) == keys_of("lint") == keys_of("cluster lint") and checked["passed"]
     refused = document("lint", RUN, status=2)
-    assert [finding["advice"] for finding in refused["findings"]] == [False] and not refused["passed"]
+    assert [one["advice"] for one in refused["findings"]] == [False] and not refused["passed"]
     manifests = document("cluster", "render", CLUSTER)
     assert all(keys_of("cluster render") <= set(manifest) for manifest in manifests)
     planned = document("experiment", "plan", "--effect", "0.05", "--sd", "0.5")

@@ -278,7 +278,7 @@ def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):
 @pytest.mark.parametrize("parts", [SERVICE, {"job": {"entrypoint": "x", "schedule": "0 3 * * *"}}])
 def test_a_run_is_submitted_to_no_gateway_and_by_no_clock(tmp_path, parts):
     with pytest.raises(MarlRayError, match=r"--kuberay: expected the config of a cluster without service"):
-        submission.submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts))
+        submission.submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts), "x")
 
 
 @pytest.mark.parametrize("name", ["Train", "a" * 48, "a/b", "a\n"])

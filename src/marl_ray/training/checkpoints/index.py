@@ -3,9 +3,9 @@
 A checkpoint is `checkpoint_ITERATION_ATTEMPT`, where ATTEMPT numbers the groups of workers. Names sort by age. A group never
 writes into a folder of another, which may still be alive on a machine that was cut off.
 
-`starts/ATTEMPT_ITERATION` says that a group has begun, and from the checkpoint of which iteration: it plays all later ones
-again, and their rows of metrics are its own. A later checkpoint of an earlier group is thus a stray and counts for nothing,
-even where that group completes it only afterwards.
+`starts/ATTEMPT` says that a group has taken this number, and `starts/ATTEMPT_ITERATION` that it has begun, and from the
+checkpoint of which iteration: it plays all later ones again, and their rows of metrics are its own. A later checkpoint of an
+earlier group is thus a stray and counts for nothing, even where that group completes it only afterwards.
 """
 
 import contextlib
@@ -36,11 +36,15 @@ NAME = re.compile(rf"{PREFIX}(\d+)(?:_(\d+))?")
 nor removed."""
 STARTS = "starts"
 """Folder of the starts of groups in a run's folder; each is an empty file."""
-START = re.compile(r"(\d+)_(\d+|anew)")
+START = re.compile(r"(\d+)(?:_(\d+|anew))?")
 STATE = "state.json"
 """The file of a checkpoint with the state that is equal on all workers."""
 BUNDLE = "bundle"
 """Folder of the bundle in a checkpoint that was the best so far."""
+
+
+class Replaced(MarlRayError):
+    """Another group of workers has begun in place of this one."""
 
 
 class Published(NamedTuple):
@@ -58,12 +62,15 @@ class Published(NamedTuple):
         return any(file.startswith(f"{BUNDLE}/") for file in self.manifest.files)
 
 
-def attempt_number(folder: StoredFolder) -> int:
-    """A number for a new group of workers, greater than those of the groups before it, whose checkpoints are in the folder:
-    milliseconds, or one more than theirs where groups begin at once or the clock was set back. Raises OSError."""
+def take_number(folder: StoredFolder) -> int:
+    """A number for a new group of workers, greater than those of the groups before it: milliseconds, or one more than
+    theirs where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group that sleeps
+    afterwards learns of the next. Raises OSError."""
     names = (_named(place) for place in _folders(folder))
-    before = [int(name[2]) for name in names if name is not None and name[2] is not None] + list(_starts(folder))
-    return max(time.time_ns() // 1_000_000, 1 + max(before, default=0))
+    before = [int(name[2]) for name in names if name is not None and name[2] is not None]
+    attempt = max(time.time_ns() // 1_000_000, 1 + max([*before, *_starts(folder)], default=0))
+    _write_start(folder, f"{attempt:010d}")
+    return attempt
 
 
 def checkpoint_name(iteration: int, attempt: int) -> str:
@@ -74,19 +81,30 @@ def checkpoint_name(iteration: int, attempt: int) -> str:
 def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
     """Say that this group goes on from the checkpoint of iteration `after`, or begins anew where it is None. It is called
     before the rows after it are removed. Raises OSError."""
-    folder.filesystem.create_dir((folder / STARTS).path)
-    name = f"{attempt:010d}_{'anew' if after is None else f'{after:08d}'}"
-    with folder.filesystem.open_output_stream((folder / STARTS / name).path) as stream:
-        stream.write(b"")
+    _write_start(folder, f"{attempt:010d}_{'anew' if after is None else f'{after:08d}'}")
 
 
-def check_last_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
-    """Raise OSError if a later group has begun. It is called when the rows after iteration `after` have been removed, the
-    later group's too perhaps: checkpoints that cover these are strays from then on."""
+def check_last_group(folder: StoredFolder, attempt: int) -> None:
+    """Raise Replaced if a later group has taken a number; raises OSError."""
     last = max(_starts(folder), default=attempt)
     if last > attempt:
-        note_start(folder, last + 1, after)
-        raise OSError(f"{folder}: other workers have begun meanwhile; only one group may write it")
+        raise Replaced(f"{folder}: other workers have begun in place of these, which gave no sign; these stop")
+
+
+def check_rows_own(folder: StoredFolder, attempt: int, after: int | None) -> None:
+    """Raise Replaced if a later group has taken a number. It is called when the rows after iteration `after` have been
+    removed, which may be the later group's: the checkpoints that cover them are strays from then on. Raises OSError."""
+    try:
+        check_last_group(folder, attempt)
+    except Replaced:
+        note_start(folder, take_number(folder), after)
+        raise
+
+
+def _write_start(folder: StoredFolder, name: str) -> None:
+    folder.filesystem.create_dir((folder / STARTS).path)
+    with folder.filesystem.open_output_stream((folder / STARTS / name).path) as stream:
+        stream.write(b"")
 
 
 def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
@@ -249,11 +267,15 @@ def _named(place: StoredFolder) -> re.Match[str] | None:
     return NAME.fullmatch(place.path.rpartition("/")[2])
 
 
-def _starts(folder: StoredFolder) -> dict[int, int]:
-    """Attempt -> the iteration of the checkpoint that it went on from; -1 where it began anew. Raises OSError."""
+def _starts(folder: StoredFolder) -> dict[int, int | None]:
+    """Attempt -> the iteration of the checkpoint that it went on from, -1 where it began anew, and None before it has
+    begun. Raises OSError."""
     infos = folder.filesystem.get_file_info(fs.FileSelector((folder / STARTS).path, allow_not_found=True))
-    names = filter(None, (START.fullmatch(info.base_name) for info in infos))
-    return {int(name[1]): -1 if name[2] == "anew" else int(name[2]) for name in names}
+    starts: dict[int, int | None] = {}
+    for name in filter(None, (START.fullmatch(info.base_name) for info in infos)):
+        attempt, after = int(name[1]), name[2]
+        starts[attempt] = starts.get(attempt) if after is None else -1 if after == "anew" else int(after)
+    return starts
 
 
 def _strays(folder: StoredFolder) -> list[StoredFolder]:
@@ -261,12 +283,13 @@ def _strays(folder: StoredFolder) -> list[StoredFolder]:
     return [place for place in _folders(folder) if _is_stray(place, starts) and is_checkpoint(place)]
 
 
-def _is_stray(place: StoredFolder, starts: Mapping[int, int]) -> bool:
+def _is_stray(place: StoredFolder, starts: Mapping[int, int | None]) -> bool:
     """True for the checkpoint of iterations that a later group plays again."""
     name = _named(place)
     if name is None or name[2] is None:
         return False
-    return any(int(name[2]) < attempt and after < int(name[1]) for attempt, after in starts.items())
+    begun = ((attempt, after) for attempt, after in starts.items() if after is not None)
+    return any(int(name[2]) < attempt and after < int(name[1]) for attempt, after in begun)
 
 
 def _folders(folder: StoredFolder) -> list[StoredFolder]:

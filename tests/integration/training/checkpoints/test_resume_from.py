@@ -152,6 +152,10 @@ def damage(folder: Path, how: str) -> None:
             (folder / "manifest.json").unlink()
         case "all":
             shutil.rmtree(folder)
+        case "bundle":
+            shutil.rmtree(folder)
+            folder.mkdir()
+            (folder / "bundle.json").write_text("{}")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,7 @@ def damage(folder: Path, how: str) -> None:
         ("unpublished", "is no checkpoint, and no run that has one; looked for "),
         ("format", "has checkpoint format 1, expected 2; it can be read by the version of marl-ray that wrote it"),
         ("all", "is no checkpoint, and no run that has one; looked for "),
+        ("bundle", "is a bundle, which has no optimiser; expected a run's name, its folder or a checkpoint in it"),
     ],
 )
 def test_a_checkpoint_that_is_damaged_is_refused(base: Path, tmp_path: Path, how: str, message: str):

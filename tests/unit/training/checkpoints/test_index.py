@@ -11,15 +11,17 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import (
     Published,
-    attempt_number,
+    Replaced,
     best,
-    check_last_start,
+    check_last_group,
+    check_rows_own,
     checkpoint_name,
     checkpoints_in,
     newest,
     note_start,
     own_checkpoints,
     published,
+    take_number,
     tidy,
     unneeded,
 )
@@ -60,11 +62,11 @@ def iterations(checkpoints: list[Published]) -> list[int]:
 def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_numbers(tmp_path: Path):
     """Under one number the folder that a killed worker left half-written would be the next group's own."""
     folder = folder_here(tmp_path)
-    first = attempt_number(folder)
+    first = take_number(folder)
     Path(tmp_path, checkpoint_name(3, first)).mkdir()
-    assert attempt_number(folder) > first
+    assert take_number(folder) > first
     Path(tmp_path, checkpoint_name(4, first * 10)).mkdir()
-    assert attempt_number(folder) == first * 10 + 1
+    assert take_number(folder) == first * 10 + 1
 
 
 def test_the_newest_and_the_best_are_kept():
@@ -193,16 +195,18 @@ def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(
     tidy(folder, 100, None, 4)
     own_checkpoints(folder, IDENTITY, lines.append)
     assert len(lines) == len(replayed)  # they are withdrawn
-    assert attempt_number(folder) > 4
+    assert take_number(folder) > 4
 
 
 def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp_path: Path):
     folder = folder_here(tmp_path)
-    note_start(folder, 1, None)
-    check_last_start(folder, 1, None)
-    note_start(folder, 2, None)
-    write(folder, 3, attempt=2)
+    first, second = take_number(folder), take_number(folder)
+    check_last_group(folder, second)
+    note_start(folder, second, None)
+    write(folder, 3, attempt=second)
     assert len(checkpoints_in(folder)) == 1
-    with pytest.raises(OSError, match="other workers have begun"):
-        check_last_start(folder, 1, 2)
+    with pytest.raises(Replaced, match="other workers have begun"):
+        check_last_group(folder, first)
+    with pytest.raises(Replaced, match="other workers have begun"):
+        check_rows_own(folder, first, 2)
     assert checkpoints_in(folder) == []
