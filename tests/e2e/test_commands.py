@@ -37,7 +37,7 @@ def trained(storage: Path, name: str = "gridworld-mappo") -> dict[int, dict[str,
     """Steps -> policy -> sha256 of its weights in the bundles that a run has kept."""
     kept = [Manifest.model_validate_json(p.read_bytes()) for p in (storage / name).glob("*/bundle/bundle.json")]
     assert kept
-    return {one.lineage.steps: {policy: part.sha256 for policy, part in one.policies.items()} for one in kept}
+    return {entry.lineage.steps: {policy: part.sha256 for policy, part in entry.policies.items()} for entry in kept}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["submit", "--help"], ["demo", "--help"]])
@@ -71,8 +71,8 @@ def test_algorithms_are_listed_with_papers_needs_and_hyper_parameters():
     lines = marl_ray("algorithms").stdout.splitlines()
     assert [line.split()[0] for line in lines[: len(SPECS)]] == list(SPECS)
     assert any("macpo" in line and "2110.02793" in line and "costs and budgets" in line for line in lines)
-    one = marl_ray("algorithms", "dapo").stdout
-    assert "hyper.clip_high = 0.28" in one and "hyper.kl_coef = 0.0" in one
+    described = marl_ray("algorithms", "dapo").stdout
+    assert "hyper.clip_high = 0.28" in described and "hyper.kl_coef = 0.0" in described
     done = marl_ray("algorithms", "dapoo")
     assert done.returncode == 2 and "algorithm: 'dapoo' is unknown" in done.stderr
 

@@ -44,13 +44,13 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
         good = play(site.url, ENDPOINT, run.env, EPISODES)
         assert good.report["status"] == "promoted", good
         assert min(arm["mean"] for arm in good.report["arms"].values()) > 3.0 and good.episodes < EPISODES
-        told = story(good)
-        assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in told), told
+        lines = story(good)
+        assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in lines), lines
         name = roll_out_untrained(run, tmp_path, site.url)
         bad = play(site.url, name, run.env, EPISODES)
         assert bad.report["status"] == "rolled_back" and bad.report["arms"]["candidate"]["verdict"] == "worse", bad
-        told = story(bad)
-        assert any("rollback candidate" in line and "harm proven by outcome" in line for line in told), told
+        lines = story(bad)
+        assert any("rollback candidate" in line and "harm proven by outcome" in line for line in lines), lines
         console = Console(width=120, record=True)
         console.print(table(bad))
     shown = console.export_text()

@@ -126,12 +126,14 @@ def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
         if again:
             resources.delete(cluster, "RayService", "gateway")
         assert marl_ray("cluster", "delete", "rayservice/gateway", "--timeout-s", "10").returncode == 0
-        assert not [one for kind in BESIDE for one in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")]
+        assert not [
+            resource for kind in BESIDE for resource in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")
+        ]
     gateway = "marl-ray-gateway"  # written by hand
     assert marl_ray("cluster", "apply", "cluster/kuberay/rayservice.yaml").returncode == 0
     assert marl_ray("cluster", "delete", f"rayservice/{gateway}", "--timeout-s", "10").returncode == 0
     for kind in BESIDE:
-        assert gateway not in [one["metadata"]["name"] for one in resources.list_all(cluster, *kind)]
+        assert gateway not in [resource["metadata"]["name"] for resource in resources.list_all(cluster, *kind)]
     missing = marl_ray("cluster", "delete", "rayjob/mine")
     assert missing.returncode == 2 and "delete rayjob/mine: there is none in default" in missing.stderr
 

@@ -47,11 +47,13 @@ def test_the_stored_page_is_what_the_commands_say():
 def test_every_command_has_a_short_line_and_every_option_a_meaning():
     for path, command in commands():
         assert 0 < len(command.help.strip().split("\n\n")[0].replace("\n", " ")) <= LINE, path
-        assert [one.name for one in command.params if not getattr(one, "help", None) and one.name != "help"] == [], path
+        assert [
+            option.name for option in command.params if not getattr(option, "help", None) and option.name != "help"
+        ] == [], path
 
 
 def test_every_listing_and_result_can_be_a_document_whose_form_is_told():
-    with_document = {path for path, command in commands() if any(one.name == "as_json" for one in command.params)}
+    with_document = {path for path, command in commands() if any(option.name == "as_json" for option in command.params)}
     assert with_document == set(FORMS)
     assert {path for path, _ in commands()} - with_document == WITHOUT_DOCUMENT
 
