@@ -43,7 +43,7 @@ class RunConfig(Config):
     """Algorithm of every policy that does not name its own: a name that `marl-ray algorithms` lists, or
     `package.module:NAME` of an `Algorithm` of your own."""
     env: EnvConfig
-    team: dict[str, PolicyConfig] = Field({"shared": PolicyConfig()}, min_length=1)
+    team: dict[str, PolicyConfig] = Field(default={"shared": PolicyConfig()}, min_length=1)
     """Policies by name and the agents they play; one policy shared by all agents when not given."""
     hyper: GivenHyper = GivenHyper()
     """Hyper-parameters; a key that is not given has the default of the algorithm, or else of the family of policies.
