@@ -119,6 +119,9 @@ class TrainConfig(Config):
     rollout: Literal["auto", "steps", "episodes"] = "auto"
     """`steps`: every copy plays on where the last batch ended. `episodes`: every copy plays one episode from its start, cut
     at `horizon`. `auto`: episodes where an algorithm needs them whole."""
+    overlap: bool = False
+    """Play the next batch while the team learns from the last one, by weights that are one update older; the loss's ratios
+    are to the probabilities of those. For environments that wait or compute outside of Python."""
     group_size: PositiveInt = 1
     """Copies that share a start (layout, seed) and are compared by group algorithms."""
     branch_turns: NonNegativeInt | None = None
