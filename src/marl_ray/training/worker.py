@@ -42,6 +42,8 @@ class _Start:
     best_left: float
     damaged: list[tuple[str, str]]
     """Paths of the checkpoints whose bundle is not there, each with a line about it."""
+    pass_sizes: dict[str, int]
+    """Policy -> most sequences of a pass, where larger ones had no room."""
 
 
 def worker(payload: dict[Any, Any]) -> Any:
@@ -55,7 +57,8 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
     from marl_ray.training.checkpoints.loading import Unreadable
     from marl_ray.training.checkpoints.storage import Unwritable
-    from marl_ray.training.errors import Diverged
+    from marl_ray.training.errors import Diverged, OutOfMemory
+    from marl_ray.training.machines.short_memory import note_smaller_pass
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
     work_in(payload["folder"])
@@ -77,6 +80,9 @@ def worker(payload: dict[Any, Any]) -> Any:
         return {REFUSED: str(error)}
     except Exception as error:
         write_traceback(config, f"worker-{rank}", traceback.format_exc())
+        if isinstance(error, OutOfMemory):
+            with contextlib.suppress(OSError):  # then the workers start again with passes of the same size
+                note_smaller_pass(folder, error)
         if full := disk_full(error, storage_of(config)):
             raise full from error
         raise
@@ -111,7 +117,7 @@ def _train(config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, jou
     last = run_worker(
         config,
         ray.train.torch.get_device(),
-        RunStart(places, origin, payload["run_id"], best_left=start.best_left),
+        RunStart(places, origin, payload["run_id"], best_left=start.best_left, pass_sizes=start.pass_sizes),
         _listeners(journal, folder, start.damaged if rank == 0 else []),
         CheckpointKeeping(
             lambda iteration: folder / checkpoint_name(iteration, start.attempt), before_checkpoint, tidy
@@ -129,6 +135,7 @@ def _check_owner(config: RunConfig, folder: StoredFolder, lease: Any) -> None:
 
 def _start(config: RunConfig, folder: StoredFolder, journal: Journal) -> _Start:
     from marl_ray.training.checkpoints.index import attempt_number, own_checkpoints
+    from marl_ray.training.machines.short_memory import pass_sizes
 
     own, refused = [], ""
     try:
@@ -136,7 +143,7 @@ def _start(config: RunConfig, folder: StoredFolder, journal: Journal) -> _Start:
     except MarlRayError as error:
         refused = f"no checkpoint can be used: {error}"
     best_left, damaged = (math.inf, []) if refused else _best_left(folder)
-    return _Start(own, refused, attempt_number(folder), best_left, damaged)
+    return _Start(own, refused, attempt_number(folder), best_left, damaged, pass_sizes(folder))
 
 
 def _listeners(journal: Journal, folder: StoredFolder, damaged: list[tuple[str, str]]) -> "Listeners":

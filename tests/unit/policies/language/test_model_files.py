@@ -12,9 +12,10 @@ from toy_models.tokens import LORA, responses, tiny
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.model_files import empty_model
+from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import build_token_policy, frozen_copy, plain_copy
+from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.single_process import process_group
 
 SIZES = {
