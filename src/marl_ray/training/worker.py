@@ -58,7 +58,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.checkpoints.loading import Unreadable
     from marl_ray.training.checkpoints.storage import Unwritable
     from marl_ray.training.errors import Diverged, OutOfMemory
-    from marl_ray.training.machines.short_memory import note_smaller_pass
+    from marl_ray.training.loop.pass_sizes import note_smaller_pass
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
     work_in(payload["folder"])
@@ -135,7 +135,7 @@ def _check_owner(config: RunConfig, folder: StoredFolder, lease: Any) -> None:
 
 def _start(config: RunConfig, folder: StoredFolder, journal: Journal) -> _Start:
     from marl_ray.training.checkpoints.index import attempt_number, own_checkpoints
-    from marl_ray.training.machines.short_memory import pass_sizes
+    from marl_ray.training.loop.pass_sizes import pass_sizes
 
     own, refused = [], ""
     try:

@@ -1,4 +1,4 @@
-"""Where an engine has the weights itself no worker has a whole model; a run and its bundle are as they are otherwise."""
+"""No worker has a whole model where an engine has the weights itself; a run and its bundle are as they are otherwise."""
 
 from pathlib import Path
 
@@ -59,9 +59,9 @@ def test_a_run_and_its_bundle_are_those_of_workers_with_whole_copies(tmp_path, n
     for kind, more in (("whole", []), ("elsewhere", [ELSEWHERE])):
         folders.append(tmp_path / kind)
         rows.append(two_workers(texts.trained, str(folders[-1]), *overrides, *more))
-    for whole, elsewhere in zip(*map(timeless, rows), strict=True):
+    for usual, elsewhere in zip(*map(timeless, rows), strict=True):
         assert elsewhere.pop("engine/log_prob_gap", 0.0) < 1e-5
-        assert elsewhere == pytest.approx(whole, abs=1e-5)
+        assert elsewhere == pytest.approx(usual, abs=1e-5)
     expected, got = (last_bundle(folder) for folder in folders)
     assert sorted(path.relative_to(got) for path in got.rglob("*")) == sorted(
         path.relative_to(expected) for path in expected.rglob("*")

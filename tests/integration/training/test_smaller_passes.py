@@ -11,7 +11,7 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.errors import OutOfMemory
-from marl_ray.training.machines.short_memory import FILE, note_smaller_pass, pass_sizes
+from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
 from marl_ray.training.tracking.mlflow_run import Tracker
 
 WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_batch=4", "tracking.progress=false")

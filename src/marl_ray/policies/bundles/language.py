@@ -94,7 +94,7 @@ class PartedPolicy(NamedTuple):
 
     still: StillWeights
     weights: Iterator[tuple[str, Tensor]]
-    """What `still.merged` returned."""
+    """The result of `still.merged`."""
 
 
 def save_token_bundle(

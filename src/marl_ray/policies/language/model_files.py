@@ -42,7 +42,7 @@ class StoredWeights:
         lm.load_state_dict(state, strict=False, assign=True)
 
     @torch.no_grad()
-    def whole(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
+    def read_complete(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
         """The complete value of a weight on the meta device, one of `tied` names, on `device` and in the weight's type."""
         key = self._key(tied)
         return torch.empty_like(parameter, device=device).copy_(self.files[key].get_slice(key)[:])
@@ -52,7 +52,7 @@ class StoredWeights:
 
     def _read(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
         if not isinstance(parameter, DTensor):
-            return self.whole(tied, parameter, device)
+            return self.read_complete(tied, parameter, device)
         key = self._key(tied)
         stored = self.files[key].get_slice(key)
         mesh, local = parameter.device_mesh, parameter.to_local()

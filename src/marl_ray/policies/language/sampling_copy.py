@@ -139,7 +139,7 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
         elif not frozen:
             continue
         else:
-            value = plain.source.stored.whole(names, own, plain.device) if own.is_meta else own
+            value = plain.source.stored.read_complete(names, own, plain.device) if own.is_meta else own
         for name in names:
             yield bare_name(name), value
 
@@ -205,4 +205,4 @@ class StillWeights:
     def _frozen(self, names: list[str]) -> Tensor:
         own: Tensor = self.policy.lm.get_parameter(names[0])
         assert isinstance(self.policy.source, WeightSource)
-        return self.policy.source.stored.whole(names, own, torch.device("cpu")) if own.is_meta else own
+        return self.policy.source.stored.read_complete(names, own, torch.device("cpu")) if own.is_meta else own

@@ -55,7 +55,7 @@ class Contents:
     """Makes the running episodes of this worker's environment copies."""
     score: float
     bundle: Callable[..., None] | None = None
-    """If the score is the best so far, on rank 0: writes the bundle as the local folder that is its first argument and does
+    """Writes a bundle, if the score is the best so far: on rank 0 as the local folder that is its first argument and does
     not exist yet. Its last argument returns trained weights, (policy, weight) -> tensor; other ranks call it with that
     alone."""
 
