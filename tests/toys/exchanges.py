@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from marl_ray.envs.registry import make_env
+from marl_ray.policies.language.sharding import shard
 from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.costs import CostStats
 from marl_ray.training.loop.collection import build_collector
@@ -28,8 +29,10 @@ class Exchanges(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def counted(replicate: int, *overrides: str) -> dict[str, int]:
-    """Name of an exchange -> how often a worker takes part in it during an update of one gradient step."""
+def counted(replicate: int, gathered_once: int, *overrides: str) -> dict[str, int]:
+    """Name of an exchange -> how often a worker takes part in it during an update of one gradient step. Models of at most
+    `gathered_once` bytes stay gathered."""
+    shard.GATHERED_ONCE = gathered_once
     rank, workers = dist.get_rank(), dist.get_world_size()
     run = config(f"resources.workers={workers}", "train.group_size=2", *overrides)
     env = make_env(run.env, run.constraints)

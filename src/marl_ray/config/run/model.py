@@ -43,8 +43,6 @@ class ModelConfig(Config):
     """Recompute activations in the backward pass, layer by layer."""
     cpu_offload: bool = False
     """Keep the sharded weights, gradients and the optimiser's state in main memory; without effect on a CPU."""
-    keep_gathered: bool = False
-    """Gather the weights once for all passes of a gradient step, not twice in each; every worker holds all of them then."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelConfig":

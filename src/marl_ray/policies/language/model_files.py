@@ -148,6 +148,24 @@ def _files(path: str) -> list[str]:
     return [single]
 
 
+def check_files(path: str, lm: nn.Module) -> None:
+    """Raise MarlRayError if a file of a model's folder is missing or broken, or a weight of it is missing or of another
+    model than `lm`, which may be on the meta device. Headers are read, and no weights."""
+    where = f"model.path {path!r}"
+    try:
+        stored = _opened(path)
+    except Exception as error:  # a SafetensorError or an OSError
+        raise MarlRayError(f"{where}: {_broken_file(path) or one_line(error)}") from error
+    own = dict(lm.named_parameters(remove_duplicate=False))
+    for name in sorted(own.keys() & stored.keys()):
+        shape = stored[name].get_slice(name).get_shape()
+        if shape != list(own[name].shape):
+            raise MarlRayError(f"{where}: its weight {name} is {shape}, expected {list(own[name].shape)}")
+    missing = [names[0] for names in tied_names(lm) if not stored.keys() & set(names)]
+    if missing and stored.keys() <= own.keys():  # otherwise transformers may read others under these names
+        raise MarlRayError(f"{where} lacks {len(missing)} weights of its model, such as {missing[0]}")
+
+
 def _broken_file(path: str) -> str | None:
     """The first file of a model that cannot be opened, and why; None if all can."""
     try:

@@ -131,9 +131,7 @@ def _step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | N
     scorers = 1 if policy.joint is None else policy.joint.count
     # Which places they are does not matter to memory.
     targets = places = torch.zeros(-(-size.rows * size.tokens // scorers), dtype=torch.int64)
-    begin_pass(
-        policy, last=not policy.config.keep_gathered
-    )  # the first of several passes, if that is where most is held
+    begin_pass(policy, last=not policy.gathers_once)  # the first of several passes, if that is where most is held
     tracker: Any = FSDPMemTracker(policy, optimizer)
     tracker.track_inputs((ids, places))
     with tracker, warnings.catch_warnings():

@@ -3,21 +3,23 @@
 from processes.two_workers import workers
 from toys.exchanges import counted
 
+from marl_ray.policies.language.sharding.shard import GATHERED_ONCE
+
 GATHERS, SCATTERS, REDUCTIONS = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
 
 
-def of_passes(count: int, replicate: int = 1, *overrides: str) -> tuple[dict[str, int], dict[str, int]]:
+def of_passes(count: int, replicate: int = 1, gathered_once: int = 0) -> tuple[dict[str, int], dict[str, int]]:
     """The exchanges of an update in two passes, and those of an update in four."""
     rows = 8 // count
     sizes = [f"train.micro_batch={rows // passes}" for passes in (2, 4)]
-    two, four = (workers(count, counted, replicate, size, *overrides) for size in sizes)
+    two, four = (workers(count, counted, replicate, gathered_once, size) for size in sizes)
     return two, four
 
 
-def test_weights_stay_gathered_over_the_passes_of_a_step_if_that_is_asked_for():
+def test_the_weights_of_a_small_model_stay_gathered_over_the_passes_of_a_step():
     two, four = of_passes(2)
     assert four[GATHERS] > two[GATHERS]
-    kept_two, kept_four = of_passes(2, 1, "team.speaker.model.keep_gathered=true")
+    kept_two, kept_four = of_passes(2, 1, GATHERED_ONCE)
     assert kept_four[GATHERS] == kept_two[GATHERS] < two[GATHERS]
     assert kept_four[SCATTERS] == four[SCATTERS] == 2 * two[SCATTERS]  # gradients stay spread
 

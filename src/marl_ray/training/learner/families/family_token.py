@@ -40,12 +40,12 @@ def set_up(
 
 
 def begin_pass(model: TokenPolicy, last: bool) -> None:
-    """Groups of workers add their gradients up in the last pass alone. With `keep_gathered` the weights stay gathered from
+    """Groups of workers add their gradients up in the last pass alone. The weights of a small model stay gathered from
     the first pass to the last."""
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
     sharded.set_requires_all_reduce(last)
-    if model.config.keep_gathered:
+    if model.gathers_once:
         sharded.set_reshard_after_forward(False)
         sharded.set_reshard_after_backward(last)
 
