@@ -110,10 +110,10 @@ def test_a_rolled_back_bundle_needs_leave_to_enter_another_experiment(url):
     assert len(store.audit("new")) == 2
 
 
-def weighing(of: dict[str, str], **weights: float) -> dict[str, Any]:
+def weighing(assigned: dict[str, str], **weights: float) -> dict[str, Any]:
     """A config whose arms have a bundle of their own each, and weights as `of` says."""
     made = config(**weights)
-    for arm, sha256 in of.items():
+    for arm, sha256 in assigned.items():
         made["arms"][arm] |= {"weights_sha256": sha256}
     return made
 
@@ -187,8 +187,8 @@ def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
         return True
 
     assert agree()
-    found = store.states()["second"]
-    assert (found.endpoint, found.randomize, found.block_s) == ("game", "cluster", 600.0)
+    state = store.states()["second"]
+    assert (state.endpoint, state.randomize, state.block_s) == ("game", "cluster", 600.0)
     assert (store.states()["exp"].endpoint, store.states()["exp"].created) == ("exp", store.experiment("exp").created)
     act(other, Action.ROLLBACK, arm="b")
     assert agree() and store.states()["exp"].rolled_back == {"b"}
@@ -233,11 +233,13 @@ def test_each_population_is_an_epoch_and_remembered(url):
     store = ExperimentStore(url)
     given = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]
     for epoch, population in enumerate(given, 1):
-        told = config(a=1, b=1) | ({"population": population} if population else {})
+        kept_config = config(a=1, b=1) | ({"population": population} if population else {})
         for _ in range(2):
-            assert store.open_experiment("exp", told).epoch == epoch
-        assert store.table("exp").population == population_of(told)
-        assert store.past("exp").populations == {population_of({"population": one}) for one in given[:epoch]}
+            assert store.open_experiment("exp", kept_config).epoch == epoch
+        assert store.table("exp").population == population_of(kept_config)
+        assert store.past("exp").populations == {
+            population_of({"population": population_given}) for population_given in given[:epoch]
+        }
     store.open_experiment("exp", config(a=1, b=1) | {"salt": "another"})
     assert store.past("exp") is None and store.past("nobody") is None
 
@@ -317,14 +319,14 @@ def test_a_change_names_the_epoch_it_was_decided_on(store):
         store.table("none")
 
 
-def _advance(url: str, rounds: int, together: Any, results: Any, who: int) -> None:
+def _advance(url: str, rounds: int, together: Any, results: Any, number: int) -> None:
     store = ExperimentStore(url)
     for turn in range(rounds):
         together.wait(60)
         epoch = store.experiment("exp").epoch
         together.wait(60)
         try:
-            store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(who), reason="")
+            store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(number), reason="")
             results.put((turn, "won"))
         except StaleEpochError:
             results.put((turn, "stale"))
@@ -337,13 +339,13 @@ def test_of_two_processes_that_advance_one_wins_every_time(url):
     store.open_experiment("exp", config(a=1, b=1) | {"strategy": "gradual", "stages": stages})
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(2), context.Queue()
-    both = [context.Process(target=_advance, args=(url, 9, together, results, who)) for who in range(2)]
+    both = [context.Process(target=_advance, args=(url, 9, together, results, number)) for number in range(2)]
     for process in both:
         process.start()
-    found = sorted(results.get(timeout=60) for _ in range(18))
+    numbers = sorted(results.get(timeout=60) for _ in range(18))
     for process in both:
         process.join(60)
-    assert found == sorted((turn, result) for turn in range(9) for result in ("won", "stale"))
+    assert numbers == sorted((turn, result) for turn in range(9) for result in ("won", "stale"))
     assert (store.table("exp").stage, store.table("exp").epoch) == (9, 10)
     assert [entry.epoch for entry in store.audit("exp")] == list(range(1, 11))
     store.close()

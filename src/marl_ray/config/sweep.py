@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from marl_ray.config.base import Config
+from marl_ray.config.base import NAME_PATTERN, Config
 from marl_ray.config.load import parse_config, read_yaml, with_overrides
 from marl_ray.config.run.run_config import RunConfig
-from marl_ray.config.run.sections import NAME_PATTERN
 from marl_ray.config.run.unread_keys import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
 from marl_ray.config.schedulers import Fifo, SchedulerConfig
 from marl_ray.errors import MarlRayError

@@ -103,14 +103,14 @@ class Unpriced(Market):
 def play(env: Any, choose: Any, seed: int = 0) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[np.ndarray]]:
     """Observations, infos and team costs of an episode; `choose(mask)` picks an index of the mask."""
     observations, infos = env.reset(seed=seed)
-    seen, told, costs = [observations], [infos], []
+    seen, info_rows, costs = [observations], [infos], []
     while env.agents:
         actions = {a: env.action_space(a).start + choose(infos[a]["action_mask"]) for a in env.agents}
         observations, _, _, _, infos = env.step(actions)
         seen.append(observations)
-        told.append(infos)
+        info_rows.append(infos)
         costs.append(np.sum([np.atleast_1d(info["cost"]) for info in infos.values()], 0))
-    return seen, told, costs
+    return seen, info_rows, costs
 
 
 def dearest(mask: np.ndarray) -> int:
@@ -227,11 +227,11 @@ def test_masks_leave_exactly_what_is_affordable(limit: float, best: int, workers
     The cheapest is always allowed, even if none does.
     """
     env = HardBudget(BudgetDag(workers), [limit])
-    _, told, costs = play(env, dearest)
+    _, info_rows, costs = play(env, dearest)
     spent = 0.0
     for task, cost in enumerate(costs):
         dearer = [spent + effort.cost + TASKS - 1 - task <= limit for effort in EFFORTS[1:]]
-        for i, info in enumerate(told[task].values()):
+        for i, info in enumerate(info_rows[task].values()):
             assert info["action_mask"].dtype == np.int8
             assert info["action_mask"].tolist() == ([1, *dearer] if i == task % workers else [1, 0, 0])
         spent += float(cost[0])
@@ -305,8 +305,8 @@ def test_one_joint_choice_is_found_among_conflicting_signals() -> None:
 
 def test_without_cost_to_go_only_the_next_step_is_checked() -> None:
     market = Market(np.array([[1.0], [3.0]])[None, None].repeat(2, 0), to_go=False)
-    _, told, costs = play(HardBudget(market, [3.5]), dearest)
-    assert [info["b0"]["action_mask"].tolist() for info in told[:2]] == [[1, 1], [1, 0]]
+    _, info_rows, costs = play(HardBudget(market, [3.5]), dearest)
+    assert [info["b0"]["action_mask"].tolist() for info in info_rows[:2]] == [[1, 1], [1, 0]]
     assert np.sum(costs) == 4.0
 
 

@@ -13,13 +13,12 @@ from pydantic import (
     model_validator,
 )
 
-from marl_ray.config.base import Config, known
+from marl_ray.config.base import NAME_PATTERN, Config, known
 from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import BENCHMARK, TRACKER
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 NAME_FIELD = Field(pattern=NAME_PATTERN)
 
 

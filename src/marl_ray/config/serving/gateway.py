@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from marl_ray.config.base import Config
-from marl_ray.config.run.sections import NAME_FIELD, NAME_PATTERN
+from marl_ray.config.base import NAME_PATTERN, Config
+from marl_ray.config.run.sections import NAME_FIELD
 from marl_ray.config.serving.arms import LEAST, ArmConfig, Replicas
 from marl_ray.config.serving.measures import Margin, Range, check_measure
 

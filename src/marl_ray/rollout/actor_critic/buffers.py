@@ -10,7 +10,7 @@ from pettingzoo import ParallelEnv
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
-from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
+from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size

@@ -8,7 +8,7 @@ import torch
 from pettingzoo import ParallelEnv
 
 from marl_ray.envs.batch import EnvBatch
-from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
+from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.rollout.actor_critic.action_history import packed, unpacked
 from marl_ray.rollout.actor_critic.buffers import Buffer, Played, Player

@@ -90,7 +90,10 @@ class Learner:
             for epoch in range(hyper.epochs)
         ]
         # Rewards become advantages, and the outputs of the old weights are kept.
-        prepared, self.state, metrics = prepare(policy, self.state, batch, shape, minibatch_plan, costs, factor, where)
+        encode = not (self.compiled and self._compared)  # compiled code encodes the batch itself
+        prepared, self.state, metrics = prepare(
+            policy, self.state, batch, shape, minibatch_plan, costs, factor, where, encode
+        )
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
             weights, step_metrics = trust_region_step.constrained_weights(policy, prepared, self.trust_region)
             policy.family.adopt_actor(policy.models, weights)

@@ -143,8 +143,8 @@ def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):
         return good, long, often, rest
 
     good, long, often, rest = with_gateway(config, body)
-    one, two, nameless, misspelt = good.json()["answers"]
-    assert one["actions"] and two["actions"]
+    single, two, nameless, misspelt = good.json()["answers"]
+    assert single["actions"] and two["actions"]
     assert (nameless["status"], nameless["error"]["field"]) == (400, "session_id")
     assert (misspelt["status"], misspelt["error"]["field"]) == (400, "sesion_id")
     assert (long.status_code, often.status_code) == (413, 429)
@@ -340,15 +340,15 @@ def test_clusters_share_an_arm(bundles, tmp_path):
 
     async def body(client):
         client.headers.update(OPS)
-        found: dict[str, set[str]] = {}
+        arms_of: dict[str, set[str]] = {}
         for k in range(60):
             answer = (await sessions(client, [f"s{k}"], cluster_id=f"match-{k % 12}"))[0]
-            found.setdefault(f"match-{k % 12}", set()).add(answer["arm"])
-        return found
+            arms_of.setdefault(f"match-{k % 12}", set()).add(answer["arm"])
+        return arms_of
 
-    found = with_gateway(config, body)
-    assert {len(arms) for arms in found.values()} == {1}
-    assert {arm for arms in found.values() for arm in arms} == {"one", "four"}
+    arms_of = with_gateway(config, body)
+    assert {len(arms) for arms in arms_of.values()} == {1}
+    assert {arm for arms in arms_of.values() for arm in arms} == {"one", "four"}
 
 
 def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp_path):

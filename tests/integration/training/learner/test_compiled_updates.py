@@ -9,7 +9,7 @@ from processes.two_workers import two_workers
 from toys.runs import short
 
 from marl_ray.config import RunConfig
-from marl_ray.policies.actor_critic import mlp_kernels
+from marl_ray.policies.actor_critic.compiled import kernels
 from marl_ray.training.learner import policy_learner
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
@@ -18,6 +18,7 @@ CARTPOLE = "gymnasium.CartPole-v1"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"env": {"id": CARTPOLE}, "network": {"normalize": False}},
     "norm and relu": {"env": {"id": CARTPOLE}, "network": {"activation": "relu", "hidden": [24]}},
+    "categories": {"env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 2}}},
     "three agents and layers": {"env": {"id": "mpe2.simple_spread_v3"}, "network": {"hidden": [32, 16, 8]}},
     "masks and episodes": {"env": {"id": "budget_dag", "kwargs": {"workers": 2}}, "train": {"rollout": "episodes"}},
     "bounds": {
@@ -60,15 +61,15 @@ def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list
     return rows, weights
 
 
-def assert_close(ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> None:
+def assert_close(actual: tuple[Any, Any], reference: tuple[Any, Any]) -> None:
     """Metrics and weights are equal within 1e-5."""
-    for mine, expected in zip(ours[0], theirs[0], strict=True):
-        assert mine.keys() == expected.keys()
-        for key in mine.keys() - {"steps_per_second"}:
+    for tensor, expected in zip(actual[0], reference[0], strict=True):
+        assert tensor.keys() == expected.keys()
+        for key in tensor.keys() - {"steps_per_second"}:
             if not key.startswith("time/"):
-                assert mine[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5), key
-    for mine, expected in zip(ours[1], theirs[1], strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
+                assert tensor[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5), key
+    for tensor, expected in zip(actual[1], reference[1], strict=True):
+        np.testing.assert_allclose(tensor, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,8 +84,9 @@ def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
     return played(config, True)
 
 
-def test_two_workers_take_the_steps_of_one() -> None:
-    case = CASES["three agents and layers"]
+@pytest.mark.parametrize("name", ["three agents and layers", "categories"])
+def test_two_workers_take_the_steps_of_one(name: str) -> None:
+    case = CASES[name]
     with process_group():
         alone = played(config_of(case), True)
     assert_close(two_workers(half, config_of(case, workers=2)), alone)
@@ -117,8 +119,8 @@ def test_a_gradient_that_differs_from_torch_is_not_used(
 def test_tanh_is_exact_within_a_millionth() -> None:
     rows = np.linspace(-12, 12, 4001, dtype=np.float32)[None]
     expected = np.tanh(rows.astype(np.float64))
-    mlp_kernels.activate(rows, np.zeros(4001, np.float32), True)
+    kernels.activate(rows, np.zeros(4001, np.float32), True)
     assert np.abs(rows - expected).max() < 1e-6
     odd = np.array([[np.nan, np.inf, -np.inf]], np.float32)
-    mlp_kernels.activate(odd, np.zeros(3, np.float32), True)
+    kernels.activate(odd, np.zeros(3, np.float32), True)
     assert np.isnan(odd[0, 0]) and odd[0, 1:] == pytest.approx([1, -1], abs=1e-6)

@@ -136,11 +136,11 @@ def test_the_audit_log_has_the_newest_change_first_in_utc():
 
 
 def test_each_arm_has_a_line_and_a_band_in_both_charts():
-    found = page()
-    assert [svg["aria-label"] for svg in found.all("svg") if "chart" in (svg.get("class") or "")] == [
+    shown = page()
+    assert [svg["aria-label"] for svg in shown.all("svg") if "chart" in (svg.get("class") or "")] == [
         "Mean outcome of each arm over time, with confidence bands"
     ] * 2
-    assert sorted(str(path["class"]) for path in found.all("path")) == sorted(
+    assert sorted(str(path["class"]) for path in shown.all("path")) == sorted(
         2 * ["band c0", "band c1", "line c0", "line c1"]
     )
 
@@ -224,15 +224,15 @@ def test_hostile_texts_stay_texts():
     report |= {"control": None, "shadow": {HOSTILE: {}}}
     audit = [{"actor": HOSTILE, "action": HOSTILE, "arm": HOSTILE, "reason": HOSTILE, "after": {"status": HOSTILE}}]
     curves = {HOSTILE: CURVES["old"]}
-    for found in (
+    for hostile in (
         page(report, curves, audit, "", HOSTILE, given={"reason": HOSTILE}),
         Page(index_page([{"name": HOSTILE, "endpoint": HOSTILE, "status": HOSTILE, "arms": {HOSTILE: 1.0}}], "")),
     ):
-        assert found.all("script") == []
-        assert not any("x" in attributes for attributes in found.all("b"))
-        assert HOSTILE in "".join(found.texts)
-        assert "49" not in found.text.split()
-        targets = [str(tag.get("formaction") or tag.get("href")) for _, tag in found.tags if "formaction" in tag]
+        assert hostile.all("script") == []
+        assert not any("x" in attributes for attributes in hostile.all("b"))
+        assert HOSTILE in "".join(hostile.texts)
+        assert "49" not in hostile.text.split()
+        targets = [str(tag.get("formaction") or tag.get("href")) for _, tag in hostile.tags if "formaction" in tag]
         assert not any('"' in target or "<" in target or "'" in target for target in targets)
 
 
@@ -260,7 +260,7 @@ def test_an_experiment_of_which_nothing_is_known_is_a_page_of_dashes(status):
 
 def paths(data: Any, at: tuple = ()) -> list[tuple]:
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    return [found for key, value in items for found in ((*at, key), *paths(value, (*at, key)))]
+    return [path for key, value in items for path in ((*at, key), *paths(value, (*at, key)))]
 
 
 REMOVABLE = [path for path in paths(REPORT) if path not in {("name",), ("status",), ("arms",)}]
@@ -287,11 +287,11 @@ def test_whatever_is_missing_null_or_out_of_range_the_page_stands(changes):
 def test_the_list_links_to_every_experiment_with_its_shares():
     rows = [{"name": "a b/c", "status": "running", "stage": 1, "stages": [0.1, 1], "epoch": 4, "control": "x"}]
     rows[0]["arms"] = {"x": 0.9, "y": 0.1}
-    found = Page(index_page([*rows, {"name": "bare"}], "/ab"))
-    assert [link["href"] for link in found.all("a")] == ["/ab/ui/experiments/a%20b%2Fc", "/ab/ui/experiments/bare"]
-    assert "2 of 2" in found.text
-    assert "x 90 %" in found.text
-    assert [rect["width"] for rect in found.all("rect") if "fill" in str(rect["class"])] == ["90.0", "10.0"]
+    listing = Page(index_page([*rows, {"name": "bare"}], "/ab"))
+    assert [link["href"] for link in listing.all("a")] == ["/ab/ui/experiments/a%20b%2Fc", "/ab/ui/experiments/bare"]
+    assert "2 of 2" in listing.text
+    assert "x 90 %" in listing.text
+    assert [rect["width"] for rect in listing.all("rect") if "fill" in str(rect["class"])] == ["90.0", "10.0"]
     assert "No experiments yet." in Page(index_page([], "")).text
 
 
@@ -405,7 +405,7 @@ def test_evidence_fills_its_bar_at_one_over_alpha():
 
 
 def test_intervals_of_all_treatments_lie_on_one_scale_with_zero_and_the_margin():
-    found = spans({"a": (-0.1, 0.0, 0.1), "b": (0.0, 0.2, 0.4)}, 0.05)
-    assert found["a"].zero == found["b"].zero == found["b"].low == found["a"].middle
-    assert found["a"].low < found["a"].margin < found["a"].zero < found["b"].middle < found["b"].high
+    drawn = spans({"a": (-0.1, 0.0, 0.1), "b": (0.0, 0.2, 0.4)}, 0.05)
+    assert drawn["a"].zero == drawn["b"].zero == drawn["b"].low == drawn["a"].middle
+    assert drawn["a"].low < drawn["a"].margin < drawn["a"].zero < drawn["b"].middle < drawn["b"].high
     assert spans({"a": (0.0, 0.0, 0.0)}, 0.0)["a"].low == 4.0

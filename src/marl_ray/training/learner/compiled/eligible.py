@@ -2,7 +2,7 @@
 
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.algorithms.losses.value_losses import ppo_value_loss
-from marl_ray.policies.actor_critic.compiled_network import is_small
+from marl_ray.policies.actor_critic.compiled.network import is_small
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.learner.trained_policy import TrainedPolicy

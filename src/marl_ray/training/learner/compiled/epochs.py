@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from marl_ray.policies.actor_critic.compiled_network import CompiledNetwork
-from marl_ray.policies.actor_critic.mlp_arguments import DecisionArrays, PPOTerms
-from marl_ray.policies.actor_critic.mlp_kernels import adam_step, ppo_gradient, standardise
+from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOTerms, of_vectors
+from marl_ray.policies.actor_critic.compiled.kernels import adam_step, ppo_gradient, standardise
+from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
+from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import Diverged
@@ -31,13 +32,9 @@ class CompiledBatch:
     def __init__(self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch):
         model, hyper, batch = cast(ActorCritic, policy.rollout_model), policy.hyper, prepared.batch
         assert model.critic is not None and prepared.returns is not None
-        self.actor, self.critic = CompiledNetwork(model.actor).layout, CompiledNetwork(model.critic).layout
-        rows = _array(prepared.inputs.actor.values, np.float32)
-        if self.actor.norm:
-            raw, rows = rows, np.empty_like(rows)
-            standardise(raw, rows)
-        self.rows, actions = rows, int(self.actor.widths[-1])
-        masks = batch.action_masks
+        self.actor, self.critic = layout_of(model.actor), layout_of(model.critic)
+        self.inputs = _inputs(model.actor, batch.observations.flatten(0, 1))
+        masks, actions = batch.action_masks, int(self.actor.widths[-1])
         self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
         floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
         self.data = DecisionArrays(
@@ -63,7 +60,7 @@ class CompiledBatch:
         chosen = selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
         gradient, terms = np.empty_like(weights), self.terms._replace(decisions=max(float(decisions), 1.0))
         networks = self.actor, self.critic
-        ppo_gradient(weights, *networks, self.rows, self.allowed, chosen, self.data, terms, gradient, sums)
+        ppo_gradient(weights, *networks, self.inputs, self.allowed, chosen, self.data, terms, gradient, sums)
         return gradient if world()[1] == 1 else total(torch.from_numpy(gradient)).numpy()
 
 
@@ -120,9 +117,21 @@ def descend(
     return state, metrics
 
 
+def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
+    """The rows that the decisions (N,) read, from their observations (N, D)."""
+    if (categories := categories_of(network)) is not None:
+        return categories.inputs(_array(observations))
+    rows = _array(observations, np.float32)
+    if not layout_of(network).norm:
+        return of_vectors(rows)
+    normalised = np.empty_like(rows)
+    standardise(rows, normalised)
+    return of_vectors(normalised)
+
+
 def _total(sums: np.ndarray) -> np.ndarray:
     return sums if world()[1] == 1 else total(torch.from_numpy(sums)).numpy()
 
 
-def _array(values: Tensor, dtype: type) -> np.ndarray:
+def _array(values: Tensor, dtype: type | None = None) -> np.ndarray:
     return np.ascontiguousarray(values.numpy(), dtype)

@@ -30,17 +30,18 @@ def prepare(
     costs: CostStats,
     factor: Tensor | None,
     where: str,
+    encode: bool = True,
 ) -> tuple[PreparedBatch, UpdateState, dict[str, float]]:
     """Compute what is constant across the epochs of `minibatch_plan`; returns it, the state with moved normalisers and
     multipliers, and metrics.
 
-    `factor` (copies, T) multiplies all advantages. Every worker takes part; after the passes over the batch there is one
-    exchange. Raises Diverged naming `where` and a tensor that is not finite, and MarlRayError if the algorithm's advantages
-    have another shape than the batch.
+    `factor` (copies, T) multiplies all advantages. Without `encode` the batch gets no inputs for torch's networks. Every
+    worker takes part; after the passes over the batch there is one exchange. Raises Diverged naming `where` and a tensor
+    that is not finite, and MarlRayError if the algorithm's advantages have another shape than the batch.
     """
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)
-    inputs = policy.family.inputs(policy.model, batch)
+    inputs = policy.family.inputs(policy.model, batch) if encode else None
     old = old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
     if policy.estimates_values:
         batch = _with_values(policy, state, batch, old)

@@ -1,4 +1,4 @@
-"""The arguments of the compiled perceptrons of `mlp_kernels.py`: the shape of a network, the terms of PPO's loss, and the
+"""The arguments of the compiled perceptrons of `kernels.py`: the shape of a network, the terms of PPO's loss, and the
 decisions of a batch."""
 
 import itertools
@@ -17,8 +17,29 @@ class NetworkShape(NamedTuple):
     """A layer norm scales and shifts the input, which comes normalised."""
     tanh: bool
     """The hidden layers' activation is tanh, else relu."""
+    coded: bool
+    """The input is a row of codes, whose first layer is (categories, width) and not (width, inputs)."""
     size: int
     """Weights of the network."""
+    row_space: int
+    """Numbers that a forward pass keeps for each row."""
+    largest_product: int
+    """Weights of the largest layer that a matrix product computes."""
+
+
+class NetworkInputs(NamedTuple):
+    """The distinct rows that a batch's decisions read, as numbers or as codes; the other array has no rows."""
+
+    rows: np.ndarray
+    """(R, D) float32."""
+    codes: np.ndarray
+    """(R, K) int32."""
+    parts: np.ndarray
+    """(P,) int32: the rows of the first layer's weights that belong to the codes, one code after another."""
+    bounds: np.ndarray
+    """(codes + 1,) int64: where each code's `parts` begin, and where the last one's end."""
+    numbers: np.ndarray
+    """(N,) int64: the number of each decision's row."""
 
 
 class PPOTerms(NamedTuple):
@@ -47,11 +68,18 @@ class DecisionArrays(NamedTuple):
     old_values: np.ndarray
 
 
-def layout(widths: list[int], norm: bool, tanh: bool) -> NetworkShape:
+def of_vectors(rows: np.ndarray) -> NetworkInputs:
+    """Rows (N, D) float32, each read by one decision."""
+    nothing = np.empty(0, np.int32)
+    return NetworkInputs(rows, np.empty((0, 0), np.int32), nothing, np.zeros(1, np.int64), np.arange(len(rows)))
+
+
+def layout(widths: list[int], norm: bool, tanh: bool, coded: bool) -> NetworkShape:
     """The layout of a network with these widths."""
     products = [a * b for a, b in itertools.pairwise(widths)]
     size = sum(products) + sum(widths[1:]) + 2 * widths[0] * norm
-    return NetworkShape(np.array(widths, np.int64), norm, tanh, size)
+    space, dense = sum(widths[1:]) + widths[0] * norm, products[coded:]
+    return NetworkShape(np.array(widths, np.int64), norm, tanh, coded, size, space, max(dense))
 
 
 @cache

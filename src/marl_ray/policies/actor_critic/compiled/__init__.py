@@ -1,0 +1,1 @@
+"""Small actor-critics evaluated and trained by code that numba compiles."""

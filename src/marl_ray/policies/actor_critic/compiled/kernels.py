@@ -1,0 +1,434 @@
+"""Small perceptrons compiled by numba on BLAS: acting, and the gradient step of PPO's loss, without torch's dispatch.
+
+A network is one row of float32 weights in the order of `Network.parameters()`, and its `widths` (layers + 1,): those of
+the input, the hidden layers and the output. Its input is a row of numbers (D,) or, for categories, a row of codes (K,). A
+code stands for some entries' categories, and so for some rows of the first layer's weights, which that layer adds up. Rows
+pass in blocks that stay in the processor's cache. All code that calls each other stands in this one file, because numba's
+cache on disk notices a change only in the file that it compiles.
+`error_model="numpy"` matters: a check of every divisor for zero would keep the compiler from computing sixteen numbers
+at once.
+"""
+
+import math
+
+import numba
+import numpy as np
+
+from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, NetworkShape, PPOTerms
+
+F = np.float32
+FAST = {"contract", "nsz", "arcp", "reassoc"}
+"""Liberties of the compiler that leave NaN and infinity what they are, because they show a run that diverged."""
+BLOCK = 128
+"""Rows that pass at once: as many as BLAS multiplies fastest."""
+FORBIDDEN = F(-1e9)
+LOG_RATIO_LIMIT = 20.0
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]  # numba has no types
+def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
+    """Add the bias to (n, width) and apply the activation, in place; tanh as a ratio of polynomials (Eigen's, exact to
+    3e-7)."""
+    for i in range(len(rows)):
+        row = rows[i]
+        if tanh:
+            for j in range(len(bias)):
+                x = row[j] + bias[j]
+                x = F(7.9) if x > F(7.9) else x
+                x = F(-7.9) if x < F(-7.9) else x
+                s = x * x
+                p = F(-2.76076847742355e-16) * s + F(2.00018790482477e-13)
+                p = p * s + F(-8.60467152213735e-11)
+                p = p * s + F(5.12229709037114e-08)
+                p = p * s + F(1.48572235717979e-05)
+                p = p * s + F(6.37261928875436e-04)
+                p = p * s + F(4.89352455891786e-03)
+                q = F(1.19825839466702e-06) * s + F(1.18534705686654e-04)
+                q = q * s + F(2.26843463243900e-03)
+                q = q * s + F(4.89352518554385e-03)
+                row[j] = x * p / q
+        else:
+            for j in range(len(bias)):
+                x = row[j] + bias[j]
+                row[j] = F(0) if x < F(0) else x
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def standardise(rows: np.ndarray, out: np.ndarray) -> None:
+    """Each row (N, D) less its mean, over its spread, as torch's layer norm has it."""
+    for i in range(len(rows)):
+        mean, square = F(0), F(0)
+        for x in rows[i]:
+            mean += x
+        mean /= F(rows.shape[1])
+        for x in rows[i]:
+            square += (x - mean) * (x - mean)
+        scale = F(1) / F(math.sqrt(square / F(rows.shape[1]) + F(1e-5)))
+        for j in range(rows.shape[1]):
+            out[i, j] = (rows[i, j] - mean) * scale
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.ndarray) -> None:
+    """Write the table (codes, width): the sum of the rows of `matrix` (categories, width) that belong to each code, which
+    are `parts[bounds[c] : bounds[c + 1]]`."""
+    for c in range(len(table)):
+        out = table[c]
+        out[:] = F(0)
+        for part in parts[bounds[c] : bounds[c + 1]]:
+            own = matrix[part]
+            for j in range(len(out)):
+                out[j] += own[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def disjoin(slopes: np.ndarray, parts: np.ndarray, bounds: np.ndarray, gradient: np.ndarray) -> None:
+    """Add the slopes (codes, width) of the table that `join` wrote to the gradient of the matrix."""
+    for c in range(len(slopes)):
+        slope = slopes[c]
+        for part in parts[bounds[c] : bounds[c + 1]]:
+            own = gradient[part]
+            for j in range(len(slope)):
+                own[j] += slope[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def gather(table: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+    """Write the sum of the rows of the table (codes, width) that each row of codes (n, K) names; `out` is (n, width)."""
+    entries = codes.shape[1]
+    for i in range(len(codes)):
+        row, own = out[i], codes[i]
+        row[:] = F(0)
+        for k in range(0, entries - 3, 4):  # four at once: the sum is read and written a fourth as often
+            w, x, y, z = table[own[k]], table[own[k + 1]], table[own[k + 2]], table[own[k + 3]]
+            for j in range(len(row)):
+                row[j] += (w[j] + x[j]) + (y[j] + z[j])
+        for k in range(entries // 4 * 4, entries):
+            w = table[own[k]]
+            for j in range(len(row)):
+                row[j] += w[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
+    """Add each row of slopes (n, width) to the rows of `slopes` (codes, width) that its codes (n, K) name."""
+    for i in range(len(codes)):
+        row = slope[i]
+        for c in codes[i]:
+            own = slopes[c]
+            for j in range(len(row)):
+                own[j] += row[j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def forward(
+    weights: np.ndarray,
+    net: NetworkShape,
+    inputs: np.ndarray,
+    codes: np.ndarray,
+    table: np.ndarray,
+    space: np.ndarray,
+) -> np.ndarray:
+    """Outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K), whose sums the
+    `table` has (see `join`). `space` keeps, one after another, the scaled input if there is a norm, and every layer's
+    outputs."""
+    n, at, used, hidden = len(codes) if net.coded else len(inputs), 0, 0, inputs
+    if net.norm:
+        d = net.widths[0]
+        hidden, used, at = space[: n * d].reshape(n, d), n * d, 2 * d
+        for i in range(n):
+            for j in range(d):
+                hidden[i, j] = inputs[i, j] * weights[j] + weights[d + j]
+    for layer in range(len(net.widths) - 1):
+        a, b = net.widths[layer], net.widths[layer + 1]
+        bias = weights[at + a * b : at + a * b + b]
+        out = space[used : used + n * b].reshape(n, b)
+        if layer == 0 and net.coded:
+            gather(table, codes, out)
+        else:
+            np.dot(hidden, weights[at : at + a * b].reshape(b, a).T, out)
+        if layer + 2 < len(net.widths):
+            activate(out, bias, net.tanh)
+        else:
+            for i in range(n):
+                for j in range(b):
+                    out[i, j] += bias[j]
+        hidden, used, at = out, used + n * b, at + a * b + b
+    return hidden
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def backward(
+    weights: np.ndarray,
+    gradient: np.ndarray,
+    net: NetworkShape,
+    inputs: np.ndarray,
+    codes: np.ndarray,
+    slopes: np.ndarray,
+    space: np.ndarray,
+    slope: np.ndarray,
+    room: np.ndarray,
+) -> None:
+    """Add the gradient of the weights to `gradient`, or to `slopes` that of the table of codes, given that of the outputs,
+    `slope` (n, out), and what `forward` left in `space`. `room` (3, ...) is memory for the products."""
+    n, at, used = len(slope), net.size, 0
+    for width in net.widths[1:]:
+        used += n * width
+    if net.norm:
+        used += n * net.widths[0]
+    for layer in range(len(net.widths) - 2, -1, -1):
+        a, b = net.widths[layer], net.widths[layer + 1]
+        at -= a * b + b
+        used -= n * b
+        bias = gradient[at + a * b : at + a * b + b]
+        for i in range(n):
+            for j in range(b):
+                bias[j] += slope[i, j]
+        if layer == 0 and net.coded:
+            scatter(slope, codes, slopes)
+            break
+        below = inputs
+        if layer > 0 or net.norm:
+            below = space[used - n * a : used].reshape(n, a)
+        product = room[0, : a * b]
+        np.dot(slope.T, below, product.reshape(b, a))
+        for k in range(a * b):
+            gradient[at + k] += product[k]
+        if layer == 0 and not net.norm:
+            break
+        lower = room[1 + layer % 2, : n * a].reshape(n, a)
+        np.dot(slope, weights[at : at + a * b].reshape(b, a), lower)
+        if layer > 0 and net.tanh:
+            for i in range(n):
+                for j in range(a):
+                    lower[i, j] *= F(1) - below[i, j] * below[i, j]
+        elif layer > 0:
+            for i in range(n):
+                for j in range(a):
+                    lower[i, j] = lower[i, j] if below[i, j] > F(0) else F(0)
+        slope = lower
+    if net.norm:
+        d = net.widths[0]
+        for i in range(n):
+            for j in range(d):
+                gradient[j] += slope[i, j] * inputs[i, j]
+                gradient[d + j] += slope[i, j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.ndarray:
+    """The table of the inputs' codes (codes, width); without rows for a network over vectors."""
+    if not net.coded:
+        return np.empty((0, 0), np.float32)
+    a, b = net.widths[0], net.widths[1]
+    table = np.empty((len(inputs.bounds) - 1, b), np.float32)
+    join(weights[: a * b].reshape(a, b), inputs.parts, inputs.bounds, table)
+    return table
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outputs: np.ndarray) -> None:
+    """Write the outputs (R, out) of the inputs, whose rows are raw."""
+    space = np.empty(BLOCK * net.row_space, np.float32)
+    block, table = np.empty((BLOCK, inputs.rows.shape[1]), np.float32), joined(weights, net, inputs)
+    for start in range(0, len(outputs), BLOCK):
+        part = inputs.rows[start : start + BLOCK]
+        rows = block[: len(part)]
+        if net.norm:
+            standardise(part, rows)
+        else:
+            rows[:] = part
+        own = outputs[start : start + BLOCK]
+        own[:] = forward(weights, net, rows, inputs.codes[start : start + BLOCK], table, space)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def policy_slopes(
+    outputs: np.ndarray,
+    allowed: np.ndarray,
+    bounds: np.ndarray,
+    decisions: np.ndarray,
+    data: DecisionArrays,
+    terms: PPOTerms,
+    sums: np.ndarray,
+) -> None:
+    """Turn logits (n, A) into the loss's gradient by them. Row i is that of the decisions numbered
+    `decisions[bounds[i] : bounds[i + 1]]`, at least one. `sums` get the policy loss, the entropy, the divergence and the
+    share of clipped decisions."""
+    count = outputs.shape[1]
+    logs, shares, slopes = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
+    for i in range(len(outputs)):
+        entropy = 0.0
+        slopes[:] = F(0)
+        for place in range(bounds[i], bounds[i + 1]):
+            k = decisions[place]
+            action, advantage = data.actions[k], data.advantages[k]
+            if place == bounds[i] or len(allowed):  # decisions of one row differ in nothing else
+                most, total, entropy = F(-np.inf), F(0), 0.0
+                for j in range(count):
+                    logs[j] = FORBIDDEN if len(allowed) and not allowed[k, j] else outputs[i, j]
+                    most = max(most, logs[j])
+                for j in range(count):
+                    logs[j] -= most
+                    shares[j] = F(math.exp(logs[j]))
+                    total += shares[j]
+                level = F(math.log(total))
+                for j in range(count):
+                    logs[j] -= level
+                    shares[j] /= total
+                    entropy -= shares[j] * logs[j]
+            raw = logs[action] - data.old_log_probs[k]
+            change = min(max(raw, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
+            ratio = math.exp(change)
+            free, bounded = ratio * advantage, min(max(ratio, terms.low), terms.high) * advantage
+            clipped, objective = bounded < free, min(free, bounded)
+            if terms.dual_clip > 0 and advantage < 0 and objective < terms.dual_clip * advantage:
+                clipped, objective = True, terms.dual_clip * advantage
+            pull = 0.0 if clipped or raw != change else free
+            sums[0] -= objective / terms.decisions
+            sums[1] += entropy / terms.decisions
+            sums[2] += (ratio - 1 - change) / terms.decisions
+            sums[3] += clipped / terms.decisions
+            for j in range(count):
+                slope = pull * (shares[j] - (j == action)) + terms.entropy_coef * shares[j] * (logs[j] + entropy)
+                slopes[j] += slope / terms.decisions
+        outputs[i] = slopes
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def huber(error: float, delta: float) -> float:
+    """The Huber loss of one error: half its square up to `delta`, linear beyond (Huber 1964)."""
+    size = abs(error)
+    return 0.5 * error * error if size <= delta else delta * (size - 0.5 * delta)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def value_slopes(
+    values: np.ndarray,
+    bounds: np.ndarray,
+    decisions: np.ndarray,
+    data: DecisionArrays,
+    terms: PPOTerms,
+    sums: np.ndarray,
+) -> None:
+    """Turn values (n, 1) into the loss's gradient by them, of decisions as in `policy_slopes`; `sums` get the value
+    loss."""
+    for i in range(len(values)):
+        value, slopes = np.float64(values[i, 0]), 0.0
+        for k in decisions[bounds[i] : bounds[i + 1]]:
+            old, target = data.old_values[k], data.returns[k]
+            loss, share = huber(value - target, terms.huber_delta), 1.0
+            if terms.value_clip > 0 and abs(value - old) > terms.value_clip:
+                held = huber(old + math.copysign(terms.value_clip, value - old) - target, terms.huber_delta)
+                share = 1.0 if loss > held else 0.5 if loss == held else 0.0
+                loss = max(loss, held)
+            slope = min(max(value - target, -terms.huber_delta), terms.huber_delta)
+            sums[4] += loss / terms.decisions
+            slopes += terms.value_coef * share * slope / terms.decisions
+        values[i, 0] = slopes
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort the decisions `chosen` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
+    Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,)."""
+    ends = np.zeros(count + 1, np.int64)
+    for d in chosen:
+        ends[numbers[d] + 1] += 1
+    used = np.flatnonzero(ends[1:])
+    ends = ends.cumsum()
+    bounds = np.append(ends[used], len(chosen))
+    decisions = np.empty(len(chosen), np.int64)
+    for d in chosen:
+        decisions[ends[numbers[d]]] = d
+        ends[numbers[d]] += 1
+    return used, bounds, decisions
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def ppo_gradient(
+    weights: np.ndarray,
+    actor: NetworkShape,
+    critic: NetworkShape,
+    inputs: NetworkInputs,
+    allowed: np.ndarray,
+    chosen: np.ndarray,
+    data: DecisionArrays,
+    terms: PPOTerms,
+    gradient: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """Write the gradient (weights,) of PPO's loss over the decisions numbered `chosen`, and add to `sums` (5,) the policy
+    loss, the entropy, the divergence, the share of clipped decisions and the value loss.
+
+    `weights` are those of the actor, then those of the critic. Decisions that read the same row pass as one.
+    """
+    block, first, last = BLOCK, weights[: actor.size], weights[actor.size :]
+    rows_of, codes_of = inputs.rows, inputs.codes
+    widest = max(actor.widths[1:].max(), critic.widths[1:].max(), rows_of.shape[1])
+    products = max(actor.largest_product, critic.largest_product)
+    space = np.empty(block * max(actor.row_space, critic.row_space), np.float32)
+    room = np.empty((3, max(products, block * widest)), np.float32)
+    part, part_codes = np.empty((block, rows_of.shape[1]), np.float32), np.empty((block, codes_of.shape[1]), np.int32)
+    used, bounds, decisions = by_row(chosen, inputs.numbers, max(len(rows_of), len(codes_of)))
+    actor_table, critic_table = joined(first, actor, inputs), joined(last, critic, inputs)
+    actor_slopes, critic_slopes = np.zeros_like(actor_table), np.zeros_like(critic_table)
+    gradient[:] = 0
+    for start in range(0, len(used), block):
+        own, ends = used[start : start + block], bounds[start : start + block + 1]
+        for i in range(len(own)):
+            if actor.coded:
+                part_codes[i] = codes_of[own[i]]
+            else:
+                part[i] = rows_of[own[i]]
+        rows, codes = part[: len(own)], part_codes[: len(own)]
+        outputs = forward(first, actor, rows, codes, actor_table, space)
+        policy_slopes(outputs, allowed, ends, decisions, data, terms, sums)
+        backward(first, gradient[: actor.size], actor, rows, codes, actor_slopes, space, outputs, room)
+        values = forward(last, critic, rows, codes, critic_table, space)
+        value_slopes(values, ends, decisions, data, terms, sums)
+        backward(last, gradient[actor.size :], critic, rows, codes, critic_slopes, space, values, room)
+    if actor.coded:
+        a, b, c = actor.widths[0], actor.widths[1], critic.widths[1]
+        disjoin(actor_slopes, inputs.parts, inputs.bounds, gradient[: a * b].reshape(a, b))
+        own_part = gradient[actor.size : actor.size + a * c]
+        disjoin(critic_slopes, inputs.parts, inputs.bounds, own_part.reshape(a, c))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+def adam_step(
+    weights: np.ndarray,
+    gradient: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    rates: np.ndarray,
+    decays: np.ndarray,
+    bounds: np.ndarray,
+    max_norm: float,
+    betas: tuple[float, float],
+    eps: float,
+    step: int,
+) -> float:
+    """Clip the gradient of each part between `bounds` by its own norm, and take step number `step` (from 1) of AdamW.
+
+    `rates` and `decays` (weights,) are the learning rate and the decay of every weight. Returns the first part's norm.
+    """
+    norm_of_first = 0.0
+    correction, spread = F(1 - betas[0] ** step), F(math.sqrt(1 - betas[1] ** step))
+    keep, keep_square, small = F(betas[0]), F(betas[1]), F(eps)
+    for part in range(len(bounds) - 1):
+        low, high, square = bounds[part], bounds[part + 1], F(0)
+        for k in range(low, high):
+            square += gradient[k] * gradient[k]
+        norm = math.sqrt(square)
+        scale = max_norm / (norm + 1e-6)
+        factor = F(1) if scale > 1 else F(scale)
+        if part == 0:
+            norm_of_first = norm
+        for k in range(low, high):
+            g = gradient[k] * factor
+            first[k] += (F(1) - keep) * (g - first[k])
+            second[k] = keep_square * second[k] + (F(1) - keep_square) * g * g
+            size = F(np.sqrt(second[k])) / spread + small
+            weights[k] = weights[k] * (F(1) - rates[k] * decays[k]) - rates[k] / correction * first[k] / size
+    return norm_of_first

@@ -1,0 +1,123 @@
+"""Rows of categories as codes: each distinct row once, and each distinct combination of neighbouring entries once.
+
+A gridworld's batch repeats itself. Of 4,096 observations of an 8x8 grid, of 148 entries each, a fifth are distinct at first
+and a hundredth once the team has learned, and the three entries of a cell have eight combinations. A network is a function
+of its row, so it evaluates each distinct row once, and its first layer adds up one sum for each combination.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numba
+import numpy as np
+
+from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs
+
+LARGEST_GROUP = 512
+"""Most combinations of neighbouring entries that share codes."""
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+def number_rows(rows: np.ndarray, factors: np.ndarray, numbers: np.ndarray, firsts: np.ndarray) -> int:
+    """Write the number of the distinct row that each row (N, K) of integers equals, (N,), in the order in which they first
+    appear, and each distinct row's first place, (N,). Returns how many there are. `factors` (K,) int64 make the hashes;
+    rows of equal hashes are compared."""
+    size = 1
+    while size < 2 * len(rows):
+        size *= 2
+    table, hashes = np.full(size, -1, np.int64), np.empty(len(rows), np.int64)
+    count = 0
+    for i in range(len(rows)):
+        row, mixed = rows[i], np.int64(0)
+        for k in range(len(row)):
+            mixed += np.int64(row[k]) * factors[k]
+        slot = (mixed ^ (mixed >> 32)) & (size - 1)
+        while table[slot] >= 0:
+            if hashes[table[slot]] == mixed:
+                other, differing = rows[firsts[table[slot]]], 0
+                for k in range(len(row)):  # without an end at the first, it compares many entries at once
+                    differing += other[k] != row[k]
+                if not differing:
+                    break
+            slot = (slot + 1) & (size - 1)
+        if table[slot] < 0:
+            table[slot], hashes[count], firsts[count] = count, mixed, i
+            count += 1
+        numbers[i] = table[slot]
+    return count
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def number_codes(
+    rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray, groups: np.ndarray, codes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Write the codes (U, G) of the rows with the numbers `firsts`; returns the weight rows of all codes, and their bounds.
+
+    `sizes` (K,) are the categories of every entry. Group g joins the entries from `groups[g]` to `groups[g + 1]`, and every
+    combination that occurs there is a code.
+    """
+    most, places = 1, 0
+    for g in range(len(groups) - 1):
+        combinations = 1
+        for k in range(groups[g], groups[g + 1]):
+            combinations *= sizes[k]
+        most = max(most, combinations)
+    known = np.empty(most, np.int32)
+    parts = np.empty(len(firsts) * rows.shape[1], np.int32)
+    bounds = np.zeros(len(firsts) * (len(groups) - 1) + 1, np.int64)
+    count, filled = 0, 0
+    for g in range(len(groups) - 1):
+        known[:] = -1
+        for u in range(len(firsts)):
+            row, place = rows[firsts[u]], 0
+            for k in range(groups[g], groups[g + 1]):
+                place = place * sizes[k] + row[k]
+            if known[place] < 0:
+                offset = places
+                for k in range(groups[g], groups[g + 1]):
+                    parts[filled] = offset + row[k]
+                    offset += sizes[k]
+                    filled += 1
+                known[place] = count
+                count += 1
+                bounds[count] = filled
+            codes[u, g] = known[place]
+        for k in range(groups[g], groups[g + 1]):
+            places += sizes[k]
+    return parts[:filled], bounds[: count + 1]
+
+
+@dataclass(frozen=True)
+class Categories:
+    """The categories of a network's entries."""
+
+    sizes: np.ndarray
+    """(K,) int64: how many each entry has."""
+    groups: np.ndarray
+    """(G + 1,) int64: the first entry of each group that shares codes, and K."""
+
+    @classmethod
+    def from_offsets(cls, offsets: np.ndarray, count: int) -> "Categories":
+        """From the number of each entry's first weight row (K,), and that of all."""
+        sizes = np.diff(np.append(offsets, count)).astype(np.int64)
+        groups, combinations = [0], 1
+        for k, size in enumerate(sizes.tolist()):
+            combinations *= size
+            if combinations > LARGEST_GROUP and k > groups[-1]:
+                groups.append(k)
+                combinations = size
+        return cls(sizes, np.array([*groups, len(sizes)]))
+
+    def inputs(self, rows: np.ndarray) -> NetworkInputs:
+        """The distinct rows among categories (N, K)."""
+        numbers, firsts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        firsts = firsts[: number_rows(rows, _factors(rows.shape[1]), numbers, firsts)]
+        codes = np.empty((len(firsts), len(self.groups) - 1), np.int32)
+        parts, bounds = number_codes(rows, firsts, self.sizes, self.groups, codes)
+        return NetworkInputs(np.empty((0, 0), np.float32), codes, parts, bounds, numbers)
+
+
+@cache
+def _factors(width: int) -> np.ndarray:
+    """Odd numbers (width,) that make the hashes of rows."""
+    return np.random.default_rng(0).integers(-(2**62), 2**62, width) * 2 + 1
