@@ -43,7 +43,7 @@ class RunConfig(Config):
     """Algorithm of every policy that does not name its own: a name that `marl-ray algorithms` lists, or
     `package.module:NAME` of an `Algorithm` of your own."""
     env: EnvConfig
-    team: dict[str, PolicyConfig] = Field({"shared": PolicyConfig()}, min_length=1)
+    team: dict[str, PolicyConfig] = Field(default={"shared": PolicyConfig()}, min_length=1)
     """Policies by name and the agents they play; one policy shared by all agents when not given."""
     hyper: GivenHyper = GivenHyper()
     """Hyper-parameters; a key that is not given has the default of the algorithm, or else of the family of policies.
@@ -89,6 +89,7 @@ class RunConfig(Config):
         self._check_models()
         self._check_engines()
         self._check_data()
+        self._check_overlap()
         if self.resume_from is not None and self.warm_start is not None:
             raise ValueError("warm_start: expected no resume_from beside it; such a run begins with trained weights")
         if self.resources.hourly_price is not None and not self.evaluation.benchmarks:
@@ -122,6 +123,20 @@ class RunConfig(Config):
                 raise ValueError(
                     f"team.{name}.model.lora.rank={lora.rank}: expected at most {VLLM_LARGEST_RANK}, the greatest rank of "
                     "generation.engine=vllm"
+                )
+
+    def _check_overlap(self) -> None:
+        """Refuse `train.overlap` where the loss has no ratio to the recorded probabilities of single decisions."""
+        if not self.train.overlap:
+            return
+        if self.language or self.whole_episodes:
+            raise ValueError("train.overlap: expected actor-critics and train.rollout=steps")
+        for name in self._trained:
+            spec = self.spec_of(name)
+            if spec.recompute or spec.constraint == "trust_region" or spec.order == "sequential":
+                raise ValueError(
+                    f"train.overlap: {self.algorithm_of(name)} learns from the newest weights' own batch alone; expected an "
+                    "algorithm such as ppo, ippo or mappo"
                 )
 
     def _check_keys(self) -> None:
