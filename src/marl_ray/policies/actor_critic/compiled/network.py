@@ -45,7 +45,7 @@ def categories_of(network: Network) -> "Categories | None":
         return None
     from marl_ray.policies.actor_critic.compiled.rows import Categories  # loads numba
 
-    return Categories.of(network.first.offsets.numpy(), len(network.first.weight))
+    return Categories.from_offsets(network.first.offsets.numpy(), len(network.first.weight))
 
 
 def flat_weights(parameters: Sequence[Tensor]) -> np.ndarray:

@@ -97,7 +97,7 @@ class Categories:
     """(G + 1,) int64: the first entry of each group that shares codes, and K."""
 
     @classmethod
-    def of(cls, offsets: np.ndarray, count: int) -> "Categories":
+    def from_offsets(cls, offsets: np.ndarray, count: int) -> "Categories":
         """From the number of each entry's first weight row (K,), and that of all."""
         sizes = np.diff(np.append(offsets, count)).astype(np.int64)
         groups, combinations = [0], 1
