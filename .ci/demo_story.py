@@ -22,10 +22,10 @@ def main(path: str) -> str:
     """The mistakes of the story; empty if there are none."""
     text, at = Path(path).read_text(), 0
     for line in STORY:
-        found = re.compile(line).search(text, at)
-        if found is None:
+        match = re.compile(line).search(text, at)
+        if match is None:
             return f"{path}: expected {line!r}"
-        at = found.end()
+        at = match.end()
     (curves,) = re.findall(r"^curves +(\S+)$", text, re.M)
     if Path(curves).stat().st_size < 10_000:
         return f"{curves}: expected a drawing of the learning curves"

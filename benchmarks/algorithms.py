@@ -78,7 +78,7 @@ def cases() -> list[Case]:
     episodes = ("mask", "terminated", "truncated")
     signals = ("rewards", "values", "bootstrap")
     keys, discounts = (*signals, *episodes), (0.99, 0.95)
-    whole: Any = (*(a[key] for key in keys), *discounts)
+    columns: Any = (*(a[key] for key in keys), *discounts)
     stacked: Any = (*(torch.stack([a[key]] * SIGNALS, 2) for key in signals), *(a[key] for key in episodes), *discounts)
     tokens, sequences = counts(a["mask"])
     total = moments(a["rewards"], a["mask"])
@@ -103,7 +103,7 @@ def cases() -> list[Case]:
         )
 
     return [
-        ("gae", lambda: gae(*whole), lambda: references.gae(*(b[key] for key in keys), *discounts)),
+        ("gae", lambda: gae(*columns), lambda: references.gae(*(b[key] for key in keys), *discounts)),
         (f"gae, {SIGNALS} signals", lambda: gae(*stacked), None),
         (
             "reward_to_go",
@@ -184,10 +184,10 @@ def table(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     for name, row in result["milliseconds"].items():
-        ours, alone, loop = row["two_threads"], statistics.median(row["one_thread"]), row["loop_scaled"]
-        theirs = f"{statistics.median(loop):,.0f}" if loop else ""
+        pair, alone, loop = row["two_threads"], statistics.median(row["one_thread"]), row["loop_scaled"]
+        loop_rate = f"{statistics.median(loop):,.0f}" if loop else ""
         lines.append(
-            f"| {name} | {statistics.median(ours):.2f} | {min(ours):.2f}-{max(ours):.2f} | {alone:.2f} | {theirs} |"
+            f"| {name} | {statistics.median(pair):.2f} | {min(pair):.2f}-{max(pair):.2f} | {alone:.2f} | {loop_rate} |"
         )
     medians = {name: statistics.median(row["two_threads"]) for name, row in result["milliseconds"].items()}
     slow = [name for name, median in medians.items() if median >= TARGET_MS]
@@ -200,11 +200,11 @@ def table(result: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print and store."""
     result: dict[str, Any] = {"machine": machine(), "load_before": os.getloadavg()[0], "milliseconds": {}}
-    for name, ours, loop in cases():
+    for name, formula, loop in cases():
         row = {"loop_scaled": [BATCH / LOOP_ROWS * t for t in milliseconds(loop, LOOP_RUNS)] if loop else []}
         for threads, label in ((2, "two_threads"), (1, "one_thread")):
             torch.set_num_threads(threads)
-            row[label] = milliseconds(ours, RUNS)
+            row[label] = milliseconds(formula, RUNS)
         result["milliseconds"][name] = row
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "algorithms.json").write_text(json.dumps(result, indent=1) + "\n")

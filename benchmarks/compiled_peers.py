@@ -92,20 +92,26 @@ def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any
     for task in tasks:
         for setting in SETTINGS[task]:
             updates = SPEED_STEPS[task] // (setting[0] * setting[1])
-            one: dict[str, Any] = {"task": task, "setting": setting, "peer": [], "own": {1: [], 2: []}, "shares": {}}
+            measures: dict[str, Any] = {
+                "task": task,
+                "setting": setting,
+                "peer": [],
+                "own": {1: [], 2: []},
+                "shares": {},
+            }
             for _ in range(rounds):
                 peer = run_peer(python, task, setting, updates)
-                one["peer"].append(peer["steps_per_second"])
-                one["compile_seconds"], one["packages"] = peer["compile_seconds"], peer["packages"]
+                measures["peer"].append(peer["steps_per_second"])
+                measures["compile_seconds"], measures["packages"] = peer["compile_seconds"], peer["packages"]
                 for workers in (1, 2):
                     rows = run_own(task, setting, updates, workers)["rows"][WARM_UP:]
-                    one["own"][workers].append(statistics.median(row["steps_per_second"] for row in rows))
-                    one["shares"][workers] = {
+                    measures["own"][workers].append(statistics.median(row["steps_per_second"] for row in rows))
+                    measures["shares"][workers] = {
                         part: statistics.median(row[f"time/{part}"] for row in rows)
                         for part in ("rollout", "update", "other")
                     }
-            print(task, setting, one["peer"], one["own"], flush=True)
-            measured.append(one)
+            print(task, setting, measures["peer"], measures["own"], flush=True)
+            measured.append(measures)
     return measured
 
 
@@ -116,17 +122,17 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
         for setting in SETTINGS[task]:
             updates = TARGET_STEPS[task] // (setting[0] * setting[1])
             for rate in RATES:
-                one: dict[str, Any] = {"task": task, "setting": setting, "rate": rate, "peer": [], "own": []}
+                measures: dict[str, Any] = {"task": task, "setting": setting, "rate": rate, "peer": [], "own": []}
                 for seed in range(seeds):
                     peer = run_peer(python, task, setting, updates, f"--lr={rate}", f"--seed={seed}", "--decay")
                     hits = [k for k, ret in enumerate(peer["returns"]) if ret is not None and ret >= TARGETS[task]]
                     share = (hits[0] + 1) / updates if hits else None
-                    one["peer"].append(None if share is None else peer["outside"] + share * peer["seconds"])
+                    measures["peer"].append(None if share is None else peer["outside"] + share * peer["seconds"])
                     own = run_own(task, setting, updates, 1, f"hyper.lr={rate}", "hyper.lr_decay=true", f"seed={seed}")
                     ends = [row["timestamp"] for row in own["rows"] if row.get("return", -1e9) >= TARGETS[task]]
-                    one["own"].append(ends[0] - own["begun"] if ends else None)
-                print(task, setting, rate, one["peer"], one["own"], flush=True)
-                measured.append(one)
+                    measures["own"].append(ends[0] - own["begun"] if ends else None)
+                print(task, setting, rate, measures["peer"], measures["own"], flush=True)
+                measured.append(measures)
     return measured
 
 

@@ -31,42 +31,42 @@ MUTANTS = 2
 def scored(pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float, threads: int) -> list[dict[str, Any]]:
     """Base and plus scores of programs, by mode."""
 
-    def one(program: tuple[Problem, str]) -> dict[str, Any]:
+    def result_of(program: tuple[Problem, str]) -> dict[str, Any]:
         problem, text = program
         verdicts = problem.score(pool, ModelAnswer("solution", text), MODES, timeout_s)
-        found = {
+        results = {
             mode: {"plus": verdict.passed, **verdict.scores, "result": verdict.result}
             for mode, verdict in verdicts.items()
         }
-        return {"task_id": problem.task_id, **found}
+        return {"task_id": problem.task_id, **results}
 
     with ThreadPoolExecutor(threads) as executor:
-        return list(executor.map(one, programs))
+        return list(executor.map(result_of, programs))
 
 
 def measured(name: str, path: Path, workers: int) -> dict[str, Any]:
     """References and mutants of one benchmark."""
     data = load(benchmark(name), str(path))
     references = [(problem, problem.references[0]) for problem in data.problems]
-    changed = [(problem, text) for problem, whole in references for text in mutants(whole, MUTANTS, problem.task_id)]
+    changed = [(problem, text) for problem, code in references for text in mutants(code, MUTANTS, problem.task_id)]
     row: dict[str, Any] = {"variant": data.variant}
     with make_pool(workers, {"numpy"}, Level.PATHS) as pool:
         row["level"] = pool.level.name.lower()
         for what, programs in (("references", references), ("mutants", changed)):
             begin = time.perf_counter()
-            found = scored(pool, programs, benchmark(name).timeout_s, workers)
+            results = scored(pool, programs, benchmark(name).timeout_s, workers)
             row[what] = {
-                "programs": len(found),
+                "programs": len(results),
                 "seconds": time.perf_counter() - begin,
                 **{
-                    f"{mode} {score}": sum(one[mode][score] for one in found)
+                    f"{mode} {score}": sum(result[mode][score] for result in results)
                     for mode in MODES
                     for score in ("base", "plus")
                 },
-                "disagree": [one for one in found if len({one[mode]["plus"] for mode in MODES}) > 1],
+                "disagree": [result for result in results if len({result[mode]["plus"] for mode in MODES}) > 1],
             }
             if what == "references":
-                row["failing"] = [one for one in found if not all(one[mode]["plus"] for mode in MODES)]
+                row["failing"] = [result for result in results if not all(result[mode]["plus"] for mode in MODES)]
     return row
 
 
@@ -85,10 +85,13 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             lines.append(f"| {name} {what} | {part['programs']} | {scores} | {part['seconds']:.0f} |")
     lines.append("")
     for name, row in rows.items():
-        failing = ", ".join(f"{one['task_id']} ({one['hardened']['result']})" for one in row["failing"]) or "none"
+        failing = (
+            ", ".join(f"{result['task_id']} ({result['hardened']['result']})" for result in row["failing"]) or "none"
+        )
         others = [*row["references"]["disagree"], *row["mutants"]["disagree"]]
         disagree = "; ".join(
-            f"{one['task_id']} ({one['official']['result']} / {one['hardened']['result']})" for one in others
+            f"{result['task_id']} ({result['official']['result']} / {result['hardened']['result']})"
+            for result in others
         )
         lines.append(f"{name}: {row['variant']}, sandbox level {row['level']}. References that fail: {failing}. ")
         lines.append(f"The modes disagree on {len(others)} programs{': ' + disagree if others else ''}.")

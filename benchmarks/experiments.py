@@ -87,13 +87,13 @@ def log_evidence(
 ) -> np.ndarray:
     """ln E of `harm` (sign -1) or `promotion` (sign 1) at every look; -inf before the first allowed one. Where all outcomes
     are 0 or 1, the test of such is asked too, unless it is to be `plain`."""
-    found = _log_evidence(looks, margin, sign, binary, alpha)
+    evidence = _log_evidence(looks, margin, sign, binary, alpha)
     if binary or plain or looks.mean_c.min() < 0 or looks.mean_c.max() > 1:
-        return found
+        return evidence
     known = [(n - 1) * var - n * mean * (1 - mean) for n, mean, var in (looks[::2], looks[1::2])]
     means = (looks.n_t * looks.mean_t + looks.n_c * looks.mean_c) / np.maximum(looks.n_t + looks.n_c, 1)
     both = (np.abs(known[0]) < 1e-6) & (np.abs(known[1]) < 1e-6) & (means > 0) & (means < 1)
-    return np.where(both, np.minimum(found, _log_evidence(looks, margin, sign, True, alpha)), found)
+    return np.where(both, np.minimum(evidence, _log_evidence(looks, margin, sign, True, alpha)), evidence)
 
 
 def _log_evidence(looks: Looks, margin: float, sign: int, binary: bool, alpha: float) -> np.ndarray:
@@ -118,12 +118,12 @@ def check(looks: Looks, margin: float, binary: bool) -> None:
             mean_t, mean_c, var_t, var_c = (float(part[at]) for part in parts)
             arms = {"t": Summary(int(n_t[at]), mean_t, var_t), "c": Summary(int(n_c[at]), mean_c, var_c)}
             look = Look({"outcome": arms}, {"outcome": {1: arms}})
-            found = ask(sign, look, measure, "t", plan, alpha=ALPHA, min_outcomes=FIRST).test
+            test = ask(sign, look, measure, "t", plan, alpha=ALPHA, min_outcomes=FIRST).test
             if np.isfinite(evidence[at]):
-                told = math.log(found.e_value)
+                log_e = math.log(test.e_value)
                 # Far below 0 both are approximations.
-                assert math.isclose(told, evidence[at], rel_tol=1e-6 if told > 0 else 1e-2, abs_tol=1e-6), at
-                assert found.proven == (evidence[at] > -math.log(ALPHA)), at
+                assert math.isclose(log_e, evidence[at], rel_tol=1e-6 if log_e > 0 else 1e-2, abs_tol=1e-6), at
+                assert test.proven == (evidence[at] > -math.log(ALPHA)), at
 
 
 def welch_peeked(looks: Looks) -> np.ndarray:
@@ -153,12 +153,12 @@ def error_rates(name: str, scenario: Scenario, runs: int, seed: int) -> Errors:
     if at_margin is not None:
         for looks in chunks(at_margin, runs, seed + 1000):
             promotions.append((log_evidence(looks, margin, 1, binary) > limit).any(1))
-    return Errors(name, *(float(np.concatenate(found).mean()) for found in (rollbacks, promotions, peeked)))
+    return Errors(name, *(float(np.concatenate(errors).mean()) for errors in (rollbacks, promotions, peeked)))
 
 
-def first_look(found: np.ndarray) -> np.ndarray:
+def first_look(proven: np.ndarray) -> np.ndarray:
     """(runs,): outcomes per arm at the first look that found something; infinite if none did."""
-    return np.where(found.any(1), (found.argmax(1) + 1.0) * STEP, np.inf)
+    return np.where(proven.any(1), (proven.argmax(1) + 1.0) * STEP, np.inf)
 
 
 def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
@@ -175,21 +175,21 @@ def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
         by_test["Welch peeked at"].append(first_look(welch_peeked(looks) < ALPHA))
         equal = looks._replace(mean_t=looks.mean_t + effect)
         by_test[PROMOTION].append(first_look(log_evidence(equal, effect, 1) > -math.log(ALPHA)))
-    found: dict[str, Any] = {}
+    delay_of: dict[str, Any] = {}
     for name, parts in by_test.items():
         times = np.concatenate(parts)
         # Not interpolated: infinity is a possible value.
         middle, late = np.quantile(times, [0.5, 0.9], method="inverted_cdf")
-        found[name] = {
+        delay_of[name] = {
             "median": finite(middle),
             "p90": finite(late),
             "found": float(np.isfinite(times).mean()),
         }
     # A one-sided test at alpha needs what the two-sided one needs at 2 alpha.
-    found["fixed"] = {
+    delay_of["fixed"] = {
         f"power {p}": samples_needed(effect=effect, sd=1, alpha=2 * ALPHA, power=p)[0] for p in (0.5, 0.9)
     }
-    return found
+    return delay_of
 
 
 def finite(value: float) -> int | None:
@@ -243,9 +243,9 @@ def machine() -> dict[str, Any]:
 
 def rate(share: float, runs: int) -> str:
     """A share in per cent, with its exact 95 % interval (Clopper, Pearson 1934)."""
-    found = round(share * runs)
-    low = betaincinv(found, runs - found + 1, 0.025) if found else 0.0
-    high = betaincinv(found + 1, runs - found, 0.975) if found < runs else 1.0
+    hits = round(share * runs)
+    low = betaincinv(hits, runs - hits + 1, 0.025) if hits else 0.0
+    high = betaincinv(hits + 1, runs - hits, 0.975) if hits < runs else 1.0
     return f"{100 * share:.2f} [{100 * low:.2f}, {100 * high:.2f}]"
 
 

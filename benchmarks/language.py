@@ -134,9 +134,9 @@ def train(options: argparse.Namespace) -> None:
         clock.spent.clear()
         dist.barrier()
         with clock("whole"):
-            mine = range(step * PROMPTS + options.rank, step * PROMPTS + shared, options.workers)
-            ids = {number: tuple(tokenizer.encode(every[number])) for number in mine}
-            prompts = [Prompt(ids[number], number * GROUP + member) for number in mine for member in range(GROUP)]
+            own_rows = range(step * PROMPTS + options.rank, step * PROMPTS + shared, options.workers)
+            ids = {number: tuple(tokenizer.encode(every[number])) for number in own_rows}
+            prompts = [Prompt(ids[number], number * GROUP + member) for number in own_rows for member in range(GROUP)]
             with clock("sampling"):
                 completions = engine.generate(prompts, seed=0)
             rows = []
@@ -184,11 +184,11 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
         raise SystemExit(f"{process.args!r} took longer than {LIMIT} s") from error
     if process.returncode:
         raise SystemExit(f"{process.args!r} failed:\n{errors[-3000:]}")
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
 
 
-def measure_ours(
+def measure_own(
     preset: str, precision: str, steps: int, threads: int, workers: int = 1, apart: int = 1
 ) -> dict[str, Any]:
     """Rates of one run; of several workers the slowest one counts, and tokens are added up.
@@ -227,20 +227,20 @@ def measure_trl(python: Path, model: Path, steps: int, threads: int, setting: st
 def rates(steps: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the steps that count; CPU time is what a process used, which neighbours disturb less than the clock."""
     counted = steps[WARM_UP - 1 :]  # both sides leave the first one out by themselves
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "tokens_per_second": statistics.median(step["tokens"] / step["seconds"] for step in counted),
         "tokens_per_cpu_second": statistics.median(step["tokens"] / step["cpu"] for step in counted),
         "steps": counted,
         "load": os.getloadavg()[0],
     }
     if "phases" in counted[0]:
-        found["phases"] = {
+        measured["phases"] = {
             phase: [
                 statistics.median(step["phases"][phase][k] / step["tokens"] * 1e6 for step in counted) for k in (0, 1)
             ]
             for phase in PHASES
         }
-    return found
+    return measured
 
 
 def trl_python(folder: Path) -> Path:
@@ -277,25 +277,25 @@ def measure_training(options: argparse.Namespace) -> dict[str, Any]:
             def trl(setting: str, steps: int, model: Path = Path(folder)) -> dict[str, Any]:
                 return measure_trl(python, model, steps, options.threads, setting)
 
-            found, best = {}, {}
+            figures, best = {}, {}
             for precision in options.precisions:
                 own = {setting: trl(setting, options.search_steps) for setting in SETTINGS[precision]}
                 best[precision] = max(own, key=lambda setting, own=own: own[setting]["tokens_per_cpu_second"])
-                found |= own
+                figures |= own
             print(f"{preset}: TRL's fastest settings are {', '.join(best.values())}", flush=True)
             rounds = []
             for number in range(options.rounds):
                 row: dict[str, Any] = {}
                 for precision, setting in best.items():
-                    row[f"ours {precision}"] = measure_ours(preset, precision, options.steps, options.threads)
+                    row[f"ours {precision}"] = measure_own(preset, precision, options.steps, options.threads)
                     row[f"trl {precision}"] = trl(setting, options.steps)
-                row["one"] = measure_ours(preset, "fp32", options.steps, 1)
-                row["two"] = measure_ours(preset, "fp32", options.steps, 1, workers=2)
-                row["apart"] = measure_ours(preset, "fp32", options.steps, 1, apart=2)
+                row["one"] = measure_own(preset, "fp32", options.steps, 1)
+                row["two"] = measure_own(preset, "fp32", options.steps, 1, workers=2)
+                row["apart"] = measure_own(preset, "fp32", options.steps, 1, apart=2)
                 rounds.append(row)
                 speeds = {key: round(part["tokens_per_second"]) for key, part in row.items()}
                 print(f"{preset}, round {number + 1}: tokens/s {speeds}", flush=True)
-            models[preset] = {"settings": found, "best": best, "rounds": rounds}
+            models[preset] = {"settings": figures, "best": best, "rounds": rounds}
     steps = {"prompts": PROMPTS, "responses": GROUP, "tokens": TOKENS, "phases": PHASES}
     about = machine() | {"trl": PACKAGES[0].partition("==")[2]}
     return {"machine": about, "threads": options.threads, "step": steps, "models": models}

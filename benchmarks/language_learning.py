@@ -118,10 +118,10 @@ def table(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["algorithms"]:
-        whole, *parts = row["iteration_seconds"]
+        total, *parts = row["iteration_seconds"]
         lines.append(
             f"| {row['algorithm']} | {spread(row['before'])} | {spread(row['after'])} | {interval(row['gain'])} "
-            f"| {min(row['gains']):.1f} | {whole:.2f} ({', '.join(f'{part:.2f}' for part in parts)}) "
+            f"| {min(row['gains']):.1f} | {total:.2f} ({', '.join(f'{part:.2f}' for part in parts)}) "
             f"| {max(row['seconds']):.0f} |"
         )
     goals = [
@@ -138,7 +138,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def team_lines(found: dict[str, Any]) -> list[str]:
+def team_lines(comparison: dict[str, Any]) -> list[str]:
     """The comparison as Markdown."""
     lines = [
         "",
@@ -151,19 +151,19 @@ def team_lines(found: dict[str, Any]) -> list[str]:
         "| | before | after | first program | repaired of 100 | iterations | tokens per task | turns | most seconds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, side in found["sides"].items():
+    for name, side in comparison["sides"].items():
         lines.append(
             f"| {name} | {spread(side['before'])} | {spread(side['after'])} | {spread(side['first'])} "
             f"| {spread(side['repaired'])} | {min(side['iterations'])}-{max(side['iterations'])} "
             f"| {side['tokens_per_task']:.1f} | {side['turns_per_task']:.2f} | {max(side['seconds']):.0f} |"
         )
-    seeds = ", ".join(f"{value:+.1f}" for value in found["by_seed"])
+    seeds = ", ".join(f"{value:+.1f}" for value in comparison["by_seed"])
     return [
         *lines,
         "",
-        f"Team less alone, in points: **{interval(found['difference'])}** after training (by seed {seeds}), "
-        f"{interval(found['difference_first'])} of it with the first program, "
-        f"{interval(found['difference_before'])} before training.",
+        f"Team less alone, in points: **{interval(comparison['difference'])}** after training (by seed {seeds}), "
+        f"{interval(comparison['difference_first'])} of it with the first program, "
+        f"{interval(comparison['difference_before'])} before training.",
     ]
 
 
@@ -185,9 +185,9 @@ def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> li
     ):
         starts = [(kind, seed, Path(folder) / f"{kind}-{seed}") for kind in kinds for seed in range(seeds)]
         warm = {}
-        for one in pool.imap(_warm_start, starts, chunksize=1):
-            warm[one["kind"], one["seed"]] = one
-            print(f"{one['kind']}, seed {one['seed']}: warm start of {one['seconds']:.0f} s", flush=True)
+        for result in pool.imap(_warm_start, starts, chunksize=1):
+            warm[result["kind"], result["seed"]] = result
+            print(f"{result['kind']}, seed {result['seed']}: warm start of {result['seconds']:.0f} s", flush=True)
         # Whatever is shorter, this many iterations sample more tokens than are asked for.
         wanted: list[tuple[str, str, int, int | None]] = [
             (kind, "grpo", 10 * ITERATIONS, TEAM_TOKENS) for kind in ("alone", "team") if team
@@ -199,13 +199,13 @@ def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> li
             for seed in range(seeds)
         ]
         runs = []
-        for one in pool.imap(_train, jobs, chunksize=1):
-            start = warm[one["kind"], one["seed"]]
-            runs.append(one | {"warm_seconds": start["seconds"], "log_likelihood": start["log_likelihood"]})
-            before, after = (100 * statistics.mean(one[when]["passes"]) for when in ("before", "after"))
+        for result in pool.imap(_train, jobs, chunksize=1):
+            start = warm[result["kind"], result["seed"]]
+            runs.append(result | {"warm_seconds": start["seconds"], "log_likelihood": start["log_likelihood"]})
+            before, after = (100 * statistics.mean(result[when]["passes"]) for when in ("before", "after"))
             print(
-                f"{one['kind']}, {one['algorithm']}, seed {one['seed']}: {before:.1f} -> {after:.1f}, "
-                f"{one['seconds']:.0f} s",
+                f"{result['kind']}, {result['algorithm']}, seed {result['seed']}: {before:.1f} -> {after:.1f}, "
+                f"{result['seconds']:.0f} s",
                 flush=True,
             )
     return runs

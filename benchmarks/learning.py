@@ -57,7 +57,7 @@ class Task:
     def budgeted(self) -> bool:
         return self.config == "budget_dag"
 
-    def asked(self) -> str:
+    def requirement(self) -> str:
         parts = [f"return >= {self.least:g}"] if self.least is not None else []
         parts += [f"score >= {self.share:g}, cost <= {TOLERATED * BUDGET:g}"] if self.share is not None else []
         parts += [f"return >= {self.exact:g}"] if self.exact is not None else []
@@ -142,19 +142,19 @@ def run(name: str, seed: int) -> dict[str, Any]:
 def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """One row of the tables."""
     task = TASKS[name]
-    means = np.array([[np.mean(one["returns"])] for one in runs])
-    found = stratified_bootstrap(means)
+    means = np.array([[np.mean(run["returns"])] for run in runs])
+    intervals = stratified_bootstrap(means)
     row: dict[str, Any] = {
         "task": name,
-        "asked": task.asked(),
-        "return": list(found),
+        "asked": task.requirement(),
+        "return": list(intervals),
         "runs": means[:, 0].tolist(),
-        "seconds": float(np.median([one["seconds"] for one in runs])),
+        "seconds": float(np.median([run["seconds"] for run in runs])),
     }
-    met = task.least is None or found.value >= task.least
+    met = task.least is None or intervals.value >= task.least
     if task.budgeted:
-        policies = {"final": [Worth(*one["worths"][-1]) for one in runs]}
-        policies["best"] = [Worth(*one["worths"][one["best"]]) for one in runs]
+        policies = {"final": [Worth(*run["worths"][-1]) for run in runs]}
+        policies["best"] = [Worth(*run["worths"][run["best"]]) for run in runs]
         for kind, worths in policies.items():
             scores = [score(worth, BUDGET) for worth in worths]
             shares = stratified_bootstrap(np.array(scores)[:, None])
@@ -166,7 +166,7 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         if task.exact is not None:
             met &= min(worth.ret for worth in policies["final"]) >= task.exact
         # From the middle of a run on, of all seeds: what the policies in training cost.
-        late = [worth[1] for one in runs for worth in one["worths"][len(one["worths"]) // 2 :]]
+        late = [worth[1] for run in runs for worth in run["worths"][len(run["worths"]) // 2 :]]
         row["late_cost"] = [min(late), float(np.std(late)), max(late)]
     return row | {"met": bool(met)}
 
@@ -225,19 +225,19 @@ def main() -> None:
     jobs = [(name, seed) for name in options.tasks for seed in range(options.seeds)]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
         runs = []
-        for one in pool.imap(_run, jobs):
-            runs.append(one)
+        for run in pool.imap(_run, jobs):
+            runs.append(run)
             print(
-                f"{one['task']}, seed {one['seed']}: {np.mean(one['returns']):.3f}, "
-                f"final {one['worths'][-1:]}, {one['seconds']:.0f} s",
+                f"{run['task']}, seed {run['seed']}: {np.mean(run['returns']):.3f}, "
+                f"final {run['worths'][-1:]}, {run['seconds']:.0f} s",
                 flush=True,
             )
-    rows = {name: summary(name, [one for one in runs if one["task"] == name]) for name in options.tasks}
-    curves = {f"{one['task']}/{one['seed']}": one["curve"] for one in runs}
+    rows = {name: summary(name, [run for run in runs if run["task"] == name]) for name in options.tasks}
+    curves = {f"{run['task']}/{run['seed']}": run["curve"] for run in runs}
     files: dict[str, Any] = {}
     for name in options.tasks:
-        own = [one for one in runs if one["task"] == name]
-        shaped = [[(one["steps"], {"return": one["returns"], "cost": one["costs"]})] for one in own]
+        own = [run for run in runs if run["task"] == name]
+        shaped = [[(run["steps"], {"return": run["returns"], "cost": run["costs"]})] for run in own]
         files |= {name: _rounded(marl_eval("marl-ray", TASKS[name].config, name, shaped))}
     described, path = machine(), RESULTS / "learning.json"
     before = json.loads(path.read_text()) if path.exists() else {"rows": [], "curves": {}, "marl_eval": {}}

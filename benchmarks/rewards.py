@@ -54,8 +54,8 @@ def main() -> None:
     lines = ["# Rewards for code", "", "Programs a second on one core, medians of seven rounds.", ""]
     lines += ["| tests | program | one run | a run for each test | times as many |", "|---|---|---|---|---|"]
     for row in rows:
-        one, many = (1 / statistics.median(row[key]) for key in ("one_run_s", "run_per_test_s"))
-        lines.append(f"| {row['tests']} | {row['program']} | {one:.0f} | {many:.1f} | {one / many:.1f} |")
+        single, many = (1 / statistics.median(row[key]) for key in ("one_run_s", "run_per_test_s"))
+        lines.append(f"| {row['tests']} | {row['program']} | {single:.0f} | {many:.1f} | {single / many:.1f} |")
     RESULTS.joinpath("rewards.json").write_text(json.dumps(rows, indent=1) + "\n")
     RESULTS.joinpath("rewards.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

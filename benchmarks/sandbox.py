@@ -67,7 +67,7 @@ def problems() -> list[Problem]:
         return [json.loads(line) for line in file]
 
 
-def whole(problem: Problem) -> str:
+def full_program(problem: Problem) -> str:
     solution = problem["prompt"] + problem["canonical_solution"]
     return f"{solution}\n{problem['test']}\ncheck({problem['entry_point']})"
 
@@ -81,7 +81,7 @@ def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Pro
         return pool.judge(candidate, tests, entry_point=problem["entry_point"], setup=problem["prompt"]).passed
 
     def bare(problem: Problem) -> bool:
-        program = whole(problem).encode()
+        program = full_program(problem).encode()
         assert server.stdin and server.stdout
         server.stdin.write(struct.pack("<Q", len(program)) + program)
         server.stdin.flush()
@@ -93,9 +93,9 @@ def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Pro
     return {
         "judge (hardened)": judge,
         OFFICIAL: official,
-        "official mode": lambda problem: pool.official(whole(problem)) == "passed",
-        "run": lambda problem: pool.run(whole(problem)).status == Status.OK,
-        "python -c": lambda problem: subprocess.run([sys.executable, "-c", whole(problem)]).returncode == 0,
+        "official mode": lambda problem: pool.official(full_program(problem)) == "passed",
+        "run": lambda problem: pool.run(full_program(problem)).status == Status.OK,
+        "python -c": lambda problem: subprocess.run([sys.executable, "-c", full_program(problem)]).returncode == 0,
         "bare fork server, no isolation": bare,
     }
 

@@ -68,18 +68,18 @@ SRM_LOOKS = 100
 def application(name: str, folder: Path, bundles: dict[str, str]) -> dict[str, Any]:
     """Import path and args of one of APPLICATIONS."""
     taken = list(bundles.values())[: 2 if name.endswith("turns") else 1]
-    one = {"bundles": taken, "batched": name not in ("bare_alone", "default")}
+    options = {"bundles": taken, "batched": name not in ("bare_alone", "default")}
     match name:
         case "gateway":
             return gateway(folder / name, bundles)
         case "gateway_two_hops":
             return gateway(folder / name, bundles, more={"placement": "deployment"})
         case "bare" | "bare_alone" | "bare_turns":
-            return {"import_path": "serve_apps:one_hop", "args": one}
+            return {"import_path": "serve_apps:one_hop", "args": options}
         case "bare_two_hops" | "bare_two_hops_turns":
-            return {"import_path": "serve_apps:two_hops", "args": one}
+            return {"import_path": "serve_apps:two_hops", "args": options}
         case _:
-            return {"import_path": "serve_apps:default", "args": one}
+            return {"import_path": "serve_apps:default", "args": options}
 
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
@@ -116,15 +116,15 @@ def measure(running: Running, seconds: int, observations: Path, connections: tup
         rates.append(rate | {"cpu": running.cpu_seconds() - cpu, "connections": count})
     rate = max(rates, key=lambda rate: rate["rps"])
     latencies(running.act, WARM_UP_S / 2, observations)
-    one = milliseconds(latencies(running.act, seconds / 2, observations))
+    alone = milliseconds(latencies(running.act, seconds / 2, observations))
     return {
         "rps": rate["rps"],
         "loaded_p50_ms": rate["p50_ms"],
         "loaded_p99_ms": rate["p99_ms"],
         "connections": rate["connections"],
         "cpu_us": 1e6 * rate["cpu"] / rate["requests"],
-        "p50_ms": one["p50_ms"],
-        "p99_ms": one["p99_ms"],
+        "p50_ms": alone["p50_ms"],
+        "p99_ms": alone["p99_ms"],
     }
 
 
@@ -256,8 +256,8 @@ def srm(options: argparse.Namespace) -> dict[str, Any]:
                 counts[table.assign(key).arm] += 1
             seconds += time.perf_counter() - start
             smallest = min(smallest, sample_ratio(counts, weights).p_value)
-        found = sample_ratio(counts, weights)
-        row = {"weights": weights, "counts": counts, "p_value": found.p_value, "smallest_p_value": smallest}
+        answer = sample_ratio(counts, weights)
+        row = {"weights": weights, "counts": counts, "p_value": answer.p_value, "smallest_p_value": smallest}
         rows.append(row | {"alarm": smallest <= 0.001, "us_per_key": 1e6 * seconds / sum(counts.values())})
         print(f"srm: {rows[-1]}", flush=True)
     return {"rows": rows}

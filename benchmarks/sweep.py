@@ -33,10 +33,10 @@ SECONDS_GOAL, STEPS_GOAL = 1.25, 0.5
 
 def shipped(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
     """The shipped sweep with so many steps and rungs at the same shares of them."""
-    whole = load_sweep(FILE)
-    changes = dict(whole.set)
+    sweep = load_sweep(FILE)
+    changes = dict(sweep.set)
     changes["train"] = changes["train"] | {"total_steps": steps}
-    grace = max(1, round(whole.scheduler.grace * steps / whole.set["train"]["total_steps"]))  # type: ignore[union-attr]
+    grace = max(1, round(sweep.scheduler.grace * steps / sweep.set["train"]["total_steps"]))  # type: ignore[union-attr]
     scheduler = "scheduler={kind: fifo}" if fifo else f"scheduler.grace={grace}"
     return load_sweep(FILE, [f"storage={storage}", f"set={json.dumps(changes)}", scheduler])
 
@@ -81,10 +81,10 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage:
-        whole = shipped(f"{storage}/whole", options.steps, fifo=True)
-        seconds, full = sweep(whole)
+        shipped_sweep = shipped(f"{storage}/whole", options.steps, fifo=True)
+        seconds, full = sweep(shipped_sweep)
         print(f"sweep: {seconds:.0f} s", flush=True)
-        plain = back_to_back(whole)
+        plain = back_to_back(shipped_sweep)
         print(f"back to back: {plain:.0f} s", flush=True)
         halving_seconds, halving = sweep(shipped(f"{storage}/asha", options.steps))
     result = {

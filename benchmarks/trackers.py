@@ -169,16 +169,16 @@ def history(kind: str, run: RunConfig, storage: Path) -> str:
     """Give the run's command again, now that its tracker is well; how much of the run the tracker has then."""
     from marl_ray.training.driver import train
 
-    ours = [int(row["iteration"]) for row in rows_of(run)]
+    own = [int(row["iteration"]) for row in rows_of(run)]
     with mlflow_server(storage) if kind == "mlflow" else contextlib.nullcontext():
         train(run)
-        theirs = (
+        tracked = (
             [int(line) for line in taken_file(run).read_text().split()]
             if kind in ("Dead", "Slow", "Full")
             else in_mlflow(run)
         )
-    verdict = "all rows once, in order" if theirs == ours else f"NOT THE RUN'S: {theirs}"
-    return f"{verdict} ({len(theirs)} of {len(ours)})"
+    verdict = "all rows once, in order" if tracked == own else f"NOT THE RUN'S: {tracked}"
+    return f"{verdict} ({len(tracked)} of {len(own)})"
 
 
 def in_mlflow(run: RunConfig) -> list[int]:
@@ -189,8 +189,8 @@ def in_mlflow(run: RunConfig) -> list[int]:
 
     client = mlflow.MlflowClient(tracking_uri=uri_of(run))
     experiment = client.get_experiment_by_name(run.tracking.experiment)
-    (one,) = client.search_runs([experiment.experiment_id])
-    return [int(point.value) for point in client.get_metric_history(one.info.run_id, "iteration")]
+    (logged,) = client.search_runs([experiment.experiment_id])
+    return [int(point.value) for point in client.get_metric_history(logged.info.run_id, "iteration")]
 
 
 def main() -> None:

@@ -187,7 +187,7 @@ def table(about: str, measured: Milliseconds, packs: dict[str, dict[str, float]]
     for name, times in measured.items():
         extra = median(times["env"]) - median(times["bare"])
         goal = f"at most {GOAL_MS:g}" if name in ACTIONS else ""
-        beyond += [mine - bare for mine, bare in zip(times["env"], times["bare"], strict=True)] if goal else []
+        beyond += [with_env - bare for with_env, bare in zip(times["env"], times["bare"], strict=True)] if goal else []
         lines.append(f"| {name} | {spread(times['env'])} | {spread(times['bare'])} | {extra:.0f} | {goal} |")
     lines.append(f"| all actions, pair by pair | | | {median(beyond):.0f} | at most {GOAL_MS:g} |")
     lines += ["", "Numbers are medians (least-most).", ""]

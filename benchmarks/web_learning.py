@@ -66,7 +66,7 @@ def run(page: str, seed: int) -> dict[str, Any]:
         "page": page,
         "seed": seed,
         "solved": report["all"]["solved"] / report["all"]["episodes"],
-        "endings": {name: one["episodes"] for name, one in report["endings"].items()},
+        "endings": {name: ending["episodes"] for name, ending in report["endings"].items()},
         "actions": report["all"]["actions"],
         "steps": rows[-1]["steps"],
         "seconds": seconds,
@@ -95,16 +95,16 @@ def table(runs: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for page in PAGES:
-        own = [one for one in runs if one["page"] == page]
+        own = [run for run in runs if run["page"] == page]
         if not own:
             continue
-        solved = [one["solved"] for one in own]
+        solved = [run["solved"] for run in own]
         value, low, high = stratified_bootstrap(np.array(solved)[:, None])
-        seconds = [f"{one['seconds']:.0f}" for one in own]
-        met = np.mean(solved) >= GOAL and max(one["seconds"] for one in own) < LIMIT_S
+        seconds = [f"{run['seconds']:.0f}" for run in own]
+        met = np.mean(solved) >= GOAL and max(run["seconds"] for run in own) < LIMIT_S
         lines.append(
             f"| `{page}` | {value:.3f} ({low:.3f} - {high:.3f}) | {', '.join(f'{share:.2f}' for share in solved)} "
-            f"| {own[0]['steps']:,} | {np.mean([one['actions'] for one in own]):.1f} "
+            f"| {own[0]['steps']:,} | {np.mean([run['actions'] for run in own]):.1f} "
             f"| {', '.join(seconds)} | {'yes' if met else 'no'} |"
         )
     return "\n".join([*lines, ""])
@@ -120,14 +120,14 @@ def main() -> None:
     runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     for seed in range(options.seeds):
         for page in options.pages:
-            if not options.again and any(one["page"] == page and one["seed"] == seed for one in runs):
+            if not options.again and any(run["page"] == page and run["seed"] == seed for run in runs):
                 continue
             busy = os.getloadavg()[0]
-            one = run(page, seed) | {"load": busy}
+            row = run(page, seed) | {"load": busy}
             print(
-                f"{page}, seed {seed}: {one['solved']:.2f}, {one['steps']:,} steps, {one['seconds']:.0f} s", flush=True
+                f"{page}, seed {seed}: {row['solved']:.2f}, {row['steps']:,} steps, {row['seconds']:.0f} s", flush=True
             )
-            runs = [other for other in runs if (other["page"], other["seed"]) != (page, seed)] + [one]
+            runs = [other for other in runs if (other["page"], other["seed"]) != (page, seed)] + [row]
             runs.sort(key=lambda other: (list(PAGES).index(other["page"]), other["seed"]))
             path.write_text(json.dumps({"machine": described, "runs": runs}) + "\n")
             text = table(runs)

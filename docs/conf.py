@@ -54,13 +54,13 @@ FOLDERS = {
 def parts() -> dict[str, list[str]]:
     """Heading of docs/README.md -> the pages that its table names, from the repository's root."""
     text = (ROOT / "docs/README.md").read_text()
-    found = {}
+    listed = {}
     for heading, body in PARTS.findall(text):
         pages = [(ROOT / "docs" / link).resolve().relative_to(ROOT) for link in LINK.findall(body)]
-        found[heading] = [str(page.with_suffix("")) for page in dict.fromkeys(pages) if str(page) != "README.md"]
+        listed[heading] = [str(page.with_suffix("")) for page in dict.fromkeys(pages) if str(page) != "README.md"]
     extending = sorted(path.relative_to(ROOT) for path in (ROOT / "docs/extending").glob("*.md"))
-    found["How-to"] += [str(page.with_suffix("")) for page in extending]
-    return {heading: list(dict.fromkeys(pages)) for heading, pages in found.items()}
+    listed["How-to"] += [str(page.with_suffix("")) for page in extending]
+    return {heading: list(dict.fromkeys(pages)) for heading, pages in listed.items()}
 
 
 def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
@@ -72,7 +72,7 @@ def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
     if page in FOLDERS:
         paths = sorted((ROOT / FOLDERS[page]).glob("*.md"))
         pages = [str(path.relative_to((ROOT / page).parent).with_suffix("")) for path in paths]
-        source[0] += toctree([one for one in pages if one != "README"])
+        source[0] += toctree([path for path in pages if path != "README"])
     if page.startswith("benchmarks/") and not source[0].startswith("# "):
         source[0] = f"# {page.rsplit('/')[-1].capitalize()}\n\n{source[0]}"
 

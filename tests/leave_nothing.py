@@ -35,14 +35,14 @@ def main(command: list[str], budget_s: float | None = None) -> int:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         print("leave_nothing: this system has no subreapers; orphans may stay", file=sys.stderr)
     child = subprocess.Popen(command)
-    told: list[int] = []
+    signals: list[int] = []
 
     def tell(number: int, frame: object) -> None:
-        if not told:
+        if not signals:
             signal.alarm(int(STOP_S))
-        told.append(number)
+        signals.append(number)
         # A terminal sends SIGINT to the child by itself.
-        if number != signal.SIGINT or len(told) > 1:
+        if number != signal.SIGINT or len(signals) > 1:
             child.send_signal(signal.SIGTERM)
 
     def stop(number: int, frame: object) -> None:
@@ -101,8 +101,8 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
 
 def _ignores_ends(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        found = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        return found is not None and bool(int(found[1], 16) >> (signal.SIGCHLD - 1) & 1)
+        match = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return match is not None and bool(int(match[1], 16) >> (signal.SIGCHLD - 1) & 1)
     return False
 
 

@@ -50,23 +50,25 @@ def stream(case: Case, rng: np.random.Generator, runs: int) -> Stream:
     treated = rng.random((runs, UNITS)) < share
     values = np.where(treated, treatment, control).astype(float)
     if case.reports is not None:
-        chances = np.where(values > 0, *(np.where(treated, *of) for of in list(zip(*case.reports, strict=True))[::-1]))
+        chances = np.where(
+            values > 0, *(np.where(treated, *chance) for chance in list(zip(*case.reports, strict=True))[::-1])
+        )
         values[rng.random(values.shape) >= chances] = np.nan
     return Stream(values, treated, share)
 
 
-def bets(found: Stream, case: Case, side: int, margin: float) -> np.ndarray:
+def bets(stream: Stream, case: Case, side: int, margin: float) -> np.ndarray:
     """ln E after every unit (runs, units); where units report nothing, at the end that proves less."""
     if case.reports is None:
-        return bets_on(found, case.claim(side, margin))
-    return np.minimum(*(bets_on(found, case.claim(side, margin, end)) for end in ("low", "high")))
+        return bets_on(stream, case.claim(side, margin))
+    return np.minimum(*(bets_on(stream, case.claim(side, margin, end)) for end in ("low", "high")))
 
 
-def bets_on(found: Stream, claim: Claim) -> np.ndarray:
+def bets_on(stream: Stream, claim: Claim) -> np.ndarray:
     """ln E of `BettingTest` after every unit (runs, units), vectorised over experiments."""
-    side, (low, high), q = claim.side, claim.range, found.share
-    moved = np.clip(found.values, claim.low, claim.high)
-    y = (np.where(found.treated, moved + claim.shift, claim.scale * moved) - low) / (high - low)
+    side, (low, high), q = claim.side, claim.range, stream.share
+    moved = np.clip(stream.values, claim.low, claim.high)
+    y = (np.where(stream.treated, moved + claim.shift, claim.scale * moved) - low) / (high - low)
     if claim.missing is not None:
         y[np.isnan(y)] = 0.0 if claim.missing == "low" else 1.0
     y = y if claim.higher_is_better else 1 - y
@@ -74,7 +76,7 @@ def bets_on(found: Stream, claim: Claim) -> np.ndarray:
     m = (PRIOR / 2 + np.concatenate([none, y.cumsum(1)[:, :-1]], 1)) / count
     s = np.sqrt((PRIOR / 4 + np.concatenate([none, ((y - m) ** 2).cumsum(1)[:, :-1]], 1)) / count)
     null = side * claim.null
-    gains = side * (y - m) * np.where(found.treated, 1 / q, -1 / (1 - q)) - null
+    gains = side * (y - m) * np.where(stream.treated, 1 / q, -1 / (1 - q)) - null
     worst = np.maximum(m / q, (1 - m) / (1 - q)) if side > 0 else np.maximum((1 - m) / q, m / (1 - q))
     caps = CAP / np.maximum(worst + null, worst / 2)
     logs = np.full(y.shape, -np.inf)
@@ -83,22 +85,22 @@ def bets_on(found: Stream, claim: Claim) -> np.ndarray:
     return logs - math.log(len(EFFECTS))
 
 
-def check(found: Stream, case: Case, margin: float) -> None:
+def check(stream: Stream, case: Case, margin: float) -> None:
     """The vectorised formula is `BettingTest`'s, after the last unit of one experiment."""
     for side in (1, -1):
         logs = []
         for end in (None,) if case.reports is None else ("low", "high"):
             test = BettingTest(case.claim(side, margin, end))
-            test.add(found.values[0], found.treated[0], found.share)
+            test.add(stream.values[0], stream.treated[0], stream.share)
             logs.append(test.evidence().log_e)
-        assert math.isclose(min(logs), bets(found, case, side, margin)[0, -1], rel_tol=1e-6, abs_tol=1e-6)
+        assert math.isclose(min(logs), bets(stream, case, side, margin)[0, -1], rel_tol=1e-6, abs_tol=1e-6)
 
 
-def looks(found: Stream, case: Case) -> Looks:
+def looks(stream: Stream, case: Case) -> Looks:
     """The sums that the normal mixture gets after every 2 STEP units."""
     parts = []
-    for arm, factor in ((found.treated, case.better), (~found.treated, case.better * case.scale)):
-        values = factor * found.values
+    for arm, factor in ((stream.treated, case.better), (~stream.treated, case.better * case.scale)):
+        values = factor * stream.values
         sums = [(arm * values**k).reshape(len(arm), -1, 2 * STEP).sum(2).cumsum(1) for k in range(3)]
         n = np.maximum(sums[0], 1)
         parts.append((sums[0], sums[1] / n, np.maximum(sums[2] - sums[1] ** 2 / n, 0) / np.maximum(n - 1, 1)))
@@ -139,7 +141,7 @@ LATE, TENTH = ((0.5, 0.632), (0.5, 0.865)), ((0.1, 0.1), (0.1, 0.1))
 AT_MARGIN: dict[str, Case] = {
     "Gaussian, treatment loses 100 with p = 0.001, bounds [-110, 10]": Case(rare_losses, 0.1, *LOSSES),
     "the same with a shift of -0.1, winsorized to [-5, 5]": Case(
-        lambda *of: (rare_losses(*of)[0] - 0.1, rare_losses(*of)[1]), 0.1, -5.0, 5.0
+        lambda *arguments: (rare_losses(*arguments)[0] - 0.1, rare_losses(*arguments)[1]), 0.1, -5.0, 5.0
     ),
     "Bernoulli 0.5": Case(events(0.45, 0.5), 0.05, 0.0, 1.0),
     "Bernoulli 0.05": Case(events(0.03, 0.05), 0.02, 0.0, 1.0),
@@ -159,7 +161,7 @@ AT_MARGIN: dict[str, Case] = {
 """The treatment is worse by exactly the margin, in the outcomes that count."""
 SAME: dict[str, Case] = {
     "Gaussian, both arms lose 100 with p = 0.001, bounds [-110, 10]": Case(
-        lambda *of: (rare_losses(*of)[0], rare_losses(*of)[0]), 0.1, *LOSSES
+        lambda *arguments: (rare_losses(*arguments)[0], rare_losses(*arguments)[0]), 0.1, *LOSSES
     ),
     "Bernoulli 0.5": Case(events(0.5, 0.5), 0.05, 0.0, 1.0),
     "Bernoulli 0.99, canary 1:9": Case(events(0.99, 0.99), 0.02, 0.0, 1.0, 0.1),
@@ -178,21 +180,23 @@ HARMED: dict[str, Case] = {
 }
 
 
-def found_by(case: Case, side: int, margin: float, runs: int, seed: int, alpha: float, evidence: Evidence) -> list[Any]:
+def decision_times(
+    case: Case, side: int, margin: float, runs: int, seed: int, alpha: float, evidence: Evidence
+) -> list[Any]:
     """Units at which the exact test and the normal mixture decide, (runs,) each; infinite where they do not."""
     limit, exact, normal = -math.log(alpha), [], []
     for k in range(max(1, runs // CHUNK)):
-        found = stream(case, np.random.default_rng([seed, k]), min(runs, CHUNK))
+        drawn = stream(case, np.random.default_rng([seed, k]), min(runs, CHUNK))
         if not k:
-            check(found, case, margin)
-        hit = bets(found, case, side, margin) >= limit
+            check(drawn, case, margin)
+        hit = bets(drawn, case, side, margin) >= limit
         exact.append(np.where(hit.any(1), hit.argmax(1) + 1.0, np.inf))
         if not normal_too(case):
             continue
         with np.errstate(invalid="ignore", divide="ignore"):
-            hit = evidence(looks(found, case), margin, side, False) > limit
+            hit = evidence(looks(drawn, case), margin, side, False) > limit
         normal.append(np.where(hit.any(1), (hit.argmax(1) + 1.0) * 2 * STEP, np.inf))
-    return [np.concatenate(of) for of in (exact, normal) if of]
+    return [np.concatenate(part) for part in (exact, normal) if part]
 
 
 def normal_too(case: Case) -> bool:
@@ -201,7 +205,7 @@ def normal_too(case: Case) -> bool:
 
 
 def errors_of(case: Case, times: list[Any]) -> list[float | None]:
-    shares = [float(np.isfinite(of).mean()) for of in times]
+    shares = [float(np.isfinite(hits).mean()) for hits in times]
     return shares if normal_too(case) else [*shares, None]
 
 
@@ -209,26 +213,26 @@ def bounded(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:
     """All rows, plain data."""
     rows: dict[str, Any] = {"runs": runs, "units": UNITS, "promotions": {}, "rollbacks": {}, "delays": {}}
     for seed, (name, case) in enumerate(AT_MARGIN.items()):
-        times = found_by(case, 1, case.margin, runs, 5_000 + seed, alpha, evidence)
+        times = decision_times(case, 1, case.margin, runs, 5_000 + seed, alpha, evidence)
         rows["promotions"][name] = errors_of(case, times)
     for seed, (name, case) in enumerate(SAME.items()):
-        times = found_by(case, -1, 0.0, runs, 5_100 + seed, alpha, evidence)
+        times = decision_times(case, -1, 0.0, runs, 5_100 + seed, alpha, evidence)
         rows["rollbacks"][name] = errors_of(case, times)
     for seed, (name, case) in enumerate(HARMED.items()):
-        times = found_by(case, -1, 0.0, runs, 5_200 + seed, alpha, evidence)
-        ends = [[float(np.quantile(of, p, method="inverted_cdf")) for p in (0.5, 0.9)] for of in times]
-        rows["delays"][name] = [[int(x) if math.isfinite(x) else None for x in of] for of in ends]
+        times = decision_times(case, -1, 0.0, runs, 5_200 + seed, alpha, evidence)
+        ends = [[float(np.quantile(hits, p, method="inverted_cdf")) for p in (0.5, 0.9)] for hits in times]
+        rows["delays"][name] = [[int(x) if math.isfinite(x) else None for x in hit] for hit in ends]
     return rows
 
 
-def table(found: dict[str, Any], rate: Callable[[float, int], str]) -> list[str]:
+def table(result: dict[str, Any], rate: Callable[[float, int], str]) -> list[str]:
     """The rows as Markdown."""
-    runs = found["runs"]
+    runs = result["runs"]
     lines = [
         "## Outcomes with bounds",
         "",
-        f"{runs:,} experiments per row of {found['units']:,} units in both arms together, each unit assigned at random. The",
-        "exact test (`betting`) is watched after every unit; the normal mixture, which decides where nothing bounds the",
+        f"{runs:,} experiments per row of {result['units']:,} units in both arms together, each unit assigned at random.",
+        "The exact test (`betting`) is watched after every unit; the normal mixture, which decides where nothing bounds the",
         f"outcome, after every {2 * STEP} (not where shares change: it compares within epochs). The treatment is worse by",
         "exactly the margin, or (rollbacks) the arms are alike. Per cent, with 95 % intervals. Where units report nothing,",
         "they do not count, and both ends of what they may have been must prove it.",
@@ -237,7 +241,7 @@ def table(found: dict[str, Any], rate: Callable[[float, int], str]) -> list[str]
         "|---|---|---|---|",
     ]
     for kind, key in (("promotion", "promotions"), ("rollback", "rollbacks")):
-        for name, (exact, normal) in found[key].items():
+        for name, (exact, normal) in result[key].items():
             other = "" if normal is None else rate(normal, runs)
             lines.append(f"| {name} | {kind} | {rate(exact, runs)} | {other} |")
     lines += [
@@ -247,7 +251,7 @@ def table(found: dict[str, Any], rate: Callable[[float, int], str]) -> list[str]
         "| outcomes | exact test | normal mixture |",
         "|---|---|---|",
     ]
-    for name, tests in found["delays"].items():
-        cells = (" / ".join("never" if x is None else f"{x:,}" for x in of) for of in tests)
+    for name, tests in result["delays"].items():
+        cells = (" / ".join("never" if x is None else f"{x:,}" for x in row) for row in tests)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return [*lines, ""]

@@ -102,8 +102,8 @@ def _arms(rng: np.random.Generator, case: Missing) -> list[Seen]:
 
 def _arm(rng: np.random.Generator, arm: Arm, block: int, runs: int) -> Seen:
     ones = rng.binomial(block, arm.ones, (runs, LOOKS))
-    told_ones, told_zeros = rng.binomial(ones, arm.of_ones), rng.binomial(block - ones, arm.of_zeros)
-    high, low = told_ones.cumsum(1).astype(float), told_zeros.cumsum(1).astype(float)
+    reported_ones, reported_zeros = rng.binomial(ones, arm.of_ones), rng.binomial(block - ones, arm.of_zeros)
+    high, low = reported_ones.cumsum(1).astype(float), reported_zeros.cumsum(1).astype(float)
     return Seen(np.broadcast_to(np.arange(1.0, LOOKS + 1) * block, high.shape), high, low)
 
 
@@ -128,16 +128,16 @@ def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) ->
     low = np.where(arms[0].zeros + arms[1].zeros > 0, 0.0, 1.0)
     high = np.where(arms[0].ones + arms[1].ones > 0, 1.0, 0.0)
     ends = np.minimum(low, low + margin), np.maximum(high, high + margin)
-    found = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign, plain=True) for end in ends))
+    log_e = np.minimum(*(evidence(looks_of(arms, margin, end), 0.0, sign, plain=True) for end in ends))
     # All of them are 0 or 1, so the test of such is asked too; before both have come nothing is proven.
-    told = margin * (arms[0].ones + arms[0].zeros) / arms[0].judged
-    events = np.minimum(*(evidence(looks_of(arms, 0.0, end), told, sign, True) for end in (0.0, 1.0)))
-    found = np.where(low < high, np.minimum(found, events), -np.inf)
+    shift = margin * (arms[0].ones + arms[0].zeros) / arms[0].judged
+    events = np.minimum(*(evidence(looks_of(arms, 0.0, end), shift, sign, True) for end in (0.0, 1.0)))
+    log_e = np.where(low < high, np.minimum(log_e, events), -np.inf)
     enough = np.minimum(*(arm.ones + arm.zeros for arm in arms)) >= MIN_OUTCOMES
-    found = np.where(enough, found, -np.inf)
+    log_e = np.where(enough, log_e, -np.inf)
     for at in ((0, 30), (1, LOOKS - 1)):
-        check(case, [Seen(*(part[at] for part in arm)) for arm in arms], sign, margin, float(found[at]))
-    return found
+        check(case, [Seen(*(part[at] for part in arm)) for arm in arms], sign, margin, float(log_e[at]))
+    return log_e
 
 
 def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: float) -> None:
@@ -154,15 +154,15 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
     look = look_at(Totals(exposed, judged, values), Design(), 0.0)
     plan = RolloutPlan("c", {"c": 1.0, "t": 1.0})
     measure = Measure("outcome", "higher", margin, False, None, None)
-    asked: Any = {"alpha": 0.05, "min_outcomes": MIN_OUTCOMES, "excluding": True}
-    found = ask(sign, look, measure, "t", plan, **asked).test
+    rules: Any = {"alpha": 0.05, "min_outcomes": MIN_OUTCOMES, "excluding": True}
+    test = ask(sign, look, measure, "t", plan, **rules).test
     if math.isfinite(log_e):
-        told = math.log(found.e_value)
+        exact = math.log(test.e_value)
         assert (
-            math.isclose(told, log_e, rel_tol=1e-6 if log_e > 0 else 1e-2, abs_tol=1e-6) or min(told, log_e) >= 700
+            math.isclose(exact, log_e, rel_tol=1e-6 if log_e > 0 else 1e-2, abs_tol=1e-6) or min(exact, log_e) >= 700
         ), case
     else:
-        assert not found.proven and found.e_value == 1.0, case
+        assert not test.proven and test.e_value == 1.0, case
 
 
 def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
@@ -170,12 +170,12 @@ def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
     n_t, n_c, mean_t, mean_c, var_t, var_c = reports
     other = Looks(n_c, n_t, mean_c, mean_t, var_c, var_t)
     limit = -math.log(ALARM / 2)
-    found = [evidence(one, 0.0, -1, True, ALARM / 2) for one in (reports, other)]
+    alarms = [evidence(side, 0.0, -1, True, ALARM / 2) for side in (reports, other)]
     for at in ((0, 3), (1, LOOKS - 1)):
         arms = [Summary(int(n[at]), float(mean[at]), 0.0) for n, mean in ((n_t, mean_t), (n_c, mean_c))]
         test = harm(*arms, alpha=ALARM / 2, margin=0.0, min_outcomes=50, binary=True)
-        assert test.proven == (found[0][at] > limit), at
-    return np.maximum(*found) > limit
+        assert test.proven == (alarms[0][at] > limit), at
+    return np.maximum(*alarms) > limit
 
 
 def watched(case: Missing, reports: Looks, evidence: Evidence) -> np.ndarray:
@@ -223,8 +223,8 @@ def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evi
         promotions.append((proven & ~watched(case, reports_of(arms), evidence)).any(1))
     shares = tuple(arm.ones * arm.of_ones + (1 - arm.ones) * arm.of_zeros for arm in (case.treatment, case.control))
 
-    def share(found: list[np.ndarray]) -> float:
-        return float(np.concatenate(found).mean())
+    def share(times: list[np.ndarray]) -> float:
+        return float(np.concatenate(times).mean())
 
     return MissingErrors(
         *(name, shares, share(rollbacks), share(promotions), share(alarmed), share(careless)),
@@ -242,12 +242,12 @@ def missing_delays(runs: int, seed: int, evidence: Evidence, alpha: float) -> li
         for k in range(runs // CHUNK):
             rng = np.random.default_rng([seed, round(100 * share), k])
             arms = _arms(rng, case)
-            found = {
+            delays = {
                 "both": proof(case, arms, -1, evidence),
                 "reports": evidence(looks_of(arms), 0.0, -1),
                 "zero": proof(case._replace(value=0.0), arms, -1, evidence),
             }
-            for name, logs in found.items():
+            for name, logs in delays.items():
                 hit = logs > -math.log(alpha)
                 times[name].append(np.where(hit.any(1), (hit.argmax(1) + 1.0) * case.block * share, np.inf))
         row: dict[str, Any] = {"share": share}

@@ -77,13 +77,13 @@ def traffic(noise: Draw, shares: np.ndarray) -> Any:
     def simulate(rng: np.random.Generator, runs: int) -> Looks:
         values = noise(rng, (runs, len(shares)))
         treated = rng.random(values.shape) < shares
-        found = []
+        summaries = []
         for arm in (treated, ~treated):
             blocks = [(arm * values**k).reshape(runs, -1, 2 * STEP).sum(2).cumsum(1) for k in range(3)]
             n = np.maximum(blocks[0], 1)
             mean = blocks[1] / n
-            found.append((blocks[0], mean, np.maximum(blocks[2] - n * mean**2, 0) / np.maximum(n - 1, 1)))
-        (n_t, mean_t, var_t), (n_c, mean_c, var_c) = found
+            summaries.append((blocks[0], mean, np.maximum(blocks[2] - n * mean**2, 0) / np.maximum(n - 1, 1)))
+        (n_t, mean_t, var_t), (n_c, mean_c, var_c) = summaries
         return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c)
 
     return simulate
@@ -114,10 +114,10 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
         looks = _stratified(strata)
         for at in ((0, -1), (1, len(shares) // (4 * STEP))):
             pairs = [tuple(_summary(*(float(part[at]) for part in arm)) for arm in arms) for arms in strata]
-            for found, arm in zip(stratified(pairs), (0, 1), strict=True):
-                if found.n > 1:
-                    assert math.isclose(found.mean, looks[2 + arm][at], rel_tol=1e-6, abs_tol=1e-9), at
-                    assert math.isclose(found.variance, looks[4 + arm][at], rel_tol=1e-6), at
+            for summary, arm in zip(stratified(pairs), (0, 1), strict=True):
+                if summary.n > 1:
+                    assert math.isclose(summary.mean, looks[2 + arm][at], rel_tol=1e-6, abs_tol=1e-9), at
+                    assert math.isclose(summary.variance, looks[4 + arm][at], rel_tol=1e-6), at
         return looks
 
     return simulate
@@ -129,7 +129,7 @@ def _summary(n: float, mean: float, squares: float) -> Summary:
 
 def _stratified(strata: Any) -> Looks:
     """`clusters.stratified` at every look; strata have both arms' counts, means and squared deviations."""
-    both = np.stack([(one[0] > 0) & (other[0] > 0) for one, other in strata])
+    both = np.stack([(first[0] > 0) & (other[0] > 0) for first, other in strata])
     n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))
     n, several = np.where(both[:, None], n, 0.0), both.sum(0) > 1
     safe = np.maximum(n, 1e-9)
@@ -169,7 +169,7 @@ def switchback(noise: Draw, share: float, grouped: bool = True) -> Any:
         first = rng.integers(0, 2, (runs, HORIZON // 2))
         strata = np.stack([first, 1 - first], 2).reshape(runs, HORIZON)
         treated = (strata + rng.random(strata.shape)) / 2 > 1 - share
-        found = []
+        summaries = []
         for k in range(2 * STEP, HORIZON + 1, 2 * STEP):
             y, parts, signed = values[:, :k], [], np.zeros((runs, k))
             for sign, arm in ((1, treated[:, :k]), (-1, ~treated[:, :k])):
@@ -185,22 +185,22 @@ def switchback(noise: Draw, share: float, grouped: bool = True) -> Any:
             together = size / (size - 1) * (groups**2).sum(1) * (1 + math.sqrt(2 / (size - 1)))
             scale = together / np.maximum(apart, 1e-300) if grouped else np.ones(runs)
             scale = np.maximum(scale, 1) if size < MIN_GROUPS else scale
-            found.append((n_t, n_c, mean_t, mean_c, var_t * scale, var_c * scale))
+            summaries.append((n_t, n_c, mean_t, mean_c, var_t * scale, var_c * scale))
             if grouped and k in (HORIZON // 4, HORIZON):
-                check_blocks(y[0], treated[0, :k], [float(part[0]) for part in found[-1]])
-        return Looks(*(np.stack(part, 1) for part in zip(*found, strict=True)))
+                check_blocks(y[0], treated[0, :k], [float(part[0]) for part in summaries[-1]])
+        return Looks(*(np.stack(part, 1) for part in zip(*summaries, strict=True)))
 
     return simulate
 
 
-def check_blocks(values: np.ndarray, treated: np.ndarray, found: Sequence[float]) -> None:
+def check_blocks(values: np.ndarray, treated: np.ndarray, measured: Sequence[float]) -> None:
     """The vectorised formula is the gateway's, of the blocks (k,) of one experiment."""
     arms: list[dict[tuple[int, int], float]] = [{}, {}]
-    for k, (value, mine) in enumerate(zip(values.tolist(), treated.tolist(), strict=True)):
-        arms[not mine][k // 2, k % 2] = value
-    one, other = block_summaries([(arms[0], arms[1])])
-    expected = one.n, other.n, one.mean, other.mean, one.variance, other.variance
-    assert np.allclose(found, expected, rtol=1e-6), (found, expected)
+    for k, (value, is_treated) in enumerate(zip(values.tolist(), treated.tolist(), strict=True)):
+        arms[not is_treated][k // 2, k % 2] = value
+    first, other = block_summaries([(arms[0], arms[1])])
+    expected = first.n, other.n, first.mean, other.mean, first.variance, other.variance
+    assert np.allclose(measured, expected, rtol=1e-6), (measured, expected)
 
 
 def day_and_night(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:

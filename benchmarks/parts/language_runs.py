@@ -192,16 +192,16 @@ def held_out(run: Any, samples: int) -> dict[str, Any]:
 
 def _time_programs(collector: Any) -> list[float]:
     """A list that gets the seconds of every wave of resets and steps of the environments."""
-    found: list[float] = []
+    times: list[float] = []
     plain = collector._side_by_side
 
     def timed(*arguments: Any) -> None:
         began = time.perf_counter()
         plain(*arguments)
-        found.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - began)
 
     collector._side_by_side = timed
-    return found
+    return times
 
 
 def _mean(values: list[float]) -> float:

@@ -131,7 +131,7 @@ def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> I
         time.sleep(SETTLE_S)
         pids = _pids(ray.dashboard_url)
         # `placement: deployment` makes an application of its own for every arm.
-        arms = {name: found for name, part in pids.items() if name not in applications for found in part.values()}
+        arms = {name: pid for name, part in pids.items() if name not in applications for pid in part.values()}
         yield {
             name: Running(urls[name], pids[name] | (arms if placed_apart(part) else {}))
             for name, part in applications.items()

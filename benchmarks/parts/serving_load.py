@@ -79,9 +79,9 @@ def latencies(url: str, seconds: float, observations: Path) -> list[float]:
 
 
 def _complete(answer: bytes) -> bool:
-    head, found, body = answer.partition(b"\r\n\r\n")
+    head, separator, body = answer.partition(b"\r\n\r\n")
     length = _LENGTH.search(head)
-    return bool(found) and length is not None and len(body) >= int(length[1])
+    return bool(separator) and length is not None and len(body) >= int(length[1])
 
 
 @dataclass(frozen=True, slots=True)

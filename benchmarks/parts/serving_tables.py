@@ -21,14 +21,14 @@ class Goal(NamedTuple):
     """The requested rate, and the measured numbers."""
 
     text: str
-    found: str
+    measured: str
     met: bool
 
 
 def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
     """Ratios are of measurements of the same pass."""
     goals = []
-    for ours, theirs, least, text in (
+    for subject, reference, least, text in (
         ("gateway", "bare", 0.95, "2 makes at least 95 % of the requests/s of 1"),
         ("gateway", "bare_alone", 0.95, "2 makes at least 95 % of the requests/s of 1a"),
         ("gateway", "bare_turns", 0.95, "2 makes at least 95 % of the requests/s of 1b"),
@@ -36,7 +36,7 @@ def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
         ("gateway_two_hops", "bare_two_hops", 0.97, "5 makes at least 97 % of the requests/s of 4"),
         ("gateway_two_hops", "bare_two_hops_turns", 0.97, "5 makes at least 97 % of the requests/s of 4b"),
     ):
-        if ratios := paired(rows, ours, theirs, "rps"):
+        if ratios := paired(rows, subject, reference, "rps"):
             goals.append(Goal(text, spread(ratios, 3), statistics.median(ratios) >= least))
     if both(rows, "gateway", "bare"):
         added = [row["gateway"]["p50_ms"] - row["bare"]["p50_ms"] for row in rows]
@@ -54,9 +54,9 @@ def both(rows: list[dict[str, Any]], *names: str) -> bool:
     return all(name in row for row in rows for name in names)
 
 
-def paired(rows: list[dict[str, Any]], ours: str, theirs: str, key: str) -> list[float]:
+def paired(rows: list[dict[str, Any]], subject: str, reference: str, key: str) -> list[float]:
     """Ratio in every pass; nothing if one of the two was not measured."""
-    return [row[ours][key] / row[theirs][key] for row in rows] if both(rows, ours, theirs) else []
+    return [row[subject][key] / row[reference][key] for row in rows] if both(rows, subject, reference) else []
 
 
 def speed_table(part: dict[str, Any]) -> list[str]:
@@ -184,7 +184,11 @@ def goal_table(goals: list[Goal]) -> list[str]:
     if not goals:
         return [""]
     lines = ["", "| goal | found | |", "|---|---|---|"]
-    return [*lines, *(f"| {goal.text} | {goal.found} | {'met' if goal.met else '**not met**'} |" for goal in goals), ""]
+    return [
+        *lines,
+        *(f"| {goal.text} | {goal.measured} | {'met' if goal.met else '**not met**'} |" for goal in goals),
+        "",
+    ]
 
 
 TABLES = {

@@ -37,7 +37,7 @@ def trained(storage: Path, name: str = "gridworld-mappo") -> dict[int, dict[str,
     """Steps -> policy -> sha256 of its weights in the bundles that a run has kept."""
     kept = [Manifest.model_validate_json(p.read_bytes()) for p in (storage / name).glob("*/bundle/bundle.json")]
     assert kept
-    return {one.lineage.steps: {policy: part.sha256 for policy, part in one.policies.items()} for one in kept}
+    return {entry.lineage.steps: {policy: part.sha256 for policy, part in entry.policies.items()} for entry in kept}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["submit", "--help"], ["demo", "--help"]])
@@ -71,8 +71,8 @@ def test_algorithms_are_listed_with_papers_needs_and_hyper_parameters():
     lines = marl_ray("algorithms").stdout.splitlines()
     assert [line.split()[0] for line in lines[: len(SPECS)]] == list(SPECS)
     assert any("macpo" in line and "2110.02793" in line and "costs and budgets" in line for line in lines)
-    one = marl_ray("algorithms", "dapo").stdout
-    assert "hyper.clip_high = 0.28" in one and "hyper.kl_coef = 0.0" in one
+    described = marl_ray("algorithms", "dapo").stdout
+    assert "hyper.clip_high = 0.28" in described and "hyper.kl_coef = 0.0" in described
     done = marl_ray("algorithms", "dapoo")
     assert done.returncode == 2 and "algorithm: 'dapoo' is unknown" in done.stderr
 
@@ -132,11 +132,13 @@ def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: P
         script = ["python", "jobs/train.py", CONFIG, *SHORT, f"storage={job}"]
         by_ray = side_by_side.submit(command, "ray", "job", "submit", *address, "--", *script, **token)
         run = ["train", CONFIG, *SHORT, f"storage={submitted}"]
-        by_us = side_by_side.submit(command, "marl-ray", "submit", *run, *address, **token)
+        by_us = side_by_side.submit(command, "marl-ray", "submit", *run, *address, "--json", **token)
         train_alone(load_config(RunConfig, ROOT / CONFIG, SHORT), tmp_path / "here" / "gridworld-mappo")
-    for done in (by_ray.result(), by_us.result()):
+    for done, log in ((by_ray.result(), by_ray.result().stdout), (by_us.result(), by_us.result().stderr)):
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "gridworld-mappo: best return" in done.stdout
+        assert "gridworld-mappo: best return" in log
+    ended = json.loads(by_us.result().stdout)
+    assert (ended["name"], ended["status"]) == ("gridworld-mappo", 0) and ended["job"].startswith("marl-ray-")
     assert trained(tmp_path / "here") == trained(job) == trained(submitted)
 
 

@@ -66,16 +66,16 @@ class Deployed:
 
     def arms(self, experiment: str, sessions: Sequence[str]) -> dict[str, str]:
         """Session -> the arm that an act of it gets now."""
-        asked = {s: {"experiment": experiment, "session_id": s, "observations": SEES} for s in sessions}
-        return {session: self.post(ACT, body)["arm"] for session, body in asked.items()}
+        requests = {s: {"experiment": experiment, "session_id": s, "observations": SEES} for s in sessions}
+        return {session: self.post(ACT, body)["arm"] for session, body in requests.items()}
 
     def rows(self, table: sa.Table, experiment: str) -> dict[str, Any]:
         """Unit -> row of the database."""
         engine = schema.open_engine(self.database)
         try:
             with engine.connect() as connection:
-                found = connection.execute(sa.select(table).where(table.c.experiment == experiment))
-                return {row.unit: row for row in found}
+                selected = connection.execute(sa.select(table).where(table.c.experiment == experiment))
+                return {row.unit: row for row in selected}
         finally:
             engine.dispose()
 
@@ -166,18 +166,18 @@ def has_its_arms_again(gateway: Deployed, experiment: str, before: Mapping[str, 
     deadline = time.monotonic() + recovery_s
     while True:
         late = time.monotonic() >= deadline
-        found = [gateway.arms(experiment, KEPT) for _ in range(3)]
-        if all(arms == before for arms in found):
+        answers = [gateway.arms(experiment, KEPT) for _ in range(3)]
+        if all(arms == before for arms in answers):
             return
-        assert not late, f"sessions have other arms: {[dict(arms.items() - before.items()) for arms in found]}"
+        assert not late, f"sessions have other arms: {[dict(arms.items() - before.items()) for arms in answers]}"
 
 
 def check_against_database(gateway: Deployed, requests: Sequence[Sent], main: str, cut: str) -> None:
     for experiment in (main, cut):
-        mine = [r for r in requests if r.experiment == experiment and r.status == 200]
+        own = [r for r in requests if r.experiment == experiment and r.status == 200]
         exposures, outcomes = (gateway.rows(table, experiment) for table in (schema.exposures, schema.outcomes))
         answered = defaultdict(set)
-        for request in mine:
+        for request in own:
             if request.path == ACT:
                 answered[request.session].add(request.arm)
         assert len(answered) > 20
@@ -185,7 +185,7 @@ def check_against_database(gateway: Deployed, requests: Sequence[Sent], main: st
         if experiment == main:
             assert {session: {exposures[session].arm} for session in answered} == answered
         # Each acknowledged outcome is there, with its value and for the arm that was answered; and no other is.
-        acknowledged = {r.session: (r.value, r.arm) for r in mine if r.path == OUTCOME}
+        acknowledged = {r.session: (r.value, r.arm) for r in own if r.path == OUTCOME}
         assert acknowledged.keys() == answered.keys()
         assert {unit: (row.value, exposures[unit].arm) for unit, row in outcomes.items()} == acknowledged
 
@@ -204,29 +204,29 @@ def failures(requests: Sequence[Sent], fault: float) -> list[Sent]:
 @pytest.mark.long
 def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway: Deployed) -> None:
     """A replica, the controller and the proxy, one after another under one load."""
-    killed, whole = {}, {}
+    killed_at, intact_at = {}, {}
     with loaded(gateway, "kills") as requests:
         for fault, title in KILLS.items():
             victims = gateway.ray.actors(title)
             assert len(victims) == (REPLICAS if fault == "replica" else 1)
-            killed[fault] = time.monotonic()
+            killed_at[fault] = time.monotonic()
             victims[0].kill()
-            gateway.ray.wait_until_whole(REPLICAS)
-            whole[fault] = time.monotonic()
+            gateway.ray.wait_until_complete(REPLICAS)
+            intact_at[fault] = time.monotonic()
             time.sleep(QUIET_S)
     failed: dict[str, list[Sent]] = {fault: [] for fault in ("none", *KILLS)}
     for request in requests:
         if request.status != 200:
-            before = [fault for fault in KILLS if killed[fault] <= request.answered]
+            before = [fault for fault in KILLS if killed_at[fault] <= request.answered]
             failed[before[-1] if before else "none"].append(request)
     for fault in KILLS:
-        print(f"{fault}: whole after {whole[fault] - killed[fault]:.1f} s")
-        failures(failed[fault], killed[fault])
+        print(f"{fault}: whole after {intact_at[fault] - killed_at[fault]:.1f} s")
+        failures(failed[fault], killed_at[fault])
     assert failed["none"] == []
-    assert [r for r in failed["replica"] if r.status != 500 or r.sent > killed["replica"] + NOTICED_S] == []
+    assert [r for r in failed["replica"] if r.status != 500 or r.sent > killed_at["replica"] + NOTICED_S] == []
     assert failed["controller"] == []  # no request goes through it
     # The only proxy: until there is another one nobody listens, and for a moment that one knows no routes.
-    assert [r for r in failed["proxy"] if r.status not in (0, 404) or r.sent > whole["proxy"]] == []
+    assert [r for r in failed["proxy"] if r.status not in (0, 404) or r.sent > intact_at["proxy"]] == []
 
 
 @pytest.mark.slow
@@ -242,9 +242,9 @@ def test_a_rollback_survives_the_death_of_all_replicas_and_a_redeployment(gatewa
     assert len(victims) == REPLICAS
     for victim in victims:
         victim.kill()
-    gateway.ray.wait_until_whole(REPLICAS)
+    gateway.ray.wait_until_complete(REPLICAS)
     gateway.ray.deploy(gateway.config)
-    gateway.ray.wait_until_whole(REPLICAS)
+    gateway.ray.wait_until_complete(REPLICAS)
     after = gateway.arms("cut-crash", [*sessions, *(f"new{k}" for k in range(40))])
     assert set(after.values()) == {CONTROL}
     assert {
@@ -314,7 +314,7 @@ def test_exposures_outlive_a_replica_that_dies_while_the_database_is_away(
         time.sleep(1.0)
     finally:
         database.start()
-    on_postgres.ray.wait_until_whole(REPLICAS)
+    on_postgres.ray.wait_until_complete(REPLICAS)
     deadline = time.monotonic() + DELIVERED_S
     while (stored := on_postgres.rows(schema.exposures, experiment)).keys() != answered.keys():
         assert time.monotonic() < deadline, f"{len(stored)} of {len(answered)} exposures after {DELIVERED_S:g} s"

@@ -1,6 +1,6 @@
 """`marl-ray try`: a team is trained, scored, served and played, and Ctrl-C ends everything."""
 
-import re
+import json
 import signal
 import subprocess
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from processes.command_line import PROGRAM, marl_ray, without_ray
+from processes.command_line import PROGRAM, keys_of, marl_ray, without_ray
 
 from marl_ray.first_steps.short_try import has_display
 
@@ -36,20 +36,22 @@ def test_a_team_is_trained_scored_served_and_gone_after_ctrl_c(tmp_path: Path) -
     output, errors = tmp_path / "output", tmp_path / "errors"
     with output.open("w") as out, errors.open("w") as err:
         process = subprocess.Popen(
-            [PROGRAM, "try", "--no-open", "--folder", str(tmp_path / "try")], env=without_ray(), stdout=out, stderr=err
+            [PROGRAM, "try", "--no-open", "--json", "--folder", str(tmp_path / "try")],
+            env=without_ray(),
+            stdout=out,
+            stderr=err,
         )
     try:
         deadline = time.monotonic() + READY_S
-        while "serving until Ctrl-C" not in (said := output.read_text()):
-            assert time.monotonic() < deadline and process.poll() is None, (said, errors.read_text())
+        while "serving until Ctrl-C" not in (said := errors.read_text()):
+            assert time.monotonic() < deadline and process.poll() is None, said
             time.sleep(0.1)
-        shown = dict(line.split(maxsplit=1) for line in said.splitlines() if line[:6] in ("key   ", "page  ", "bundle"))
-        url = shown["page"].split("/ui")[0]
-        page = httpx.get(f"{url}/ui", auth=("any", shown["key"]), timeout=30)
+        tried = json.loads(output.read_text())
+        assert set(tried) == keys_of("try") and "starting a local Ray" in said
+        page = httpx.get(f"{tried['url']}/ui", auth=("any", tried["key"]), timeout=30)
         assert page.status_code == 200 and "gridworld" in page.text
-        before, after = (float(re.search(rf"return {when} +([-.\d]+)", said)[1]) for when in ("before", "after"))
-        assert after > before + 0.3
-        assert Path(shown["bundle"], "bundle.json").exists()
+        assert tried["after"][0] > tried["before"][0] + 0.3
+        assert Path(tried["bundle"], "bundle.json").exists()
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

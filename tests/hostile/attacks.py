@@ -43,11 +43,11 @@ def attacked(file: str, setting: str, folder: Path) -> Iterator[dict]:
     as_we_are, level = SETTINGS[setting]
     python, user = sys.executable, None
     if os.geteuid() == 0 and not as_we_are:
-        theirs = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+        system_python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
         check = "import sys; sys.exit(sys.version_info < (3, 11))"
-        if theirs is None or subprocess.run([theirs, "-c", check]).returncode:
+        if system_python is None or subprocess.run([system_python, "-c", check]).returncode:
             pytest.skip("needs a Python 3.11 that an ordinary user can run")
-        python, user = theirs, pwd.getpwnam("nobody").pw_uid
+        python, user = system_python, pwd.getpwnam("nobody").pw_uid
         if subprocess.run(["test", "-r", file], user=user).returncode:
             pytest.skip(f"needs a checkout that an ordinary user can read, and {SOURCE} is none")
     secret = folder / "key"

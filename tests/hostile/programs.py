@@ -133,23 +133,23 @@ def _locks(paths: list[str]) -> list[str]:
 def _process(pid: int) -> dict[str, Any]:
     """State of a server or a judge: descriptors and their flags, limits, mask, handlers, priority, folder, mounts."""
     root = Path(f"/proc/{pid}")
-    found: dict[str, Any] = {}  # not its number: a judge that is late on a busy machine is replaced
+    facts: dict[str, Any] = {}  # not its number: a judge that is late on a busy machine is replaced
     try:
-        found["descriptors"] = {
+        facts["descriptors"] = {
             fd: [os.readlink(root / "fd" / fd), re.findall("flags:.*", (root / "fdinfo" / fd).read_text())]
             for fd in sorted(os.listdir(root / "fd"))
         }
-        found["cwd"] = os.readlink(root / "cwd")
-        found["mounts"] = len((root / "mountinfo").read_text().splitlines())
-        found["environ"] = (root / "environ").read_bytes().hex()
+        facts["cwd"] = os.readlink(root / "cwd")
+        facts["mounts"] = len((root / "mountinfo").read_text().splitlines())
+        facts["environ"] = (root / "environ").read_bytes().hex()
     except PermissionError:  # another user's, or not to be looked into
         pass
     known = ("Umask", "Threads", "SigBlk", "SigIgn", "SigCgt", "Cpus_allowed", "Uid", "CapEff", "NoNewPrivs")
-    found["status"] = [line for line in (root / "status").read_text().splitlines() if line.startswith(known)]
-    found["limits"] = (root / "limits").read_text()
-    found["nice"] = (root / "stat").read_text().rpartition(")")[2].split()[15:17]
-    found["oom"] = (root / "oom_score_adj").read_text()
-    return found
+    facts["status"] = [line for line in (root / "status").read_text().splitlines() if line.startswith(known)]
+    facts["limits"] = (root / "limits").read_text()
+    facts["nice"] = (root / "stat").read_text().rpartition(")")[2].split()[15:17]
+    facts["oom"] = (root / "oom_score_adj").read_text()
+    return facts
 
 
 def descendants(pid: int) -> list[int]:

@@ -64,15 +64,15 @@ def test_gradients_are_those_of_the_expectations(ends: bool, most: int) -> None:
     rules = GameRules(policies=2, ends=ends)
     after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATES)}
     for kind in range(1 + SIGNALS):
-        found = truth.gradient(rules, UNEVEN, kind, after, most)
+        exact = truth.gradient(rules, UNEVEN, kind, after, most)
         for agent, state in ((0, 0), (0, 1), (0, 2), (1, 0)):
             sides = []
             for step in (1e-5, -1e-5):
                 tables = [[list(row) for row in own] for own in UNEVEN]
-                zero, one = tables[agent][state]
-                tables[agent][state] = [zero - step * zero * one, one + step * zero * one]
+                p_zero, p_one = tables[agent][state]
+                tables[agent][state] = [p_zero - step * p_zero * p_one, p_one + step * p_zero * p_one]
                 sides.append(truth.expected(rules, tables, after, most)[kind])
-            assert found[agent][state][1] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=1e-8)
+            assert exact[agent][state][1] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,18 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
         where | {"api_keys": keys, "experiments": [{"name": ENDPOINT, "arms": arms, **ROLLOUT}]},
     )
     with running(Gateway(gateway, seed=0)) as site:
-        good, played = play(site.url, ENDPOINT, run.env, EPISODES)
-        assert good["status"] == "promoted", good
-        assert min(arm["mean"] for arm in good["arms"].values()) > 3.0 and len(played) < EPISODES
-        told = story(site.url, ENDPOINT)
-        assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in told), told
+        good = play(site.url, ENDPOINT, run.env, EPISODES)
+        assert good.report["status"] == "promoted", good
+        assert min(arm["mean"] for arm in good.report["arms"].values()) > 3.0 and good.episodes < EPISODES
+        lines = story(good)
+        assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in lines), lines
         name = roll_out_untrained(run, tmp_path, site.url)
-        bad, played = play(site.url, name, run.env, EPISODES)
-        assert bad["status"] == "rolled_back" and bad["arms"]["candidate"]["verdict"] == "worse", bad
-        told = story(site.url, name)
-        assert any("rollback candidate" in line and "harm proven by outcome" in line for line in told), told
+        bad = play(site.url, name, run.env, EPISODES)
+        assert bad.report["status"] == "rolled_back" and bad.report["arms"]["candidate"]["verdict"] == "worse", bad
+        lines = story(bad)
+        assert any("rollback candidate" in line and "harm proven by outcome" in line for line in lines), lines
         console = Console(width=120, record=True)
-        console.print(table(bad, played))
+        console.print(table(bad))
     shown = console.export_text()
-    assert f"experiment {name}: rolled_back, {len(played)} episodes over HTTP" in shown
+    assert f"experiment {name}: rolled_back, {bad.episodes} episodes over HTTP" in shown
     assert any(line.startswith("│ candidate ") and "worse" in line for line in shown.splitlines()), shown

@@ -29,26 +29,26 @@ def answer(code: str) -> str:
 
 
 def test_a_right_clean_and_fast_answer_earns_everything(pool):
-    found = code_reward(pool, SQUARE, answer("def square(x):\n    return x * x"), ALL)
-    assert (found.correctness, found.style, found.public) == (1.0, 1.0, 1.0)
-    assert found.score == 1.0 + 0.25 + 0.5 * found.efficiency and 0 < found.efficiency <= 1
-    assert found.shaping == 0.1 and found.code == "def square(x):\n    return x * x\n"
+    reward = code_reward(pool, SQUARE, answer("def square(x):\n    return x * x"), ALL)
+    assert (reward.correctness, reward.style, reward.public) == (1.0, 1.0, 1.0)
+    assert reward.score == 1.0 + 0.25 + 0.5 * reward.efficiency and 0 < reward.efficiency <= 1
+    assert reward.shaping == 0.1 and reward.code == "def square(x):\n    return x * x\n"
 
 
 def test_correctness_is_the_fraction_of_hidden_tests(pool):
-    found = code_reward(pool, SQUARE, answer("def square(x):\n    return abs(x) * x"), CodeRewardConfig())
-    assert (found.score, found.correctness) == (0.75, 0.75)
-    assert [verdict == "passed" for verdict in found.verdicts] == [True, True, False, True]
+    reward = code_reward(pool, SQUARE, answer("def square(x):\n    return abs(x) * x"), CodeRewardConfig())
+    assert (reward.score, reward.correctness) == (0.75, 0.75)
+    assert [verdict == "passed" for verdict in reward.verdicts] == [True, True, False, True]
 
 
 def test_what_was_learned_from_the_public_tests_alone_earns_little(pool):
-    found = code_reward(pool, SQUARE, answer("def square(x):\n    return {0: 0, 3: 9}[x]"), ALL)
-    assert (found.public, found.correctness, found.style, found.efficiency) == (1.0, 0.5, 0.0, 0.0)
+    reward = code_reward(pool, SQUARE, answer("def square(x):\n    return {0: 0, 3: 9}[x]"), ALL)
+    assert (reward.public, reward.correctness, reward.style, reward.efficiency) == (1.0, 0.5, 0.0, 0.0)
 
 
 def test_style_and_speed_are_not_earned_by_a_wrong_program(pool):
-    found = code_reward(pool, SQUARE, answer("def square(x):\n    return 0"), ALL)
-    assert (found.style, found.efficiency, found.score) == (0.0, 0.0, 0.25)
+    reward = code_reward(pool, SQUARE, answer("def square(x):\n    return 0"), ALL)
+    assert (reward.style, reward.efficiency, reward.score) == (0.0, 0.0, 0.25)
 
 
 def test_shaping_over_turns_adds_up_to_what_the_last_answer_passes(pool):
@@ -60,14 +60,14 @@ def test_shaping_over_turns_adds_up_to_what_the_last_answer_passes(pool):
     ]
     before, total = 0.0, 0.0
     for text in turns:
-        found = code_reward(pool, SQUARE, answer(text) if "def" in text else text, ALL, public_before=before)
-        before, total = found.public, total + found.shaping
+        reward = code_reward(pool, SQUARE, answer(text) if "def" in text else text, ALL, public_before=before)
+        before, total = reward.public, total + reward.shaping
     assert total == pytest.approx(0.1 * 0.5)
 
 
 def test_an_answer_without_code_earns_nothing(pool):
-    found = code_reward(pool, SQUARE, "```python\ndef square(x): return x * x", ALL, public_before=1.0)
-    assert (found.score, found.shaping, found.code, found.verdicts) == (0.0, -0.1, None, ("no code",))
+    reward = code_reward(pool, SQUARE, "```python\ndef square(x): return x * x", ALL, public_before=1.0)
+    assert (reward.score, reward.shaping, reward.code, reward.verdicts) == (0.0, -0.1, None, ("no code",))
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_hacks_earn_nothing(pool, code):
 
 
 def test_programs_are_rewarded_by_what_they_print(pool):
-    found = code_reward(pool, DOUBLE, answer("print(abs(2 * int(input())))"), CodeRewardConfig(shaping=1.0))
-    assert (found.score, found.shaping, found.verdicts) == (0.5, 1.0, ("passed", "wrong"))
+    reward = code_reward(pool, DOUBLE, answer("print(abs(2 * int(input())))"), CodeRewardConfig(shaping=1.0))
+    assert (reward.score, reward.shaping, reward.verdicts) == (0.5, 1.0, ("passed", "wrong"))
 
 
 def test_a_program_that_prints_the_answer_and_then_fails_is_wrong(pool):
-    found = run_tests(pool, "print(4)\nraise SystemExit(3)", DOUBLE.hidden[:1], DOUBLE, Limits())
-    assert (found.passed, found.verdicts) == (0, ("exit",))
+    results = run_tests(pool, "print(4)\nraise SystemExit(3)", DOUBLE.hidden[:1], DOUBLE, Limits())
+    assert (results.passed, results.verdicts) == (0, ("exit",))
 
 
 def test_a_slow_program_is_less_efficient_than_the_reference(pool):
@@ -98,8 +98,8 @@ def test_a_slow_program_is_less_efficient_than_the_reference(pool):
     cpu_s = reference_cpu(pool, SQUARE, ALL)
     assert cpu_s is not None
     fast = code_reward(pool, SQUARE, answer(SQUARE.reference), ALL, reference_cpu_s=cpu_s)
-    found = code_reward(pool, SQUARE, answer(slow), ALL, reference_cpu_s=cpu_s)
-    assert found.correctness == 1.0 and found.efficiency < fast.efficiency / 2
+    reward = code_reward(pool, SQUARE, answer(slow), ALL, reference_cpu_s=cpu_s)
+    assert reward.correctness == 1.0 and reward.efficiency < fast.efficiency / 2
 
 
 def test_without_a_working_reference_there_is_no_efficiency(pool):
@@ -208,12 +208,12 @@ def test_all_calls_of_a_program_are_one_run(pool):
     counted = Counted(pool)
     tests = tuple(CallTest(f"assert square({x}) == {x * x}") for x in range(50))
     task = CodeTask(tests, SQUARE.public, "square")
-    found = code_reward(
+    reward = code_reward(
         counted, task, answer("def square(x):\n    return x * x if x != 7 else 0 / 0"), CodeRewardConfig()
     )
     assert counted.runs == 1
-    assert found.correctness == 49 / 50 and found.public == 1.0
-    assert found.verdicts == ("passed",) * 7 + ("fail:error",) + ("passed",) * 42
+    assert reward.correctness == 49 / 50 and reward.public == 1.0
+    assert reward.verdicts == ("passed",) * 7 + ("fail:error",) + ("passed",) * 42
 
 
 @pytest.mark.parametrize(

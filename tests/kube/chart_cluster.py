@@ -92,8 +92,8 @@ class ChartCluster:
         return self.pods()
 
     def secret(self, name: str) -> dict[str, str]:
-        found = httpx.get(f"{URL}/api/v1/namespaces/default/secrets/{name}").json()["data"]
-        return {key: base64.b64decode(value).decode() for key, value in found.items()}
+        data = httpx.get(f"{URL}/api/v1/namespaces/default/secrets/{name}").json()["data"]
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
 
     def logs(self) -> str:
         """The ends of all containers' logs, for a test that has failed."""

@@ -48,23 +48,23 @@ def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The pod templates anywhere inside a manifest, or the manifest itself if it is a pod."""
     if document.get("kind") == "Pod":
         return [document]
-    found: list[dict[str, Any]] = []
+    specs: list[dict[str, Any]] = []
     for part in document.values() if isinstance(document, dict) else []:
         for item in part if isinstance(part, list) else [part]:
             if isinstance(item, dict):
                 spec = item.get("spec")
-                found += [item] if isinstance(spec, dict) and "containers" in spec else pods(item)
-    return found
+                specs += [item] if isinstance(spec, dict) and "containers" in spec else pods(item)
+    return specs
 
 
-def of_kind(found: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
-    return [document for document in found if document["kind"] in kinds]
+def of_kind(resources: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [document for document in resources if document["kind"] in kinds]
 
 
-def ray_clusters(found: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+def ray_clusters(resources: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Kind and specification of every Ray cluster in the manifests."""
     clusters = []
-    for document in of_kind(found, *RAY):
+    for document in of_kind(resources, *RAY):
         spec = document["spec"].get("jobTemplate", document["spec"])
         cluster = spec if document["kind"] == "RayCluster" else spec.get("rayClusterSpec", spec.get("rayClusterConfig"))
         if cluster:
@@ -72,10 +72,10 @@ def ray_clusters(found: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
     return clusters
 
 
-def ray_pods(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def ray_pods(resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Heads and workers, without the submitters of jobs."""
     return [
         pod
-        for _, cluster in ray_clusters(found)
+        for _, cluster in ray_clusters(resources)
         for pod in (cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"]))
     ]

@@ -156,7 +156,8 @@ def _trimmed(recorded: dict[str, Any]) -> dict[str, Any]:
     if recorded["kind"] == "Pod":  # which nobody is to run
         own = {key: spec[key] for key in ("nodeName",) if key in spec}
         names = [
-            {"name": one["name"], "image": "none", "resources": one.get("resources", {})} for one in spec["containers"]
+            {"name": container["name"], "image": "none", "resources": container.get("resources", {})}
+            for container in spec["containers"]
         ]
         spec = own | {"nodeSelector": {"recorded": "only"}, "containers": names}
     api_version = "ray.io/v1" if recorded["kind"] in RAY else "v1"

@@ -39,7 +39,7 @@ def kind_of(story: str) -> ResourceKind:
 def states(story: str, later_s: float = 0.0) -> list[ResourceState]:
     """States of the story's resource after each event, without repetitions; and once more `later_s` after the last one."""
     kind, objects, start, now = kind_of(story), {}, 0.0, 0.0
-    found: list[ResourceState] = []
+    reached: list[ResourceState] = []
     for event in events(story):
         metadata = event.object["metadata"]
         key = (event.object["kind"], metadata["name"])
@@ -51,6 +51,6 @@ def states(story: str, later_s: float = 0.0) -> list[ResourceState]:
         else:
             objects[key] = event.object
         if start:
-            found.append(resource_state(view_of(kind, story, objects.values()), now))
-    found.append(resource_state(view_of(kind, story, objects.values()), now + later_s))
-    return [state for number, state in enumerate(found) if not number or state != found[number - 1]]
+            reached.append(resource_state(view_of(kind, story, objects.values()), now))
+    reached.append(resource_state(view_of(kind, story, objects.values()), now + later_s))
+    return [state for number, state in enumerate(reached) if not number or state != reached[number - 1]]

@@ -23,12 +23,12 @@ def browser() -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(flag)
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    found.set_page_load_timeout(WAIT_S)
+    window = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    window.set_page_load_timeout(WAIT_S)
     try:
-        yield found
+        yield window
     finally:
-        found.quit()
+        window.quit()
 
 
 def look(browser: Any, width: int = 1280, dark: bool = False) -> None:

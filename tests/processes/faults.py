@@ -52,16 +52,16 @@ class OwnRay:
 
     def actors(self, title: str) -> list[psutil.Process]:
         """The living actors whose process title begins so."""
-        found = []
+        pids = []
         for process in psutil.Process(self.pid).children(recursive=True):
             try:
                 if process.status() != psutil.STATUS_ZOMBIE and "".join(process.cmdline()[:1]).startswith(title):
-                    found.append(process)
+                    pids.append(process)
             except psutil.Error:
                 continue
-        return found
+        return pids
 
-    def wait_until_whole(self, replicas: int, timeout_s: float = 90.0) -> None:
+    def wait_until_complete(self, replicas: int, timeout_s: float = 90.0) -> None:
         """Wait until so many replicas, a proxy and a controller live, Serve says that replicas and proxy run, and the proxy
         answers.
 
@@ -202,8 +202,8 @@ def postgres() -> Iterator[Postgres]:
 
 
 def _binaries() -> Path:
-    found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    program = shutil.which("initdb")
+    folders = [Path(program).parent] if program else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not folders or not (folders[-1] / "initdb").exists():
         pytest.skip("no PostgreSQL server here: on Debian, as root, tests/need_servers.sh installs it")
     return folders[-1]

@@ -39,7 +39,7 @@ class LittleSite:
     url: str
     notes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Cookie -> what was noted with it."""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     """Paths of all requests."""
 
 
@@ -47,7 +47,7 @@ def _handler(site: LittleSite) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             parts = urllib.parse.urlsplit(self.path)
-            site.asked.append(self.path)
+            site.requests.append(self.path)
             cookie = self.headers.get("Cookie", "") or f"visitor={time.monotonic_ns()}"
             if parts.path == "/never":
                 time.sleep(60)

@@ -103,11 +103,11 @@ async def _act(
     for k in itertools.count():
         if stop.is_set():
             break
-        who = {"experiment": load.experiments[k % len(load.experiments)], "session_id": f"player{player}-{k}"}
+        player_fields = {"experiment": load.experiments[k % len(load.experiments)], "session_id": f"player{player}-{k}"}
         for _ in range(load.acts):
-            await _until_accepted(client, ACT, who | {"observations": load.observations}, requests)
+            await _until_accepted(client, ACT, player_fields | {"observations": load.observations}, requests)
             await asyncio.sleep(load.pause_s)
-        outcomes.put_nowait(who | {"value": float((k * 7 + player) % 11)})
+        outcomes.put_nowait(player_fields | {"value": float((k * 7 + player) % 11)})
     outcomes.put_nowait(None)
 
 

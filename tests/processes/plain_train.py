@@ -306,6 +306,13 @@ def watch_lines(fault: Fault | None) -> Counter[str]:
     return counts
 
 
+def write_counts(path: Path, counts: Mapping[str, int]) -> None:
+    """Write them complete or not at all: another process may do so too, and this one may be killed."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(counts))
+    temporary.replace(path)
+
+
 class PlainTrainer:
     """The part of Ray Train's TorchTrainer that the driver uses."""
 
@@ -371,7 +378,7 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, fo
         traceback.print_exc()
         status = 2
     sys.settrace(None)
-    (folder / "lines-driver.json").write_text(json.dumps(counts))
+    write_counts(folder / "lines-driver.json", counts)
     sys.stderr.flush()
     os._exit(status)
 
@@ -396,7 +403,7 @@ def work(payload: Any, rank: int, count: int, store: str, pipe: Any, fault: Faul
         answer = "error", RuntimeError(f"{type(error).__name__}: {error}")
     sys.settrace(None)
     if rank == 0:
-        (folder / "lines-worker.json").write_text(json.dumps(counts))
+        write_counts(folder / "lines-worker.json", counts)
     pipe.send(answer)
     with contextlib.suppress(EOFError, OSError):
         pipe.recv()

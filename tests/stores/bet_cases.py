@@ -57,12 +57,12 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
         over(store)
         store.record("exp", [Report(names[0], {"outcome": 2.0})])  # too late
     late.clock.now = store.clock.now
-    for one in (store, late):
-        found = one.look(one.experiment("exp"), questions=ASKED).bets
+    for shard in (store, late):
+        bets = shard.look(shard.experiment("exp"), questions=ASKED).bets
         for question, test in tests.items():
-            assert found[question].n == test.memory.n
-            assert found[question].log_e == pytest.approx(test.evidence().log_e, rel=1e-9)
-            assert found[question].bound(0.3) == pytest.approx(test.evidence().bound(0.3))
+            assert bets[question].n == test.memory.n
+            assert bets[question].log_e == pytest.approx(test.evidence().log_e, rel=1e-9)
+            assert bets[question].bound(0.3) == pytest.approx(test.evidence().bound(0.3))
     # A question that is asked later, or otherwise, begins with the first unit.
     other = BetQuestion("outcome", "b", "a", Claim(-1, 0.0, 2.0, 0.1))
     assert store.look(store.experiment("exp"), questions=(*ASKED, other)).bets[other].n == tests[ASKED[0]].memory.n
@@ -96,9 +96,9 @@ def test_values_outside_bounds_are_refused_and_others_kept_as_they_came(store):
     store.open_experiment("exp", bounded())
     epoch = store.experiment("exp").epoch
     store.record_exposures([Exposure("exp", unit, Assignment("a", epoch, 0.5), 0.0) for unit in "uvw"])
-    found = store.record("exp", [Report("u", {"outcome": 2.5}), Report("v", {"outcome": 2.0, "cost": 50.0})])
-    assert str(found[0]) == "value: expected a number from 0 to 2, its bounds, got 2.5"
-    assert not isinstance(found[1], MarlRayError)
+    results = store.record("exp", [Report("u", {"outcome": 2.5}), Report("v", {"outcome": 2.0, "cost": 50.0})])
+    assert str(results[0]) == "value: expected a number from 0 to 2, its bounds, got 2.5"
+    assert not isinstance(results[1], MarlRayError)
     over(store)
     look = store.look(store.experiment("exp"))
     assert (look.summary("outcome", "a").mean, look.summary("cost", "a").mean) == (2.0, 1.0)
@@ -138,9 +138,9 @@ def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(sto
         store.record_exposures(
             [Exposure("exp", unit, Assignment(arm, 1, 0.5), 0.0) for unit, arm in zip(units, arms, strict=True)]
         )
-        told = [None if k == silent else 0.1 * k for k in range(10)]
-        store.record("exp", [Report(u, {"outcome": x}) for u, x in zip(units, told, strict=True) if x is not None])
-        test.add(np.array(told, float), np.array(arms) == "b", np.full(10, 0.5))
+        values = [None if k == silent else 0.1 * k for k in range(10)]
+        store.record("exp", [Report(u, {"outcome": x}) for u, x in zip(units, values, strict=True) if x is not None])
+        test.add(np.array(values, float), np.array(arms) == "b", np.full(10, 0.5))
         over(store)
         bets = store.look(store.experiment("exp"), questions=ASKED).bets
         if name == "u":

@@ -62,11 +62,13 @@ def sessions(store: ExperimentStore, n: int, value: Any, prefix: str = "u", clus
     state = store.table("exp")
     table = AssignmentTable(state.weights, state.salt, state.epoch)
     names = [f"{prefix}{k}" for k in range(n)]
-    of = [f"{prefix}-match{k % clusters}" if clusters else None for k in range(n)]
-    rows = [Exposure("exp", name, table.assign(c or name), 0.0, c) for name, c in zip(names, of, strict=True)]
+    clusters_of = [f"{prefix}-match{k % clusters}" if clusters else None for k in range(n)]
+    rows = [Exposure("exp", name, table.assign(c or name), 0.0, c) for name, c in zip(names, clusters_of, strict=True)]
     store.record_exposures(rows)
-    told = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
-    store.record("exp", [Report(unit, {"outcome": float(one)}) for unit, one in told if one is not None])
+    reported = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
+    store.record(
+        "exp", [Report(unit, {"outcome": float(value_of)}) for unit, value_of in reported if value_of is not None]
+    )
     return rows
 
 
@@ -74,7 +76,7 @@ def look(store: ExperimentStore, config: ExperimentConfig):
     return findings(store, store.experiment("exp"), config)
 
 
-def told(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:
+def described(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:
     return describe(store.experiment("exp"), config, {}, look(store, config), {})
 
 

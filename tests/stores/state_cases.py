@@ -59,121 +59,6 @@ def test_a_gradual_rollout_from_draft_to_promotion(url):
         assert after.before == {key: value for key, value in before.after.items() if key != "config"}
 
 
-def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1, c=2))
-    record = act(store, Action.ROLLBACK, arm="b", epoch=None, reason="harm")
-    assert (record.weights, record.kept_at_zero, record.state.status) == ({"a": 2, "b": 0, "c": 2}, ("b",), "running")
-    assert act(store, Action.ROLLBACK, arm="b", epoch=None).epoch == 2  # nothing to do twice
-    store.close()
-    store = ExperimentStore(url)
-    assert store.open_experiment("exp", config(a=1, b=1, c=2)).kept_at_zero == ("b",)
-    allowing = config(a=1, b=100, c=2)
-    allowing["arms"]["b"]["allow_rolled_back"] = True
-    assert store.open_experiment("exp", allowing).weights["b"] == 0
-    store.open_experiment("exp", config(a=1, c=2))  # b leaves the config and comes back, under another name too
-    renamed = config(a=1, b=1, c=2, d=5)
-    renamed["arms"]["d"] |= {"digest": "digest-b", "allow_rolled_back": True}
-    assert store.open_experiment("exp", renamed).weights == {"a": 7, "b": 0, "c": 2, "d": 0}
-    assert store.table("exp").rolled_back == {"b", "d"}
-    changed = config(a=1, b=1, c=2, d=5)
-    changed["arms"]["b"]["digest"] = "digest-new"
-    with pytest.raises(
-        MarlRayError, match="arm 'b' has been rolled back with bundle digest-b; expected a new arm name"
-    ):
-        store.open_experiment("exp", changed)
-    with pytest.raises(MarlRayError, match="the control 'b' has been rolled back"):
-        store.open_experiment("exp", config(b=1, a=1, c=2))
-    with pytest.raises(MarlRayError, match="rolled back and cannot be promoted"):
-        act(store, Action.PROMOTE, arm="b")
-    assert act(store, Action.ROLLBACK).state.status is ExperimentStatus.ROLLED_BACK
-    assert store.table("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
-
-
-def test_a_rolled_back_bundle_needs_leave_to_enter_another_experiment(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1))
-    act(store, Action.ROLLBACK)
-    with pytest.raises(
-        MarlRayError, match=r"arms\.b: the weights of bundle digest-b have been rolled back in experiment 'exp'"
-    ):
-        store.open_experiment("new", config(a=1, b=1))
-    assert store.experiment("new") is None
-    allowing = config(a=1, b=1)
-    allowing["arms"]["b"]["allow_rolled_back"] = True
-    assert store.open_experiment("new", allowing, actor="anna").weights == {"a": 1, "b": 1}
-    assert [(entry.actor, entry.action, entry.arm) for entry in store.audit("new")] == [
-        ("anna", "open", None),
-        ("anna", "allow_rolled_back", "b"),
-    ]
-    store.open_experiment("new", allowing)
-    assert len(store.audit("new")) == 2
-
-
-def weighing(of: dict[str, str], **weights: float) -> dict[str, Any]:
-    """A config whose arms have a bundle of their own each, and weights as `of` says."""
-    made = config(**weights)
-    for arm, sha256 in of.items():
-        made["arms"][arm] |= {"weights_sha256": sha256}
-    return made
-
-
-def test_weights_that_were_rolled_back_are_barred_in_any_bundle(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
-    act(store, Action.ROLLBACK)
-    with pytest.raises(MarlRayError, match=r"arms\.c: the weights of bundle digest-c have been rolled back in .*'exp'"):
-        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
-    assert store.experiment("new") is None
-    assert store.open_experiment("new", weighing({"a": "good", "c": "other"}, a=1, c=1)).weights["c"] == 1
-    # In the experiment itself they may come under another name, and get nothing.
-    again = store.open_experiment("exp", weighing({"a": "good", "d": "bad"}, a=1, d=1))
-    assert again.state.rolled_back == {"b", "d"}
-    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
-    with pytest.raises(sa.exc.DBAPIError, match="stays rolled back"), engine.begin() as connection:
-        connection.execute(sa.text("UPDATE arms SET weights_sha256 = NULL WHERE arm = 'b'"))
-    engine.dispose()
-    store.close()
-
-
-def test_the_weights_of_an_arm_from_before_they_were_kept_are_learned_when_it_is_opened_again(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1))
-    act(store, Action.ROLLBACK)
-    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
-    with pytest.raises(MarlRayError, match="the weights of bundle digest-c"):
-        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
-    store.close()
-
-
-def test_a_bundle_rolled_back_elsewhere_gets_no_more_traffic_than_it_has(url):
-    store = ExperimentStore(url)
-    for name in ("exp", "other", "waiting"):
-        store.open_experiment(name, gradual(a=1, b=1) | {"autostart": name != "waiting"})
-    act(store, Action.ROLLBACK)
-    for name, action in (("other", Action.NEXT_STAGE), ("other", Action.PROMOTE), ("waiting", Action.START)):
-        with pytest.raises(MarlRayError, match=rf"'{name}': arms\.b: the weights of bundle digest-b have been"):
-            act(store, action, name)
-    with pytest.raises(MarlRayError, match="weight 0, or allow_rolled_back"):
-        store.open_experiment("other", gradual(a=1, b=2))
-    assert store.open_experiment("other", gradual(a=1, b=1)).weights["b"] == 0.1  # replicas that restart must come up
-    assert act(store, Action.PAUSE, "other", epoch=None).weights["b"] == 0
-    assert store.open_experiment("other", gradual(a=1, b=0)).epoch == 3
-    allowing = gradual(a=1, b=2)
-    allowing["arms"]["b"]["allow_rolled_back"] = True
-    store.open_experiment("other", allowing)
-    assert act(store, Action.RESUME, "other").weights["b"] == 0.1
-    assert [entry.action for entry in store.audit("other")] == [
-        "open",
-        "open",
-        "pause",
-        "open",
-        "open",
-        "allow_rolled_back",
-        "resume",
-    ]
-
-
 def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
     store, other = ExperimentStore(url), ExperimentStore(url)
     assert (store.names(), store.experiments(), store.states()) == ([], [], {})
@@ -187,8 +72,8 @@ def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
         return True
 
     assert agree()
-    found = store.states()["second"]
-    assert (found.endpoint, found.randomize, found.block_s) == ("game", "cluster", 600.0)
+    state = store.states()["second"]
+    assert (state.endpoint, state.randomize, state.block_s) == ("game", "cluster", 600.0)
     assert (store.states()["exp"].endpoint, store.states()["exp"].created) == ("exp", store.experiment("exp").created)
     act(other, Action.ROLLBACK, arm="b")
     assert agree() and store.states()["exp"].rolled_back == {"b"}
@@ -233,11 +118,13 @@ def test_each_population_is_an_epoch_and_remembered(url):
     store = ExperimentStore(url)
     given = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]
     for epoch, population in enumerate(given, 1):
-        told = config(a=1, b=1) | ({"population": population} if population else {})
+        kept_config = config(a=1, b=1) | ({"population": population} if population else {})
         for _ in range(2):
-            assert store.open_experiment("exp", told).epoch == epoch
-        assert store.table("exp").population == population_of(told)
-        assert store.past("exp").populations == {population_of({"population": one}) for one in given[:epoch]}
+            assert store.open_experiment("exp", kept_config).epoch == epoch
+        assert store.table("exp").population == population_of(kept_config)
+        assert store.past("exp").populations == {
+            population_of({"population": population_given}) for population_given in given[:epoch]
+        }
     store.open_experiment("exp", config(a=1, b=1) | {"salt": "another"})
     assert store.past("exp") is None and store.past("nobody") is None
 
@@ -317,14 +204,14 @@ def test_a_change_names_the_epoch_it_was_decided_on(store):
         store.table("none")
 
 
-def _advance(url: str, rounds: int, together: Any, results: Any, who: int) -> None:
+def _advance(url: str, rounds: int, together: Any, results: Any, number: int) -> None:
     store = ExperimentStore(url)
     for turn in range(rounds):
         together.wait(60)
         epoch = store.experiment("exp").epoch
         together.wait(60)
         try:
-            store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(who), reason="")
+            store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(number), reason="")
             results.put((turn, "won"))
         except StaleEpochError:
             results.put((turn, "stale"))
@@ -337,13 +224,13 @@ def test_of_two_processes_that_advance_one_wins_every_time(url):
     store.open_experiment("exp", config(a=1, b=1) | {"strategy": "gradual", "stages": stages})
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(2), context.Queue()
-    both = [context.Process(target=_advance, args=(url, 9, together, results, who)) for who in range(2)]
+    both = [context.Process(target=_advance, args=(url, 9, together, results, number)) for number in range(2)]
     for process in both:
         process.start()
-    found = sorted(results.get(timeout=60) for _ in range(18))
+    numbers = sorted(results.get(timeout=60) for _ in range(18))
     for process in both:
         process.join(60)
-    assert found == sorted((turn, result) for turn in range(9) for result in ("won", "stale"))
+    assert numbers == sorted((turn, result) for turn in range(9) for result in ("won", "stale"))
     assert (store.table("exp").stage, store.table("exp").epoch) == (9, 10)
     assert [entry.epoch for entry in store.audit("exp")] == list(range(1, 11))
     store.close()

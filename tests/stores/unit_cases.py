@@ -145,11 +145,11 @@ def test_replicas_that_start_and_write_together_agree(empty_url):
 
     def replica(k: int) -> None:
         try:
-            mine = ExperimentStore(url)
-            epochs.append(mine.open_experiment("exp", config(a=1, b=1)).epoch)
+            store = ExperimentStore(url)
+            epochs.append(store.open_experiment("exp", config(a=1, b=1)).epoch)
             for i in range(20):
-                mine.record_exposures([exposure(f"u{j}", "ab"[k % 2]) for j in range(i, i + 10)])
-            mine.close()
+                store.record_exposures([exposure(f"u{j}", "ab"[k % 2]) for j in range(i, i + 10)])
+            store.close()
         except Exception as error:
             errors.append(error)
 
@@ -228,9 +228,9 @@ def test_units_of_a_session_experiment_add_up_to_their_arms_moments(store):
             record_outcome(store, "exp", f"u{i}", float(values[i]))
         over(store)
         look(store)
-    found = look(store).values["outcome"]["b"]
-    assert (found.n, found.mean) == (30, pytest.approx(values[1::2].mean(), rel=1e-15))
-    assert found.variance == pytest.approx(values[1::2].var(ddof=1), rel=1e-4)
+    moments = look(store).values["outcome"]["b"]
+    assert (moments.n, moments.mean) == (30, pytest.approx(values[1::2].mean(), rel=1e-15))
+    assert moments.variance == pytest.approx(values[1::2].var(ddof=1), rel=1e-4)
 
 
 def write(store: ExperimentStore, rows: list[tuple[str, str, int, str, float, float | None]]) -> None:
@@ -249,13 +249,13 @@ def test_a_cluster_is_one_observation_in_its_first_arm(url):
     store.open_experiment("exp", config(a=1, b=1) | {"randomize": "cluster"})
     write(store, [("u1", "a", 1, "x", 0, 1.0), ("u2", "a", 1, "x", 0, 3.0), ("u3", "a", 1, "y", 0, 5.0)])
     write(store, [("u4", "b", 2, "x", 0, 100.0), ("u5", "b", 2, "z", 0, 7.0), ("u6", "b", 2, "w", 0, None)])
-    found = look(store)
-    assert found.exposed == {1: {"a": 3}, 2: {"b": 3}}
-    assert found.assigned == {1: {"a": 2}, 2: {"b": 2}}
-    assert found.values["outcome"] == {"a": Summary(2, 3.5, 4.5), "b": Summary(1, 7.0, 0.0)}
-    assert found.units["b"].outcomes.n == 2
-    assert found.reporting.values["outcome"] == {"a": Summary(2, 1.0, 0.0), "b": Summary(2, 0.5, 0.5)}
-    assert {arm: points[-1][1] for arm, points in store.series("exp").items()} == found.values["outcome"]
+    stored = look(store)
+    assert stored.exposed == {1: {"a": 3}, 2: {"b": 3}}
+    assert stored.assigned == {1: {"a": 2}, 2: {"b": 2}}
+    assert stored.values["outcome"] == {"a": Summary(2, 3.5, 4.5), "b": Summary(1, 7.0, 0.0)}
+    assert stored.units["b"].outcomes.n == 2
+    assert stored.reporting.values["outcome"] == {"a": Summary(2, 1.0, 0.0), "b": Summary(2, 0.5, 0.5)}
+    assert {arm: points[-1][1] for arm, points in store.series("exp").items()} == stored.values["outcome"]
     with pytest.raises(
         MarlRayError, match="randomize: expected 'cluster', by which its sessions were assigned, got 's"
     ):
@@ -276,12 +276,12 @@ def test_a_block_counts_when_it_and_its_windows_are_over_without_its_washout_and
         record_outcome(store, "exp", f"u{k}", value)
     for after, b in ((99.0, Summary(1, 4.0, 0.0)), (100.0, Summary(2, 6.5, 12.5))):
         store.clock.now = starts[3] + after
-        found = look(store)
-        assert found.values["outcome"] == {"a": Summary(1, 2.0, 0.0), "b": b}
-        assert {arm: points[-1][1] for arm, points in store.series("exp").items()} == found.values["outcome"]
-    assert found.blocks["outcome"] == {1: {"a": {first: 2.0}, "b": {second: 4.0}}, 2: {"b": {last: 9.0}}}
-    assert found.assigned == {1: {"a": 2, "b": 1}, 2: {"b": 1}}
-    assert found.units["a"] == ArmSummary(4, 4, Summary(4, 15.75, pytest.approx(1598.75 / 3)))
+        stored = look(store)
+        assert stored.values["outcome"] == {"a": Summary(1, 2.0, 0.0), "b": b}
+        assert {arm: points[-1][1] for arm, points in store.series("exp").items()} == stored.values["outcome"]
+    assert stored.blocks["outcome"] == {1: {"a": {first: 2.0}, "b": {second: 4.0}}, 2: {"b": {last: 9.0}}}
+    assert stored.assigned == {1: {"a": 2, "b": 1}, 2: {"b": 1}}
+    assert stored.units["a"] == ArmSummary(4, 4, Summary(4, 15.75, pytest.approx(1598.75 / 3)))
     # A session that the spool brings later is within its window, and its block waits for it.
     store.record_exposures([Exposure("exp", "late", Assignment("b", 1, 0.5), starts[1] + 60, second)])
     record_outcome(store, "exp", "late", 6.0)
@@ -308,16 +308,16 @@ def test_a_series_ends_with_everything_and_has_the_moments_asked_for(store):
     assert store.series("exp") == {}
     over(store)
     for points in (1, 7, 60):
-        found = store.series("exp", points)
-        assert found.keys() == {"a", "b"}
-        for arm, moments in found.items():
+        points_of = store.series("exp", points)
+        assert points_of.keys() == {"a", "b"}
+        for arm, moments in points_of.items():
             assert len(moments) == points
             times = [at for at, _ in moments]
             assert times == sorted(times) and times[-1] == pytest.approx(209.0)
-            for at, seen in moments:
-                known = [value for _, one, when, value in rows if one == arm and when < at + 1e-6]
+            for at, stored in moments:
+                known = [value for _, other_arm, when, value in rows if other_arm == arm and when < at + 1e-6]
                 # What lies on the edge of two moments may belong to either.
-                assert abs(seen.n - len(known)) <= 1
+                assert abs(stored.n - len(known)) <= 1
             assert moments[-1][1].mean == pytest.approx(np.mean(known))
             assert moments[-1][1].variance == pytest.approx(np.var(known, ddof=1))
     store.open_experiment("one", config(a=1, b=1))
@@ -335,7 +335,7 @@ def test_a_change_is_due_until_it_is_delivered_and_one_replica_claims_it(store):
     assert notices.due(["other"], 0.0, 1e10) == []
     assert [notices.claim(entry.id, 100.0, 200.0) for _ in range(2)] == [True, False]
     assert notices.due(["exp"], 0.0, 150.0) == []
-    assert [(found.id, n) for found, n in notices.due(["exp"], 0.0, 201.0)] == [(entry.id, 1)]
+    assert [(due.id, n) for due, n in notices.due(["exp"], 0.0, 201.0)] == [(entry.id, 1)]
     assert notices.claim(entry.id, 201.0, 300.0)
     notices.note(entry.id, delivered_at=202.0, next_at=0.0)
     assert notices.due(["exp"], 0.0, 1e10) == []

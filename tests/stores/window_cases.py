@@ -32,20 +32,20 @@ from stores.unit_cases import Clock, config, exposure, look, over
 WINDOW, GRACE = 60.0, 1.0
 
 
-def same(one: Look, other: Look) -> bool:
+def same(first: Look, other: Look) -> bool:
     """Equal but for the rounding of sums taken in another order."""
-    assert (one.exposed, one.assigned, one.reported) == (other.exposed, other.assigned, other.reported)
-    assert one.units.keys() == other.units.keys()
-    for arm, units in one.units.items():
+    assert (first.exposed, first.assigned, first.reported) == (other.exposed, other.assigned, other.reported)
+    assert first.units.keys() == other.units.keys()
+    for arm, units in first.units.items():
         assert (units.exposures, units.judged) == (other.units[arm].exposures, other.units[arm].judged)
-    for mine, theirs in ((one, other), (one.reporting, other.reporting)):
-        assert mine.values.keys() == theirs.values.keys()
-        for metric, arms in mine.values.items():
-            assert arms.keys() == theirs.values[metric].keys()
-            for arm, found in arms.items():
-                expected = theirs.values[metric][arm]
-                assert (found.n, found.mean) == (expected.n, pytest.approx(expected.mean, rel=1e-12, nan_ok=True))
-                assert found.variance == pytest.approx(expected.variance, rel=1e-9, abs=1e-9)
+    for part, other_part in ((first, other), (first.reporting, other.reporting)):
+        assert part.values.keys() == other_part.values.keys()
+        for metric, arms in part.values.items():
+            assert arms.keys() == other_part.values[metric].keys()
+            for arm, moments in arms.items():
+                expected = other_part.values[metric][arm]
+                assert (moments.n, moments.mean) == (expected.n, pytest.approx(expected.mean, rel=1e-12, nan_ok=True))
+                assert moments.variance == pytest.approx(expected.variance, rel=1e-9, abs=1e-9)
     return True
 
 
@@ -62,16 +62,16 @@ class History:
         }
         self.config = config(a=1, b=1) | more | {"guardrails": [{"name": "violation"}, {"name": "cost"}]}
         self.units: list[tuple[Exposure, float]] = []
-        self.told: dict[tuple[str, str], tuple[float, float]] = {}
+        self.reported: dict[tuple[str, str], tuple[float, float]] = {}
 
     def tell(self, unit: str, metric: str, value: float, now: float) -> None:
         stored_at = next(at for exposed, at in self.units if exposed.unit == unit)
-        if (unit, metric) not in self.told or now <= stored_at + WINDOW:
-            self.told[unit, metric] = value, now
+        if (unit, metric) not in self.reported or now <= stored_at + WINDOW:
+            self.reported[unit, metric] = value, now
 
     def look(self, now: float) -> Look:
         design, totals = look_design(self.config), Totals()
-        of: dict[tuple, list[float]] = {}
+        counted: dict[tuple, list[float]] = {}
         for exposed, stored_at in self.units:
             session = design.randomize == "session"
             arm, epoch, cluster = exposed.assignment.arm, exposed.assignment.epoch, "" if session else exposed.cluster
@@ -81,10 +81,10 @@ class History:
             counts = design.randomize != "switchback" or exposed.at % 100 >= 20
             key = epoch, arm, cluster, counts
             totals.judged[key] = totals.judged.get(key, 0) + 1
-            for (unit, metric), (value, arrived_at) in self.told.items():
+            for (unit, metric), (value, arrived_at) in self.reported.items():
                 if unit == exposed.unit and arrived_at <= stored_at + WINDOW:
-                    of.setdefault((metric, *key), []).append(value)
-        for key, values in of.items():
+                    counted.setdefault((metric, *key), []).append(value)
+        for key, values in counted.items():
             totals.values[key] = Moments(len(values), float(np.mean(values)), float(np.var(values)) * len(values))
         return look_at(totals, design, now)
 
@@ -132,10 +132,10 @@ def test_looks_that_go_on_are_exact_at_any_moment(make_url, steps, design, missi
             for metric in ("outcome", "cost", "violation"):
                 if rng.random() < 0.6:
                     value = detail + float(rng.normal())
-                    found = store.record("exp", [Report(unit, {metric: value})])[0]
+                    result = store.record("exp", [Report(unit, {metric: value})])[0]
                     late = clock.now > WINDOW + next(at for exposed, at in history.units if exposed.unit == unit)
-                    changed = (unit, metric) in history.told
-                    assert isinstance(found, OutcomeConflictError) == (late and changed)
+                    changed = (unit, metric) in history.reported
+                    assert isinstance(result, OutcomeConflictError) == (late and changed)
                     history.tell(unit, metric, value, clock.now)
     fresh = ExperimentStore(url, clock)
     assert same(look(fresh), history.look(clock.now))
@@ -186,12 +186,12 @@ def test_a_unit_is_judged_when_its_window_is_over_by_what_arrived_within_it(stor
     assert store.record("exp", [Report("v", {"outcome": 5.0}, at=0.0)])[0].late_s == 0.5
     assert look(store).units["a"].judged == 0  # what arrived in time may be on its way for a second
     store.clock.now += 0.5
-    found = look(store)
-    assert (found.units["a"].exposures, found.units["a"].judged, found.units["a"].outcomes.n) == (2, 2, 1)
-    assert found.values["outcome"] == {"a": Summary(1, 1.0, 0.0)}
-    assert found.values["cost"] == {"a": Summary(1, 2.0, 0.0)}
-    assert found.reported == {"outcome": {"a": 1}, "cost": {"a": 1}}
-    assert found.reporting.values["outcome"] == {"a": Summary(2, 0.5, 0.5), "b": Summary(1, 0.0, 0.0)}
+    stored = look(store)
+    assert (stored.units["a"].exposures, stored.units["a"].judged, stored.units["a"].outcomes.n) == (2, 2, 1)
+    assert stored.values["outcome"] == {"a": Summary(1, 1.0, 0.0)}
+    assert stored.values["cost"] == {"a": Summary(1, 2.0, 0.0)}
+    assert stored.reported == {"outcome": {"a": 1}, "cost": {"a": 1}}
+    assert stored.reporting.values["outcome"] == {"a": Summary(2, 0.5, 0.5), "b": Summary(1, 0.0, 0.0)}
     # The same late value again is still late.
     assert store.record("exp", [Report("v", {"outcome": 5.0})])[0].late_s == 0.5
 
@@ -226,8 +226,11 @@ def test_corrections_within_the_window_are_kept_with_what_they_replace(store):
     store.record("exp", [Report("u", {"outcome": 1.0, "cost": 2.0})], actor="game")
     store.clock.now += 10.0
     store.record("exp", [Report("u", {"outcome": 1.0, "cost": 3.0}), Report("u", {"outcome": 4.0})], actor="other")
-    found = [(one.unit, one.metric, one.old, one.new, one.at, one.actor) for one in store.corrections("exp")]
-    assert found == [
+    changes = [
+        (change.unit, change.metric, change.old, change.new, change.at, change.actor)
+        for change in store.corrections("exp")
+    ]
+    assert changes == [
         ("u", "cost", 2.0, 3.0, store.clock.now, "other"),
         ("u", "outcome", 1.0, 4.0, store.clock.now, "other"),
     ]
@@ -245,8 +248,8 @@ def test_a_failure_is_not_taken_back_and_what_was_measured_replaces_nothing(stor
     store.record("exp", [Report("u", {"outcome": 1.0}, measured={"latency_s": 5.0, "error": 0.0, "more": 1.0})])
     over(store)
     record_metrics(store, "exp", "u", {"error": 0.0})
-    found = look(store).values
-    assert [found[metric]["a"].mean for metric in ("error", "latency_s", "more")] == [1.0, 2.0, 1.0]
+    values = look(store).values
+    assert [values[metric]["a"].mean for metric in ("error", "latency_s", "more")] == [1.0, 2.0, 1.0]
     assert store.corrections("exp") == []
 
 
@@ -259,9 +262,9 @@ def test_a_value_of_which_an_amount_is_unknown_never_counts(store):
     store.record("exp", [Report("w", {"cost": 0.0})])  # a client knows
     over(store)
     store.record("exp", [Report("v", {}, incomplete=["cost"])])  # too late: it is judged already
-    found = look(store)
-    assert (found.values["cost"]["a"].n, found.values["cost"]["a"].mean) == (2, 2.5)
-    assert found.reported == {"outcome": {"a": 1}, "cost": {"a": 2}}
+    stored = look(store)
+    assert (stored.values["cost"]["a"].n, stored.values["cost"]["a"].mean) == (2, 2.5)
+    assert stored.reported == {"outcome": {"a": 1}, "cost": {"a": 2}}
     assert dict(store.metric_values("exp", "cost")) == {"u": 1.0, "v": 5.0, "w": 0.0}
 
 
@@ -271,14 +274,14 @@ def test_reports_of_one_batch_are_answered_one_by_one(store):
     store.record_exposures([exposure("x", "a")])
     record_outcome(store, "exp", "u", 1.0)
     reports = [("u", 2.0), ("v", 3.0), ("stranger", 1.0), ("w", math.inf), ("x", 5.0), ("x", 6.0), ("u", 1.0)]
-    found = store.record("exp", [Report(unit, {"outcome": value}) for unit, value in reports])
-    assert [type(one).__name__ for one in found] == [
+    results = store.record("exp", [Report(unit, {"outcome": value}) for unit, value in reports])
+    assert [type(result).__name__ for result in results] == [
         *("OutcomeConflictError", "Recorded", "UnknownUnitError", "MarlRayError", "Recorded", "Recorded", "Recorded")
     ]
-    assert [found[k].assignment.arm for k in (1, 4, 5, 6)] == ["b", "a", "a", "a"]
-    assert [found[k].late_s for k in (1, 4, 5, 6)] == [400.0, None, None, 400.0]
+    assert [results[k].assignment.arm for k in (1, 4, 5, 6)] == ["b", "a", "a", "a"]
+    assert [results[k].late_s for k in (1, 4, 5, 6)] == [400.0, None, None, 400.0]
     assert {(row.unit, row.value) for row in store.outcomes("exp")} == {("u", 1.0), ("v", 3.0), ("x", 6.0)}
-    assert isinstance(found[2], UnknownUnitError)
+    assert isinstance(results[2], UnknownUnitError)
 
 
 def test_when_a_further_unit_is_judged_is_known(store):

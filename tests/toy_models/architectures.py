@@ -122,9 +122,10 @@ def sampled(lm: Any, engine: str) -> float:
     """Largest difference between the log-probabilities that an engine gives and those of a full forward pass."""
     generation = GenerationConfig(max_tokens=14, engine=engine)
     policy = TokenPolicy(lm, byte_tokenizer(CONTEXT), ModelConfig(preset="tiny-0.2m", context=CONTEXT), generation)
-    found = make_engine(policy).generate(PROMPTS, 0)
+    completions = make_engine(policy).generate(PROMPTS, 0)
     return max(
-        _off(lm, prompt, one.ids, torch.tensor(one.log_probs)) for prompt, one in zip(PROMPTS, found, strict=True)
+        _off(lm, prompt, completion.ids, torch.tensor(completion.log_probs))
+        for prompt, completion in zip(PROMPTS, completions, strict=True)
     )
 
 
@@ -144,6 +145,6 @@ def scored(lm: Any) -> float:
 
 def _off(lm: Any, prompt: Prompt, ids: list[int], log_probs: torch.Tensor) -> float:
     with torch.no_grad():
-        whole = lm(input_ids=torch.tensor([[*prompt.ids, *ids]])).logits[0].float().log_softmax(-1)
-    own = whole[len(prompt.ids) - 1 : -1].gather(-1, torch.tensor(ids)[:, None])[:, 0]
+        all_log_probs = lm(input_ids=torch.tensor([[*prompt.ids, *ids]])).logits[0].float().log_softmax(-1)
+    own = all_log_probs[len(prompt.ids) - 1 : -1].gather(-1, torch.tensor(ids)[:, None])[:, 0]
     return float((own - log_probs).abs().max())

@@ -40,10 +40,10 @@ def read_alike(
             shard(policy, mesh, False)
             pairs.append((policy, plain))
         for _ in range(2):
-            for one, other in zip(*pairs, strict=True):
-                names = [[name for name, _ in policy.named_parameters()] for policy in (one, other)]
+            for first, other in zip(*pairs, strict=True):
+                names = [[name for name, _ in policy.named_parameters()] for policy in (first, other)]
                 assert names[0] == names[1]
-                for a, b in zip(unsharded(one.parameters()), unsharded(other.parameters()), strict=True):
+                for a, b in zip(unsharded(first.parameters()), unsharded(other.parameters()), strict=True):
                     assert a.dtype == b.dtype and torch.equal(a, b)
             for policy, plain in pairs:
                 policy.evaluate(*rows).log_probs.sum().backward()

@@ -55,31 +55,31 @@ def of_two_shards() -> None:
     odd = [torch.randn(1), torch.randn(3, 5), torch.randn(7).bfloat16(), torch.randn(2, 3, 1), torch.randn(5).double()]
     spread = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
     spread.insert(2, odd[0])  # one that every worker has whole
-    for one, other in zip(unsharded(spread), [*odd[:2], odd[0], *odd[2:]], strict=True):
-        assert one.dtype == other.dtype and torch.equal(one, other)
+    for first, other in zip(unsharded(spread), [*odd[:2], odd[0], *odd[2:]], strict=True):
+        assert first.dtype == other.dtype and torch.equal(first, other)
     for model in ({}, {"activation_checkpointing": True, "lora": LORA}):
-        policy, whole = tiny(**model), tiny(**model)
+        policy, complete = tiny(**model), tiny(**model)
         plain = plain_copy(policy)
         shard(policy, mesh, False)
-        mine = responses(5 * rank, seed=rank)  # worker 0 has no rows
-        got = policy.evaluate(*mine)
+        own = responses(5 * rank, seed=rank)  # worker 0 has no rows
+        got = policy.evaluate(*own)
         everything = responses(5, seed=1)
-        expected = whole.evaluate(*everything)
+        expected = complete.evaluate(*everything)
         if rank == 1:
             torch.testing.assert_close(got.log_probs, expected.log_probs, atol=1e-5, rtol=0)
         _loss(got).backward()
         (_loss(expected) / 2).backward()  # FSDP2 takes the mean over workers
-        for (name, one), other in zip(policy.named_parameters(), whole.parameters(), strict=True):
-            assert (one.grad is None) == (other.grad is None), name
+        for (name, first), other in zip(policy.named_parameters(), complete.parameters(), strict=True):
+            assert (first.grad is None) == (other.grad is None), name
             if other.grad is not None:
-                torch.testing.assert_close(next(unsharded([one.grad])), other.grad, atol=1e-5, rtol=1e-4, msg=name)
+                torch.testing.assert_close(next(unsharded([first.grad])), other.grad, atol=1e-5, rtol=1e-4, msg=name)
         with torch.no_grad():
-            for one, other in zip(policy.actor_parameters(), whole.actor_parameters(), strict=True):
-                one.add_(one.grad, alpha=0.1)
-                other.add_(next(unsharded([one.grad])), alpha=0.1)
+            for first, other in zip(policy.actor_parameters(), complete.actor_parameters(), strict=True):
+                first.add_(first.grad, alpha=0.1)
+                other.add_(next(unsharded([first.grad])), alpha=0.1)
         refresh(plain, policy)
-        for (name, one), other in zip(plain.named_parameters(), plain_copy(whole).parameters(), strict=True):
-            assert torch.equal(one, other), name
+        for (name, first), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
+            assert torch.equal(first, other), name
     mixed = tiny(lora=LORA)
     expected = mixed.evaluate(*responses()).log_probs
     shard(mixed, mesh, True)
@@ -97,22 +97,22 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, object]) -> Non
     every = [responses(3 * number, seed=number) for number in range(count)]
     got = policy.evaluate(*every[rank])
     expected = [complete.evaluate(*rows) for rows in every]
-    for one, other in zip(vars(got).values(), vars(expected[rank]).values(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    for first, other in zip(vars(got).values(), vars(expected[rank]).values(), strict=True):
+        torch.testing.assert_close(first, other, atol=1e-5, rtol=0)
     _loss(got).backward()
     (torch.stack([_loss(each) for each in expected]).sum() / count).backward()  # FSDP2 takes the mean over workers
-    trained = [one for one in policy.parameters() if one.requires_grad]
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     norm = clip_gradients([policy], 1e9)
-    gradients = list(unsharded(one.grad for one in trained))
-    pairs = [(name, one) for name, one in complete.named_parameters() if one.requires_grad]
+    gradients = list(unsharded(parameter.grad for parameter in trained))
+    pairs = [(name, parameter) for name, parameter in complete.named_parameters() if parameter.requires_grad]
     for (name, other), gradient in zip(pairs, gradients, strict=True):
         torch.testing.assert_close(gradient, other.grad, atol=1e-5, rtol=1e-4, msg=name)
     assert float(norm) == pytest.approx(
         float(torch.cat([gradient.flatten() for gradient in gradients]).norm()), rel=1e-5
     )
     refresh(plain, policy)
-    for (name, one), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, first), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
+        assert torch.equal(first, other), name
     nothing = responses(0)
     assert policy.evaluate(*nothing).log_probs.shape == nothing[2].shape
 

@@ -30,11 +30,11 @@ class Tracebacks(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.written: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
-            self.found.append(logging.Formatter().format(record))
+            self.written.append(logging.Formatter().format(record))
 
 
 class Site(NamedTuple):
@@ -64,7 +64,7 @@ def running(gateway: Gateway) -> Iterator[Site]:
         thread.join(WAIT_S)
         listening.close()
     assert not thread.is_alive()
-    assert not tracebacks.found, tracebacks.found[0]
+    assert not tracebacks.written, tracebacks.written[0]
 
 
 @pytest.fixture(scope="module")

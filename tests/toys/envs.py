@@ -22,9 +22,9 @@ class Countdown(ParallelEnv):
         self.length, self.ends, self.floats = length, ends, floats
         self.possible_agents = list(agents)
         self.agents: list[str] = []
-        whole = spaces.MultiDiscrete([length + 1, 2], dtype=np.int8)
+        box = spaces.MultiDiscrete([length + 1, 2], dtype=np.int8)
         vector = spaces.Box(0.0, float(length), (2,), np.float32)
-        self._observation_spaces = dict.fromkeys(agents, vector if floats else whole)
+        self._observation_spaces = dict.fromkeys(agents, vector if floats else box)
         self._action_spaces = {agent: spaces.Discrete(2) for agent in agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:

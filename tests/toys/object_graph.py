@@ -63,16 +63,16 @@ def walk(value: Any, path: str, seen: frozenset[int], without: Mapping[str, str]
                 yield from walk(own, f"{path}.{name}", seen, without)
 
 
-def differing(one: Any, other: Any, without: Mapping[str, str]) -> list[str]:
+def differing(first: Any, other: Any, without: Mapping[str, str]) -> list[str]:
     """Paths at which two runs differ, or that one of them lacks."""
-    left, right = (dict(walk(run, "run", frozenset(), without)) for run in (one, other))
+    left, right = (dict(walk(run, "run", frozenset(), without)) for run in (first, other))
     return sorted(
         path for path in {*left, *right}
         if path not in left or path not in right or not same(left[path], right[path])
     )  # fmt: skip
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.shape == other.shape and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    return bool(one == other) or (one != one and other != other)
+def same(first: Any, other: Any) -> bool:
+    if isinstance(first, np.ndarray) and isinstance(other, np.ndarray):
+        return first.shape == other.shape and np.array_equal(first, other, equal_nan=first.dtype.kind == "f")
+    return bool(first == other) or (first != first and other != other)

@@ -82,15 +82,15 @@ class ToySweep:
     def end(self, status: str = "finished", error: str = "", model: str = "models:/toy/1") -> Folder:
         """Choose the winner and write the records."""
         self.records.status, self.records.error = status, error
-        found = ranked(self.records, self.config.metric)
-        if found:
-            self.records.winner, self.records.winner_seed = found[0].number, self.config.seeds[0]
+        ranking = ranked(self.records, self.config.metric)
+        if ranking:
+            self.records.winner, self.records.winner_seed = ranking[0].number, self.config.seeds[0]
             self.records.winner_model = model
         RecordsFile(self.folder, self.records).save_all()
         return self.folder
 
 
-def whole(storage: Path, trials: int = 14, name: str = "toy", **keys: Any) -> ToySweep:
+def finished_sweep(storage: Path, trials: int = 14, name: str = "toy", **keys: Any) -> ToySweep:
     """A sweep that shows all there is: finished, stopped, diverged, raised, lost and refused trials."""
     sweep = ToySweep(storage, name, scheduler={"kind": "asha", "grace": 10_000, "reduction": 3}, **keys)
     rng = np.random.default_rng(1)

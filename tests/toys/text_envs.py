@@ -41,7 +41,7 @@ class Toy(AECEnv):
         self.rewards: dict[str, Any] = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
-        self.heard: list[str] = []
+        self.actions_taken: list[str] = []
         self.begin(int(self.options.get("index", 0)))
 
     def step(self, action: str | None) -> None:
@@ -51,7 +51,7 @@ class Toy(AECEnv):
             return
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self.infos = {agent: {} for agent in self.agents}
-        self.heard.append(action)
+        self.actions_taken.append(action)
         place = self.possible_agents.index(agent)
         self.agent_selection = self.possible_agents[(place + 1) % len(self.possible_agents)]
         self.act(agent, action)
@@ -67,7 +67,7 @@ class Toy(AECEnv):
         self.terminations = dict.fromkeys(self.agents, True)
         self.agent_selection = self.agents[0]
         for agent in self.agents:
-            self.infos[agent] |= {"solved": solved, "metrics": {"words": float(len(self.heard))}}
+            self.infos[agent] |= {"solved": solved, "metrics": {"words": float(len(self.actions_taken))}}
 
 
 class Echo(Toy):
@@ -107,17 +107,16 @@ class Talk(Toy):
         self.length, self.cost = length, tuple(cost)
 
     def observe(self, agent: str) -> str:
-        return (
-            f"task {self.options.get('index')} you are {agent}, heard {self.heard[-1] if self.heard else 'nothing'!r}"
-        )
+        last = self.actions_taken[-1] if self.actions_taken else "nothing"
+        return f"task {self.options.get('index')} you are {agent}, heard {last!r}"
 
     def act(self, agent: str, text: str) -> None:
         other = self.agent_selection
         self.rewards[agent] = float("a" in text)
-        if len(self.heard) > 1 and other in self.rewards:
-            self.rewards[other] += 0.5 * ("a" in self.heard[-2])
+        if len(self.actions_taken) > 1 and other in self.rewards:
+            self.rewards[other] += 0.5 * ("a" in self.actions_taken[-2])
         self.infos[agent]["cost"] = 1.0 if len(self.cost) == 1 else [1.0] * len(self.cost)
-        if len(self.heard) == self.length or text == "stop":
+        if len(self.actions_taken) == self.length or text == "stop":
             self.finish("a" in text)
 
 

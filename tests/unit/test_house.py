@@ -13,7 +13,8 @@ import pytest
 import marl_ray
 
 SOURCES = Path(marl_ray.__file__).parent.parent
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
 FOLDERS = sorted({path.parent for path in SOURCES.glob("marl_ray/**/*.py")})
 FILES = 9
 """Most files of a folder besides its `__init__.py`."""
@@ -35,6 +36,17 @@ def trees() -> dict[str, ast.Module]:
         parts = list(path.relative_to(SOURCES).with_suffix("").parts)
         parsed[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
     return parsed
+
+
+@cache
+def trees_beside_the_sources() -> dict[str, ast.Module]:
+    """File of tests, benchmarks and what else is not the product itself -> its syntax tree."""
+    files = [
+        path
+        for folder in ("tests", "benchmarks", "cluster", "jobs", "serve", "docs", ".ci")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
 
 
 def imports() -> dict[str, set[str]]:
@@ -107,10 +119,8 @@ def test_a_docstring_begins_like_a_sentence():
 
 
 def test_a_docstring_of_tests_and_benchmarks_begins_like_a_sentence():
-    root = Path(__file__).parents[2]
-    files = [path for folder in ("tests", "benchmarks", ".ci") for path in (root / folder).rglob("*.py")]
-    assert len(files) > 300
-    assert fragments({str(path.relative_to(root)): ast.parse(path.read_text()) for path in files}) == []
+    assert len(trees_beside_the_sources()) > 300
+    assert fragments(trees_beside_the_sources()) == []
 
 
 def test_unit_tests_have_the_folders_of_the_sources():
@@ -148,14 +158,19 @@ def is_vague(name: str) -> bool:
     return "_".join(words) in VAGUE or (words[0] != "is" and not VAGUE_PARTS.isdisjoint(words))
 
 
-def test_a_name_says_what_a_variable_holds_or_a_function_does():
-    names = [
-        f"{module}:{node.lineno}: {name}"
-        for module, tree in trees().items()
+def vague_names(trees_by_name: Mapping[str, ast.Module]) -> list[str]:
+    """Vague names, each with its file and line; the name of a test is a sentence, whose words are free."""
+    return [
+        f"{file}:{node.lineno}: {name}"
+        for file, tree in trees_by_name.items()
         for node in ast.walk(tree)
-        if is_vague(name := name_of(node)) and (module, name) not in STORED
+        if is_vague(name := name_of(node)) and not name.startswith("test_") and (file, name) not in STORED
     ]
-    assert names == []
+
+
+def test_a_name_says_what_a_variable_holds_or_a_function_does():
+    assert vague_names(trees()) == []
+    assert vague_names(trees_beside_the_sources()) == []
 
 
 def test_one_file_imports_the_private_parts_of_ray():
@@ -190,8 +205,8 @@ def overridden_privates(tree: ast.Module) -> list[str]:
 
 
 def test_no_other_file_overrides_a_private_method_of_ray():
-    found = {name: methods for name, tree in trees().items() if (methods := overridden_privates(tree))}
-    assert set(found) <= {"marl_ray.ray_seams"}
+    overriding = {name: methods for name, tree in trees().items() if (methods := overridden_privates(tree))}
+    assert set(overriding) <= {"marl_ray.ray_seams"}
     seen = "from ray.x import Client\ndef connect():\n    class Slow(Client):\n        def _send(self): ...\n"
     assert overridden_privates(ast.parse(seen)) == ["Slow._send"]
 
@@ -238,10 +253,9 @@ def words_read(tree: ast.AST) -> set[str]:
 
 def test_what_a_module_defines_is_read_in_the_product():
     """Also in what the documentation tells users to import; tests alone do not count."""
-    root = Path(__file__).parents[2]
-    others = [path for folder in ("benchmarks", "jobs", "serve") for path in (root / folder).rglob("*.py")]
+    others = [path for folder in ("benchmarks", "jobs", "serve") for path in (ROOT / folder).rglob("*.py")]
     read = set().union(*(words_read(tree) for tree in [*trees().values(), *(ast.parse(p.read_text()) for p in others)]))
-    read |= {word for page in (root / "docs").rglob("*.md") for word in re.findall(r"import (\w+)", page.read_text())}
+    read |= {word for page in (ROOT / "docs").rglob("*.md") for word in re.findall(r"import (\w+)", page.read_text())}
     unread = [
         f"{module}:{line}: {name}"
         for module, tree in trees().items()

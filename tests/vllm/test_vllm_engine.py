@@ -31,35 +31,35 @@ EXACT = 1e-5
 @pytest.fixture(scope="module")
 def sampled() -> Iterator[Sampled]:
     """A policy that is sampled whole."""
-    one = Sampled()
-    yield one
-    one.engine.close()
+    policy = Sampled()
+    yield policy
+    policy.engine.close()
 
 
 @pytest.fixture(scope="module")
 def adapted() -> Iterator[Sampled]:
     """A policy of which vLLM gets an adapter after each update."""
-    one = Sampled(LoraConfig(rank=4, alpha=16))
-    yield one
-    one.engine.close()
+    policy = Sampled(LoraConfig(rank=4, alpha=16))
+    yield policy
+    policy.engine.close()
 
 
 def request(handle: int) -> VllmRequest:
     return VllmRequest(handle, (5, 6, 7), 1.0, 0, 1.0, 8, (257,), 1)
 
 
-def update(one: Sampled, version: int) -> dict[str, Any]:
+def update(sampled: Sampled, version: int) -> dict[str, Any]:
     """The message about weights of this version in the engine's memory."""
-    return {"layout": one.engine._shared.layout, "version": version}
+    return {"layout": sampled.engine._shared.layout, "version": version}
 
 
-def gap(one: Sampled, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> float:
+def gap(sampled: Sampled, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> float:
     """Greatest difference from the policy's own log-probabilities, from a full pass for each response."""
     differences = []
     for prompt, completion in zip(prompts, completions, strict=True):
         rows = [torch.tensor([ids]) for ids in (prompt.ids, completion.ids)]
         with torch.no_grad():
-            scores = one.plain.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool)).log_probs[0]
+            scores = sampled.plain.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool)).log_probs[0]
         differences += (scores - torch.tensor(completion.log_probs)).abs().tolist()
     return max(differences)
 
@@ -117,8 +117,8 @@ def test_a_response_ends_with_an_end_token_a_stop_string_or_its_length(sampled):
         ends = [token in sampled.plain.end_tokens for token in answer.ids]
         assert not any(ends[:-1]) and answer.ended == ends[-1]
         assert answer.ended or len(answer.ids) == 20
-    [one] = sampled.engine.generate(PROMPTS[:1], 1, GenerationConfig(max_tokens=1))
-    assert one.ids == wanted[0].ids[:1]
+    [completion] = sampled.engine.generate(PROMPTS[:1], 1, GenerationConfig(max_tokens=1))
+    assert completion.ids == wanted[0].ids[:1]
 
 
 def test_a_stream_is_the_response(sampled):
@@ -148,15 +148,15 @@ def test_adapters_follow_training_without_the_weights_below_them(adapted):
 @pytest.mark.parametrize("policy", ["sampled", "adapted"])
 def test_an_engine_that_has_slept_takes_the_weights_again(policy, request, monkeypatch):
     """On a CPU vLLM keeps its memory, so what is seen here is the order of calls."""
-    one: Sampled = request.getfixturevalue(policy)
-    wanted = one.engine.generate(PROMPTS, 1)
-    monkeypatch.setattr(one.engine, "_sleeps", True)
-    one.engine.rest()
-    one.engine.rest()
-    assert one.engine.generate(PROMPTS, 1) == wanted
-    one.update()
-    one.engine.rest()
-    assert [answer.ids for answer in one.engine.generate(PROMPTS, 1)] != [answer.ids for answer in wanted]
+    engine: Sampled = request.getfixturevalue(policy)
+    wanted = engine.engine.generate(PROMPTS, 1)
+    monkeypatch.setattr(engine.engine, "_sleeps", True)
+    engine.engine.rest()
+    engine.engine.rest()
+    assert engine.engine.generate(PROMPTS, 1) == wanted
+    engine.update()
+    engine.engine.rest()
+    assert [answer.ids for answer in engine.engine.generate(PROMPTS, 1)] != [answer.ids for answer in wanted]
 
 
 def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampled):

@@ -22,10 +22,10 @@ LONG = GenerationConfig(max_tokens=24)
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[VllmHost]:
-    one = VllmHost(Sampled().plain)
-    one.start()
-    yield one
-    one.close()
+    own = VllmHost(Sampled().plain)
+    own.start()
+    yield own
+    own.close()
 
 
 def test_calls_at_the_same_time_get_the_responses_that_each_would_get_alone(host):
@@ -34,8 +34,8 @@ def test_calls_at_the_same_time_get_the_responses_that_each_would_get_alone(host
     with ThreadPoolExecutor(2) as threads:
         calls = [threads.submit(host.generate, host._policy.version, PROMPTS[own::2], own, LONG) for own in (0, 1)]
         together = [call.result(timeout=60) for call in calls]
-    for one, other in zip(together, alone, strict=True):
-        assert [answer.ids for answer in one] == [answer.ids for answer in other]
+    for first, other in zip(together, alone, strict=True):
+        assert [answer.ids for answer in first] == [answer.ids for answer in other]
     assert host.progress() - before == sum(len(answer.ids) for part in together for answer in part)
 
 

@@ -37,9 +37,9 @@ def beside(checkpoints: Path) -> list[Metrics]:
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
-    whole = config(f"storage={storage}", "tracking.progress=false", *overrides)
-    check_run(whole)
-    return whole, train(whole)
+    run_config = config(f"storage={storage}", "tracking.progress=false", *overrides)
+    check_run(run_config)
+    return run_config, train(run_config)
 
 
 def processes_of_vllm() -> list[int]:
@@ -90,8 +90,8 @@ def test_two_engines_that_two_workers_share_train_as_one_engine_beside_a_worker(
     ray_cluster: LocalRay, beside: list[Metrics], tmp_path: Path
 ):
     two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=2")
-    whole, apart = run(tmp_path / "apart", ENGINE, *two)
-    tracker = Tracker(whole, apart.run_id)
+    run_config, apart = run(tmp_path / "apart", ENGINE, *two)
+    tracker = Tracker(run_config, apart.run_id)
     gaps = [value for _, value in tracker.history("engine/log_prob_gap")]
     assert len(gaps) == 3 and max(gaps) < EXACT
     assert processes_of_vllm() == []
@@ -107,23 +107,23 @@ def test_an_engine_of_two_processes_samples_with_adapters(ray_cluster: LocalRay,
         "second: {agents: [b], model: {preset: tiny-0.2m, context: 32}}}"
     )
     more = ("resources.engines=1", "resources.tensor_parallel=2", "resources.cpus_per_worker=0.5")
-    whole, outcome = run(tmp_path, TWO_AGENTS, team, *more)
-    gaps = [value for _, value in Tracker(whole, outcome.run_id).history("first/engine/log_prob_gap")]
+    run_config, outcome = run(tmp_path, TWO_AGENTS, team, *more)
+    gaps = [value for _, value in Tracker(run_config, outcome.run_id).history("first/engine/log_prob_gap")]
     assert len(gaps) == 3 and max(gaps) < EXACT
 
 
 def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoint(
     ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    whole = config(
+    run_config = config(
         f"storage={tmp_path}", "tracking.progress=false", ENGINE, "resources.engines=1", "train.total_steps=80"
     )
     with ThreadPoolExecutor() as threads:
-        running = threads.submit(train, whole)
+        running = threads.submit(train, run_config)
         deadline = time.monotonic() + 240
         while not (
             names := [own["name"] for own in ray.util.list_named_actors(True) if " engine " in own["name"]]
-        ) or not [*(tmp_path / whole.name).glob("checkpoint_*/manifest.json")]:
+        ) or not [*(tmp_path / run_config.name).glob("checkpoint_*/manifest.json")]:
             assert time.monotonic() < deadline and not running.done()
             time.sleep(0.2)
         [namespace] = [own["namespace"] for own in ray.util.list_named_actors(True) if own["name"] == names[0]]
@@ -134,7 +134,7 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
     assert (
         "the checkpoint of iteration" in said[0] and "worker 0: resources.engines: engine of policy speaker" in said[0]
     )
-    steps = [step for step, _ in Tracker(whole, outcome.run_id).history("return")]
+    steps = [step for step, _ in Tracker(run_config, outcome.run_id).history("return")]
     assert steps == sorted({*steps}) and steps[-1] == 80
     assert processes_of_vllm() == []
 

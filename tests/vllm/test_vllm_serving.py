@@ -24,15 +24,18 @@ def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path)
     experiment = config.experiments[0]
     arms = experiment.arms | {"own": experiment.arms["own"].model_copy(update={"engine": "vllm"})}
     config = config.model_copy(update={"experiments": (experiment.model_copy(update={"arms": arms}),)})
-    asked = [{"session_id": f"s{k}", "prompt": "a" * (1 + k), "seed": k, "max_tokens": 4 + k} for k in range(8)]
+    requests = [{"session_id": f"s{k}", "prompt": "a" * (1 + k), "seed": k, "max_tokens": 4 + k} for k in range(8)]
 
     async def body(client):
-        together = await asyncio.gather(*(post(client, "/generate", one) for one in asked))
-        streamed = [await events(client, "/generate", one) for one in asked]
+        together = await asyncio.gather(*(post(client, "/generate", request) for request in requests))
+        streamed = [await events(client, "/generate", request) for request in requests]
         json_object = {"response_format": {"type": "json_object"}}
         chat = {"model": "exp", "messages": [{"role": "user", "content": "hello"}]} | json_object
-        refused = [await client.post("/v1/chat/completions", json=chat | {"user": one["session_id"]}) for one in asked]
-        return together, streamed, refused, [await tops(client, one["session_id"]) for one in asked]
+        refused = [
+            await client.post("/v1/chat/completions", json=chat | {"user": request["session_id"]})
+            for request in requests
+        ]
+        return together, streamed, refused, [await tops(client, request["session_id"]) for request in requests]
 
     async def tops(client, session):
         chat = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": session, "max_tokens": 12}
@@ -42,20 +45,20 @@ def test_an_arm_streams_and_batches_beside_one_of_the_built_in_decoder(tmp_path)
         return penalty, [answer["choices"][0]["logprobs"]["content"] for answer in answers]
 
     together, streamed, refused, named = with_gateway(config, body)
-    assert {whole["arm"] for whole in together} == {"own", "other"}
+    assert {full["arm"] for full in together} == {"own", "other"}
     policy = load_bundle(bundle).policies["lm"]
     # Tokens that are ready together make one part; on a busy machine those of a short response may all be.
-    assert max(len(parts) for whole, parts in zip(together, streamed, strict=True) if whole["arm"] == "own") > 1
-    for one, whole, parts, answer in zip(asked, together, streamed, refused, strict=True):
-        assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
-        if whole["arm"] == "own":
-            prompt = torch.tensor([encode_prompt(policy.tokenizer, one["prompt"], True)])
-            ids = torch.tensor([whole["tokens"]])
+    assert max(len(parts) for full, parts in zip(together, streamed, strict=True) if full["arm"] == "own") > 1
+    for request, full, parts, answer in zip(requests, together, streamed, refused, strict=True):
+        assert [token for part in parts for token in part["tokens"]] == full["tokens"]
+        if full["arm"] == "own":
+            prompt = torch.tensor([encode_prompt(policy.tokenizer, request["prompt"], True)])
+            ids = torch.tensor([full["tokens"]])
             scores = policy.evaluate(prompt, ids, torch.ones_like(ids, dtype=torch.bool), need_entropy=False).log_probs
-            assert whole["log_probs"] == pytest.approx(scores[0].tolist(), abs=1e-5)
+            assert full["log_probs"] == pytest.approx(scores[0].tolist(), abs=1e-5)
             assert answer.status_code == 400 and "engine=vllm writes no JSON" in answer.text
-    for whole, (penalty, written) in zip(together, named, strict=True):
-        assert whole["arm"] == "other" or penalty.json()["error"]["param"] == "frequency_penalty"
+    for full, (penalty, written) in zip(together, named, strict=True):
+        assert full["arm"] == "other" or penalty.json()["error"]["param"] == "frequency_penalty"
         for tokens in written:
             assert {len(token["top_logprobs"]) for token in tokens} == {2}
             for token in tokens:

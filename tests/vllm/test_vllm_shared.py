@@ -78,9 +78,9 @@ def ids_of(pieces: list[Piece]) -> list[int]:
 
 async def all_written(arms: dict[str, TextBatcher], tokens: int = 12) -> dict[str, list[list[Piece]]]:
     """By arm the pieces of each response; all are asked for at once."""
-    asked = requests(tokens=tokens)
-    answers = await asyncio.gather(*(written(arm, one) for arm in arms.values() for one in asked))
-    return {name: answers[place * len(asked) :][: len(asked)] for place, name in enumerate(arms)}
+    bodies = requests(tokens=tokens)
+    answers = await asyncio.gather(*(written(arm, body) for arm in arms.values() for body in bodies))
+    return {name: answers[place * len(bodies) :][: len(bodies)] for place, name in enumerate(arms)}
 
 
 def check_scores(bundle: str, request: TextRequest, pieces: list[Piece]) -> None:
@@ -207,14 +207,14 @@ def test_a_gateway_serves_both_arms_by_one_process(bundles, tmp_path):
     experiment = config.experiments[0]
     both = {name: arm.model_copy(update={"engine": "vllm"}) for name, arm in experiment.arms.items()}
     config = config.model_copy(update={"experiments": (experiment.model_copy(update={"arms": both}),)})
-    asked = [{"session_id": f"s{k}", "prompt": "a" * (1 + k), "seed": k, "max_tokens": 4 + k} for k in range(8)]
+    requests_sent = [{"session_id": f"s{k}", "prompt": "a" * (1 + k), "seed": k, "max_tokens": 4 + k} for k in range(8)]
 
     async def body(client):
-        together = await asyncio.gather(*(post(client, "/generate", one) for one in asked))
-        return together, await asyncio.gather(*(events(client, "/generate", one) for one in asked))
+        together = await asyncio.gather(*(post(client, "/generate", request) for request in requests_sent))
+        return together, await asyncio.gather(*(events(client, "/generate", request) for request in requests_sent))
 
     together, streamed = with_gateway(config, body)
-    assert {whole["arm"] for whole in together} == {"one", "two"}
-    for whole, parts in zip(together, streamed, strict=True):
-        assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    assert {full["arm"] for full in together} == {"one", "two"}
+    for full, parts in zip(together, streamed, strict=True):
+        assert [token for part in parts for token in part["tokens"]] == full["tokens"]
         assert len(parts) > 1

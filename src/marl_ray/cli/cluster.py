@@ -48,16 +48,19 @@ def submit_to_kuberay(
     name: str | None,
     context: str | None,
     namespace: str | None,
-) -> int:
-    """Run as a RayJob on a cluster of its own; the entrypoint's exit status. Exits with LATE at the deadline."""
+) -> tuple[str, int]:
+    """Run as a RayJob on a cluster of its own; KIND/NAME of the job, and its entrypoint's exit status. Exits with LATE at
+    the deadline."""
     from marl_ray.cluster.kuberay.client.connection import connect
-    from marl_ray.cluster.kuberay.submission import submit
+    from marl_ray.cluster.kuberay.submission import new_job_name, submit
     from marl_ray.config.cluster import ClusterConfig
     from marl_ray.config.load import load_config
 
     settings = load_config(ClusterConfig, cluster)
+    name = name or new_job_name(settings)
     with _late():
-        return submit(connect(context=context, namespace=namespace), kind, config, overrides, settings, name)
+        connection = connect(context=context, namespace=namespace)
+        return f"rayjob/{name}", submit(connection, kind, config, overrides, settings, name)
 
 
 @cluster_app.command()
@@ -205,6 +208,7 @@ def delete(
     timeout_s: Annotated[float, typer.Option(help="How long its end may take; 0 does not wait.")] = 300.0,
     context: Context = None,
     namespace: Namespace = None,
+    as_json: Json = False,
 ) -> None:
     """Delete a resource and what it owns.
 
@@ -214,9 +218,10 @@ def delete(
 
     connection, kind, name = _connect_to(resource, context, namespace)
     _check_seconds(timeout_s)
-    with _late():
+    with _late(), only_result(as_json):
         if not delete_all(connection, kind, name, timeout_s, lambda state: _say(resource, state)):
             raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
+    show(as_json, {"resource": resource, "gone": timeout_s > 0}, ())
 
 
 def _connect_to(resource: str, context: str | None, namespace: str | None) -> tuple["Connection", "ResourceKind", str]:

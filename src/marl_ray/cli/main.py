@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +23,8 @@ from marl_ray.cli.training.sweep import report, sweep
 from marl_ray.cli.training.train import demo, train
 from marl_ray.errors import MarlRayError
 
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""Typer's error of a wrong word of the command line, which it does not export."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells report it."""
 COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
@@ -86,19 +88,38 @@ for _group, _commands in COMMANDS.items():
             app.command(_name, rich_help_panel=_group)(_command)
 
 
+def _usage_line(error: Any) -> Iterator[str]:
+    """One line about a wrong word of the command line; nothing where the help of a group was shown instead."""
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    if not text:
+        return
+    command = error.ctx.command_path if error.ctx else "marl-ray"
+    yield f"{command}: {text}"
+    name = getattr(error, "option_name", "").lstrip("-")
+    if name and error.ctx and any(argument.name == "overrides" for argument in error.ctx.command.params):
+        yield f"; a key of the config has no dashes: {name.partition('=')[0]}=VALUE"
+    yield f"; {command} --help tells more\n"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; always raises SystemExit.
 
-    A MarlRayError is one line on stderr and status 2; Ctrl-C is status 130.
+    A MarlRayError, and a wrong word of the command line, is one line on stderr and status 2; Ctrl-C is status 130.
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python` does, so that an `env.id` may name a module that lies here
     # pygame's own, at every import of a gridworld or of mpe2
     warnings.filterwarnings("ignore", "pkg_resources is deprecated", UserWarning)
     try:
-        app(args=list(argv) if argv is not None else None, prog_name="marl-ray")
+        status = app(args=list(argv) if argv is not None else None, prog_name="marl-ray", standalone_mode=False)
+        raise SystemExit(status or 0)
     except MarlRayError as error:
         print(f"marl-ray: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(1) from None
+    except USAGE_ERROR as error:
+        print(*_usage_line(error), sep="", end="", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

@@ -88,6 +88,11 @@ def submit(
         )
 
 
+def new_submission_id() -> str:
+    """A name for a job that no other has."""
+    return f"marl-ray-{secrets.token_hex(8)}"
+
+
 def read_config(kind: str, path: str | Path, overrides: Sequence[str]) -> RunConfig | SweepConfig:
     """The validated config of a run or a sweep; MarlRayError in one line."""
     return load_sweep(path, overrides) if kind == "sweep" else load_config(RunConfig, path, overrides)
@@ -118,7 +123,7 @@ def run_job(
     and raises MarlRayError.
     """
     # Chosen here and not by the server: an interrupted submission can still be stopped by its name.
-    job_id = submission_id or f"marl-ray-{secrets.token_hex(8)}"
+    job_id = submission_id or new_submission_id()
     follower = _Follower(client, job_id, out or sys.stdout)
     try:
         _submit_or_join(

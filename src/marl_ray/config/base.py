@@ -9,6 +9,9 @@ from pydantic_core import ErrorDetails
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ExtensionPoint
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+"""The names that runs, sweeps, experiments and endpoints may have."""
+
 
 class Config(BaseModel):
     """Strict, frozen model; the docstring under a field is its documentation in the JSON schema."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from marl_ray.config.base import Config, words
+from marl_ray.config.base import NAME_PATTERN, Config, words
 from marl_ray.errors import MarlRayError, did_you_mean, one_line, suggested, why
 
 C = TypeVar("C", bound=Config)
@@ -29,9 +29,17 @@ KINDS = {
 """A key that configs of one kind alone have at the top -> the kind, and the command that reads it."""
 
 
-EXPECTED = {"dict_type": "expected a mapping of keys", "tuple_type": "expected a list", "list_type": "expected a list"}
-EXPECTED["model_type"] = EXPECTED["dict_type"]
-"""Type of one of pydantic's errors -> what YAML calls the value."""
+EXPECTED: dict[str, tuple[str, ...]] = {
+    "expected a mapping of keys": ("dict_type", "model_type"),
+    "expected a list": ("tuple_type", "list_type"),
+    "expected text": ("string_type",),
+    "expected true or false": ("bool_type", "bool_parsing"),
+    "expected a whole number": ("int_type", "int_parsing", "int_from_float"),
+    "expected a number": ("float_type", "float_parsing"),
+}
+"""A kind of value in the words of YAML -> types of pydantic's errors about other values."""
+PATTERNS = {NAME_PATTERN: "expected letters, digits, _, . and -, a letter or digit first, at most 100 characters"}
+"""Pattern of a text -> what it says, in words."""
 
 
 class YamlLoader(yaml.SafeLoader):
@@ -82,7 +90,9 @@ def _beside(path: str | Path) -> str:
 def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), source: str = "config") -> C:
     """Validate plain data with overrides on top; the first problem is the error's one line."""
     if not isinstance(data, Mapping):
-        raise MarlRayError(f"{source}: expected a mapping of keys at the top, got {type(data).__name__}")
+        raise MarlRayError(
+            f"{source}: expected a mapping of keys at the top, got {'nothing' if data is None else type(data).__name__}"
+        )
     try:
         plain = json.loads(json.dumps(data, default=str))
     except (TypeError, ValueError) as error:  # a YAML alias that contains itself, a key that is no text
@@ -147,8 +157,9 @@ def _explain(error: Any, key: str) -> str:
         return f"unknown key {key!r}"
     if error["type"] == "missing":
         return f"missing key {key!r}"
-    message = EXPECTED.get(error["type"]) or words(error)
-    shown = repr(error["input"])
+    in_words = [text for text, types in EXPECTED.items() if error["type"] in types]
+    message = in_words[0] if in_words else PATTERNS.get(error.get("ctx", {}).get("pattern"), words(error))
+    shown = repr(error["input"]) if error["input"] is not None else "nothing"
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
     suffix = "" if explained else f", got {shown}"
     if error["type"] == "literal_error" and isinstance(error["input"], str):

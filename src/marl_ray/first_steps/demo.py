@@ -4,10 +4,11 @@ promotes it, then roll out an untrained team, which the router rolls back."""
 import asyncio
 import contextlib
 import json
+import math
 import os
-import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,40 @@ OVER = ("promoted", "rolled_back", "stopped")
 JOB_S = 600.0
 
 
-def run_demo(folder: Path, episodes: int, keep: bool) -> None:
-    """Train, serve, play, print the table, shut down. Everything written lies under `folder`/TIME."""
+@dataclass(frozen=True)
+class PlayedExperiment:
+    """An experiment that was played over HTTP."""
+
+    report: dict[str, Any]
+    """The document of `experiment status`."""
+    audit: list[dict[str, Any]]
+    """The router's actions: the document of `experiment audit`."""
+    episodes: int
+    latencies_ms: dict[str, tuple[float, float]]
+    """Arm -> median and 99th percentile of an action's milliseconds."""
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """The result of the demo, while its gateway serves."""
+
+    experiments: list[PlayedExperiment]
+    curves: str
+    """Path of the picture."""
+    tracking_uri: str
+    database: str
+    url: str
+    """The gateway."""
+    key: str
+    """Its admin key."""
+    dashboard: str
+    token: str
+    """The dashboard's."""
+
+
+@contextlib.contextmanager
+def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
+    """Train, serve and play; the gateway serves until the block ends. Everything written lies under `folder`/TIME."""
     from marl_ray.cluster.local_ray import local_ray
     from marl_ray.envs.env_copies import warm_up
 
@@ -67,23 +100,35 @@ def run_demo(folder: Path, episodes: int, keep: bool) -> None:
             good = play(url, ENDPOINT, mappo.env, episodes)
         with step(console, "rolling an untrained team out against the winner"):
             bad = play(url, roll_out_untrained(mappo, folder, url), mappo.env, episodes)
-        curve = _plot(folder)
-        for report, played in (good, bad):
-            console.print(table(report, played))
-            for line in story(url, report["name"]):
-                console.print(line, soft_wrap=True)
-        console.print(f"curves     {curve}", soft_wrap=True)
-        console.print(f"runs       mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db", soft_wrap=True)
-        console.print(f"outcomes   sqlite:///{folder}/experiments.db", soft_wrap=True)
-        if keep:
-            console.print(f"gateway    {url}/ui  (also /v1/experiments, /metrics, /openapi.json)")
-            console.print(f"admin key  {key}")
-            console.print(f"dashboard  {ray.dashboard_url}  (token: {ray.token})", soft_wrap=True)
-            console.print("serving until Ctrl-C")
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.pause()
+        yield DemoResult(
+            experiments=[good, bad],
+            curves=str(_plot(folder)),
+            tracking_uri=f"sqlite:///{folder}/mlflow.db",
+            database=f"sqlite:///{folder}/experiments.db",
+            url=url,
+            key=key,
+            dashboard=ray.dashboard_url,
+            token=ray.token,
+        )
         with step(console, "shutting down"):
             stack.close()
+
+
+def tell(result: DemoResult, kept: bool) -> None:
+    """Print what the demo has come to for people, and where its gateway is if that is `kept`."""
+    console = plain_console()
+    for played in result.experiments:
+        console.print(table(played))
+        for line in story(played):
+            console.print(line, soft_wrap=True)
+    lines = {"curves": result.curves, "runs": f"mlflow ui --backend-store-uri {result.tracking_uri}"}
+    lines |= {"outcomes": result.database}
+    if kept:
+        lines["gateway"] = f"{result.url}/ui  (also /v1/experiments, /metrics, /openapi.json)"
+        lines["admin key"] = result.key
+        lines["dashboard"] = f"{result.dashboard}  (token: {result.token})"
+    for name, text in lines.items():
+        console.print(f"{name:<11}{text}", soft_wrap=True)
 
 
 def _train(config: Path, folder: Path, dashboard_url: str) -> None:
@@ -109,8 +154,8 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     return name
 
 
-def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, Any], list[Any]]:
-    """Play until the router has decided on the experiment, at most `episodes`; returns its report and the episodes."""
+def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment:
+    """Play until the router has decided on the experiment, at most `episodes`."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import ask
     from marl_ray.serving.client.play import play_episodes
@@ -128,16 +173,23 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> tuple[dict[str, 
         if ask(url, f"/v1/experiments/{name}")["status"] not in OVER:
             # Not enough episodes for a proof; production stays, and the endpoint is free for the next.
             ask(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
-    return ask(url, f"/v1/experiments/{name}"), played
+    report = ask(url, f"/v1/experiments/{name}")
+    of_arms: dict[str, list[float]] = {arm: [] for arm in report["arms"]}
+    for episode in played:
+        of_arms[episode.arm] += [1000 * seconds for seconds in episode.latencies]
+    return PlayedExperiment(
+        report,
+        ask(url, f"/v1/experiments/{name}/audit")["audit"],
+        len(played),
+        {arm: (float(np.median(ms)), float(np.percentile(ms, 99))) for arm, ms in of_arms.items() if ms},
+    )
 
 
-def story(url: str, name: str) -> list[str]:
+def story(played: PlayedExperiment) -> list[str]:
     """The router's actions, from its audit log."""
-    from marl_ray.serving.client.admin import ask
-
-    entries = ask(url, f"/v1/experiments/{name}/audit")["audit"]
     return [
-        f"  {e['action']} {e['arm'] or ''}".rstrip().ljust(24) + f" by {e['actor']}: {e['reason']}" for e in entries
+        f"  {e['action']} {e['arm'] or ''}".rstrip().ljust(24) + f" by {e['actor']}: {e['reason']}"
+        for e in played.audit
     ]
 
 
@@ -154,15 +206,15 @@ def _plot(folder: Path) -> Path:
     return plot_returns(curves, folder / "learning_curves.png", "MultiGrid-Empty-8x8-v0, two agents")
 
 
-def table(report: dict[str, Any], played: Sequence[Any]) -> Table:
-    """The table of an experiment's report, with the latencies of the episodes that were played over HTTP in milliseconds."""
-    title = f"experiment {report['name']}: {report['status']}, {len(played)} episodes over HTTP"
+def table(played: PlayedExperiment) -> Table:
+    """The table of an experiment's report, with the latencies of its actions over HTTP in milliseconds."""
+    report = played.report
+    title = f"experiment {report['name']}: {report['status']}, {played.episodes} episodes over HTTP"
     lines = Table(title=title)
     for column in ("arm", "return [95 % CI]", "p50 ms", "p99 ms", "exposures", "against control", "verdict"):
         lines.add_column(column, justify="left" if column in ("arm", "verdict") else "right", no_wrap=True)
     for name, arm in report["arms"].items():
-        latencies = [ms * 1000 for episode in played if episode.arm == name for ms in episode.latencies]
-        p50, p99 = np.percentile(latencies, [50, 99]) if latencies else (float("nan"), float("nan"))
+        p50, p99 = played.latencies_ms.get(name, (math.nan, math.nan))
         lines.add_row(
             name,
             _with_bounds(arm["mean"], arm["interval"]),

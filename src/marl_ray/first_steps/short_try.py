@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import time
 import webbrowser
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,34 @@ CPUS = 4
 """CPUs that the run and the gateway may book in Ray's accounts, however many this machine has."""
 
 
-def run_short_try(folder: Path, open_page: bool, leave: bool) -> None:
-    """Train, score, serve and play, and serve on until Ctrl-C unless `leave`. Everything written lies under
-    `folder`/TIME."""
+@dataclass(frozen=True)
+class ShortTry:
+    """The result of a short try, while its gateway serves."""
+
+    before: tuple[float, float, float]
+    """Mean return before training, and its 95 % interval."""
+    after: tuple[float, float, float]
+    """Mean return of the best bundle, on episodes of other starts."""
+    episodes: int
+    """Number of the episodes that `after` is of."""
+    over_http: float
+    """Mean return of the episodes that were played over HTTP."""
+    action_ms: float
+    """Median milliseconds of an action over HTTP."""
+    model: str
+    bundle: str
+    curve: str
+    url: str
+    """The gateway."""
+    key: str
+    """Its admin key."""
+    seconds: float
+    """Seconds since the start of the command."""
+
+
+@contextlib.contextmanager
+def short_try(folder: Path) -> Iterator[ShortTry]:
+    """Train, score, serve and play; the gateway serves until the block ends. Everything written lies under `folder`/TIME."""
     from marl_ray.cluster.local_ray import local_ray
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.play import play_episodes
@@ -59,27 +85,43 @@ def run_short_try(folder: Path, open_page: bool, leave: bool) -> None:
         first, *_ = read_metrics(*filesystem_of(run))
         best = [row for row in read_metrics(*filesystem_of(run)) if "best/return" in row][-1]
         latencies = [1000 * seconds for episode in episodes for seconds in episode.latencies]
-        lines = {
-            "return before": _interval(first, "eval/return"),
-            "return after": f"{_interval(best, 'best/return')}, on {run.evaluation_episodes} episodes of other starts",
-            "over HTTP": f"{np.mean([episode.ret for episode in episodes]):.3f} in {len(episodes)} episodes, "
-            f"{np.median(latencies):.1f} ms an action",
-            "curve": str(result.curve),
-            "bundle": result.bundle,
-            "page": f"{url}/ui  (user: any, password: the key)",
-            "key": key,
-        }
-        for name, text in lines.items():
-            console.print(f"{name:<15}{text}", soft_wrap=True, highlight=False, markup=False)
-        console.print(f"ready after {time.monotonic() - began:.1f} s")
-        if open_page and has_display():
-            webbrowser.open(f"{url}/ui")
-        if not leave:
-            console.print("serving until Ctrl-C")
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.pause()
+        yield ShortTry(
+            before=_interval(first, "eval/return"),
+            after=_interval(best, "best/return"),
+            episodes=run.evaluation_episodes,
+            over_http=float(np.mean([episode.ret for episode in episodes])),
+            action_ms=float(np.median(latencies)),
+            model=result.model,
+            bundle=result.bundle,
+            curve=str(result.curve),
+            url=url,
+            key=key,
+            seconds=time.monotonic() - began,
+        )
         with step(console, "shutting down"):
             stack.close()
+
+
+def lines_of(tried: ShortTry) -> Iterator[str]:
+    """The result of a short try in lines for people."""
+    lines = {
+        "return before": "{:.3f} [{:.3f}, {:.3f}]".format(*tried.before),
+        "return after": "{:.3f} [{:.3f}, {:.3f}]".format(*tried.after)
+        + f", on {tried.episodes} episodes of other starts",
+        "over HTTP": f"{tried.over_http:.3f} in {EPISODES} episodes, {tried.action_ms:.1f} ms an action",
+        "curve": tried.curve,
+        "bundle": tried.bundle,
+        "page": f"{tried.url}/ui  (user: any, password: the key)",
+        "key": tried.key,
+    }
+    yield from (f"{name:<15}{text}" for name, text in lines.items())
+    yield f"ready after {tried.seconds:.1f} s"
+
+
+def open_in_browser(page: str) -> None:
+    """Open a page where somebody sees it."""
+    if has_display():
+        webbrowser.open(page)
 
 
 def has_display() -> bool:
@@ -87,5 +129,5 @@ def has_display() -> bool:
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _interval(row: dict[str, float], key: str) -> str:
-    return f"{row[key]:.3f} [{row[f'{key}_low']:.3f}, {row[f'{key}_high']:.3f}]"
+def _interval(row: dict[str, float], key: str) -> tuple[float, float, float]:
+    return row[key], row[f"{key}_low"], row[f"{key}_high"]

@@ -1,6 +1,7 @@
 """Parts that the short try and the demo share: their folder, their console, and the deployment of their gateway."""
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,13 @@ def step(console: Console, title: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     console.print(f"  done in {time.perf_counter() - start:.1f} s")
+
+
+def serve_until_interrupted() -> None:
+    """Say that this process serves, and return at Ctrl-C."""
+    print("serving until Ctrl-C", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, Any]) -> str:

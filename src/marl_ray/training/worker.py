@@ -53,6 +53,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train
 
     from marl_ray.policies.engines.vllm_process.process import EngineRefused
+    from marl_ray.training.checkpoints.index import take_number
     from marl_ray.training.checkpoints.loading import Unreadable
     from marl_ray.training.checkpoints.storage import Unwritable
     from marl_ray.training.errors import Diverged
@@ -63,6 +64,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     rank = ray.train.get_context().get_world_rank()
     folder = StoredFolder(*filesystem_of(config))
     try:
+        attempt = take_number(folder) if rank == 0 else 0
         _check_owner(config, folder, payload["lease"])
     except Disowned as error:
         return {REFUSED: str(error)}
@@ -70,7 +72,7 @@ def worker(payload: dict[Any, Any]) -> Any:
         remove_temporary(*folder)
     journal = Journal(folder.filesystem, folder.path, rank)
     try:
-        return _train(config, payload, folder, journal, rank)
+        return _train(config, payload, folder, journal, rank, attempt)
     except Diverged as error:  # all workers raise it together, and would raise it again after every restart
         return {STOPPED: str(error)}
     except (EngineRefused, Unwritable, Unreadable) as error:
@@ -85,15 +87,17 @@ def worker(payload: dict[Any, Any]) -> Any:
             journal.close()
 
 
-def _train(config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, journal: Journal, rank: int) -> Any:
+def _train(
+    config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, journal: Journal, rank: int, attempt: int
+) -> Any:
     import ray.train.torch
 
-    from marl_ray.training.checkpoints.index import checkpoint_name
+    from marl_ray.training.checkpoints.index import check_last_group, checkpoint_name
     from marl_ray.training.collectives import from_first
     from marl_ray.training.loop.start import RunStart
     from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
-    start = from_first(lambda: _start(config, folder, journal))
+    start = from_first(lambda: _start(config, folder, journal, attempt))
     if start.refused:
         return {REFUSED: start.refused}
     places, origin = [StoredFolder(folder.filesystem, path) for path in reversed(start.own)], payload["origin"]
@@ -105,6 +109,7 @@ def _train(config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, jou
     def before_checkpoint() -> None:
         if rank == 0:  # the driver may sleep while another owner's workers write to the same folder
             _check_owner(config, folder, payload["lease"])
+            check_last_group(folder, start.attempt)
         journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
 
     tidy = partial(_tidy, config, folder, start.attempt)
@@ -112,13 +117,14 @@ def _train(config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, jou
         config,
         ray.train.torch.get_device(),
         RunStart(places, origin, payload["run_id"], best_left=start.best_left),
-        _listeners(journal, folder, start.damaged if rank == 0 else []),
+        _listeners(journal, folder, start, rank),
         CheckpointKeeping(
             lambda iteration: folder / checkpoint_name(iteration, start.attempt), before_checkpoint, tidy
         ),
         _engine_actors(config) if config.engine_actors else None,
     )
     if rank == 0:
+        check_last_group(folder, start.attempt)
         tidy()  # again, for a worker that was killed after the last checkpoint and before this
     return last
 
@@ -127,8 +133,8 @@ def _check_owner(config: RunConfig, folder: StoredFolder, lease: Any) -> None:
     check_owned(folder.filesystem, folder.path, lease, f"run {config.name!r}")
 
 
-def _start(config: RunConfig, folder: StoredFolder, journal: Journal) -> _Start:
-    from marl_ray.training.checkpoints.index import attempt_number, own_checkpoints
+def _start(config: RunConfig, folder: StoredFolder, journal: Journal, attempt: int) -> _Start:
+    from marl_ray.training.checkpoints.index import own_checkpoints
 
     own, refused = [], ""
     try:
@@ -136,11 +142,12 @@ def _start(config: RunConfig, folder: StoredFolder, journal: Journal) -> _Start:
     except MarlRayError as error:
         refused = f"no checkpoint can be used: {error}"
     best_left, damaged = (math.inf, []) if refused else _best_left(folder)
-    return _Start(own, refused, attempt_number(folder), best_left, damaged)
+    return _Start(own, refused, attempt, best_left, damaged)
 
 
-def _listeners(journal: Journal, folder: StoredFolder, damaged: list[tuple[str, str]]) -> "Listeners":
-    """The functions that write the run's journal. As the run begins, the `damaged` checkpoints are withdrawn."""
+def _listeners(journal: Journal, folder: StoredFolder, start: _Start, rank: int) -> "Listeners":
+    """The functions that write the run's journal. As the run begins, damaged checkpoints are withdrawn."""
+    from marl_ray.training.checkpoints.index import check_last_group, check_rows_own, note_start
     from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.loop.listeners import Listeners
     from marl_ray.training.tracking.machine_readings import MachineReadings
@@ -151,8 +158,13 @@ def _listeners(journal: Journal, folder: StoredFolder, damaged: list[tuple[str, 
         journal.row(metrics | system.read())
 
     def begin(after: int | None) -> None:
+        if rank != 0:
+            return
+        check_last_group(folder, start.attempt)
+        note_start(folder, start.attempt, after)
         journal.begin(after)
-        for path, line in damaged:  # now that there is another checkpoint to go on from
+        check_rows_own(folder, start.attempt, after)
+        for path, line in start.damaged:  # now that there is another checkpoint to go on from
             journal.say(line)
             withdraw(StoredFolder(folder.filesystem, path))
 

@@ -202,9 +202,9 @@ class Site:
         """The existing objects of a resource. Its clusters' Services, Secrets and accounts carry no label of it, but all
         names that are made for it begin with its own."""
         names = (
-            (kind, one["metadata"]["name"])
+            (kind, item["metadata"]["name"])
             for kind, version in LEFT
-            for one in list_all(self.connection, kind, version)
+            for item in list_all(self.connection, kind, version)
         )
         return sorted(f"{kind} {own}" for kind, own in names if own == name or own.startswith(f"{name}-"))
 

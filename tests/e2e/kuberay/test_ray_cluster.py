@@ -27,8 +27,8 @@ def test_the_server_refuses_what_the_schemas_forbid(site: Site) -> None:
     wrong = {**manifest, "spec": {**manifest["spec"], "managedBy": "nobody"}}
     with pytest.raises(RequestRefused, match="managedBy"):
         apply(site.connection, wrong, dry_run=True)
-    for one in (manifest, *others):
-        apply(site.connection, one, dry_run=True)
+    for part in (manifest, *others):
+        apply(site.connection, part, dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ class Load:
         self.site, self.name = site, site.start_inside(LOAD.format(service=service))
 
     def counts(self) -> Counts:
-        told = [line for line in self.site.log_inside(self.name).splitlines() if line.startswith('{"done"')]
-        return Counts(**json.loads(told[-1])) if told else Counts(0, 0, 0)
+        answers = [line for line in self.site.log_inside(self.name).splitlines() if line.startswith('{"done"')]
+        return Counts(**json.loads(answers[-1])) if answers else Counts(0, 0, 0)
 
     def goes_on(self, answers: int, timeout_s: float) -> Counts:
         """Wait for as many more answers without a failure between them; the counts then."""
@@ -139,8 +139,8 @@ def test_a_lost_head_is_replaced_and_the_gateway_acts_again(lasting_site: Site, 
 
     def another() -> bool:
         heads = [pod for pod in site.pods(name, node_type="head") if pod["metadata"]["uid"] != head["metadata"]["uid"]]
-        conditions = [one for pod in heads for one in pod.get("status", {}).get("conditions", ())]
-        return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+        conditions = [condition for pod in heads for condition in pod.get("status", {}).get("conditions", ())]
+        return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
     with load(site, name) as client:
         client.goes_on(20, START_S)

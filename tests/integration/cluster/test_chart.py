@@ -94,10 +94,10 @@ def test_rendering_twice_gives_the_same(name: str):
     """The secrets that the chart generates differ in their data alone."""
 
     def without_secrets() -> list[dict[str, Any]]:
-        found = documents(values_of(name))
-        for document in of_kind(found, "Secret"):
+        rendered = documents(values_of(name))
+        for document in of_kind(rendered, "Secret"):
             document["data"] = sorted(document["data"])
-        return found
+        return rendered
 
     assert without_secrets() == without_secrets()
     if name == "external":
@@ -236,9 +236,11 @@ def test_a_name_that_looks_like_a_number_stays_a_name(name: str, word: str):
 def test_what_values_hold_reaches_the_shell_and_the_pods_as_it_is():
     override = "env.kwargs={task: 'it''s'; $HOME}"
     job = {"configFile": "x.yaml", "overrides": [override]}
-    [found] = of_kind(documents({**MINIMAL, "jobs": {"a": job}, "ray": {"env": {"on": "1"}}}), "RayJob")
-    assert override in shlex.split(found["spec"]["entrypoint"])
-    assert "on" in {one["name"] for one in pods(found["spec"]["rayClusterSpec"])[0]["spec"]["containers"][0]["env"]}
+    [job_resource] = of_kind(documents({**MINIMAL, "jobs": {"a": job}, "ray": {"env": {"on": "1"}}}), "RayJob")
+    assert override in shlex.split(job_resource["spec"]["entrypoint"])
+    assert "on" in {
+        variable["name"] for variable in pods(job_resource["spec"]["rayClusterSpec"])[0]["spec"]["containers"][0]["env"]
+    }
 
 
 def test_the_schema_knows_every_default_and_every_default_is_in_the_values():
@@ -283,13 +285,13 @@ def test_dashboards_ask_for_metrics_that_there_are():
     known = Path(str(ray.__file__)).parent.glob("dashboard/modules/metrics/dashboards/*.py")
     words = set(re.findall(r"ray_[a-z_]+", " ".join(path.read_text() for path in known)))
     docs = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    ours = {family.name for family in GatewayMetrics().registry.collect()}
+    own = {family.name for family in GatewayMetrics().registry.collect()}
     for path in (CHART / "dashboards").glob("*.json"):
         panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
         expressions = [target["expr"] for panel in panels for target in panel["targets"]]
         for metric in set(re.findall(r"ray_[a-z_]+", " ".join(expressions))) - {"ray_io_cluster"}:
             name = re.sub(r"(_count|_bucket)?(_total)?$", "", metric.removeprefix("ray_"))
-            assert metric in words or metric in docs or name in ours, metric
+            assert metric in words or metric in docs or name in own, metric
 
 
 def test_the_values_of_the_docs_are_values():
@@ -297,10 +299,10 @@ def test_the_values_of_the_docs_are_values():
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     values = [yaml.safe_load(block) for block in blocks if re.match(r"# .*my-values.yaml\n", block)]
     assert [sorted(part) for part in values] == [["groups", "image", "jobs", "s3", "storage"], ["services"]]
-    found = documents(values[0] | values[1], "lab")
-    assert [d["metadata"]["name"] for d in of_kind(found, "RayJob", "RayService")] == [
+    rendered = documents(values[0] | values[1], "lab")
+    assert [d["metadata"]["name"] for d in of_kind(rendered, "RayJob", "RayService")] == [
         "lab-marl-ray-gridworld",
         "lab-marl-ray-gateway",
     ]
-    config = next(d for d in of_kind(found, "ConfigMap") if d["metadata"]["name"] == "lab-marl-ray-gridworld-config")
+    config = next(d for d in of_kind(rendered, "ConfigMap") if d["metadata"]["name"] == "lab-marl-ray-gridworld-config")
     parse_config(RunConfig, yaml.safe_load(config["data"]["config.yaml"]))

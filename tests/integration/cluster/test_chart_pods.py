@@ -69,8 +69,8 @@ def test_heads_are_on_demand_without_work_and_clusters_ask_for_a_token(name: str
 
 
 def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_back():
-    found = documents(values_of("gpu-spot"))
-    job = of_kind(found, "RayJob")[0]
+    rendered = documents(values_of("gpu-spot"))
+    job = of_kind(rendered, "RayJob")[0]
     groups = {group["groupName"]: group for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
     assert groups["learner"]["minReplicas"] == groups["learner"]["maxReplicas"] == groups["learner"]["replicas"] == 4
     spot, fallback = groups["rollout"], groups["rollout-fallback"]
@@ -81,7 +81,7 @@ def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_bac
     terms = spot["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert len(terms["nodeSelectorTerms"]) == 4  # any one of the clouds' labels
     assert all(e["operator"] == "In" for term in terms["nodeSelectorTerms"] for e in term["matchExpressions"])
-    classes = {d["metadata"]["name"]: d for d in of_kind(found, "PriorityClass")}
+    classes = {d["metadata"]["name"]: d for d in of_kind(rendered, "PriorityClass")}
     used = {name: groups[name]["template"]["spec"]["priorityClassName"] for name in groups}
     assert classes[used["learner"]]["value"] > classes[used["rollout"]]["value"]
     assert classes[used["rollout"]]["preemptionPolicy"] == "Never"
@@ -156,21 +156,21 @@ def test_the_config_of_a_job_cannot_change_under_its_retries():
 
 
 def test_a_gateway_has_a_budget_spread_replicas_and_keys():
-    found = documents(values_of("cpu-cluster"))
-    service = of_kind(found, "RayService")[0]
+    rendered = documents(values_of("cpu-cluster"))
+    service = of_kind(rendered, "RayService")[0]
     args = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]
     assert (
         args["replicas"] == 3 and args["database"] == "postgresql://" and args["api_keys"] == "/etc/marl-ray/keys.yaml"
     )
     worker = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
     labels = worker["template"]["metadata"]["labels"]
-    budget = of_kind(found, "PodDisruptionBudget")[0]["spec"]
+    budget = of_kind(rendered, "PodDisruptionBudget")[0]["spec"]
     assert budget["minAvailable"] == 2 and budget["selector"]["matchLabels"].items() <= labels.items()
     spread = worker["template"]["spec"]["topologySpreadConstraints"]
     assert {rule["topologyKey"] for rule in spread} == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
     grace = worker["template"]["spec"]["terminationGracePeriodSeconds"]
     assert service["spec"]["rayClusterDeletionDelaySeconds"] > grace
-    ingress = next(d for d in of_kind(found, "Ingress") if "gateway" in d["metadata"]["name"])
+    ingress = next(d for d in of_kind(rendered, "Ingress") if "gateway" in d["metadata"]["name"])
     backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
     assert backend == {"name": f"{service['metadata']['name']}-serve-svc", "port": {"number": 8000}}
     assert ingress["spec"]["tls"] == [{"hosts": ["gateway.example.com"], "secretName": "gateway-tls"}]
@@ -178,19 +178,19 @@ def test_a_gateway_has_a_budget_spread_replicas_and_keys():
 
 @everywhere
 def test_network_policies_mean_pods_that_there_are_and_let_names_be_resolved(name: str):
-    found = documents(values_of(name))
-    labels = [pod["metadata"]["labels"] for document in found for pod in pods(document)]
-    policies = of_kind(found, "NetworkPolicy")
+    rendered = documents(values_of(name))
+    labels = [pod["metadata"]["labels"] for document in rendered for pod in pods(document)]
+    policies = of_kind(rendered, "NetworkPolicy")
     for policy in policies:
         chosen = policy["spec"]["podSelector"]["matchLabels"]
-        assert any(chosen.items() <= one.items() for one in labels), policy["metadata"]["name"]
+        assert any(chosen.items() <= label_set.items() for label_set in labels), policy["metadata"]["name"]
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
         egress = policy["spec"]["egress"]
         ports = {(port["port"], port["protocol"]) for rule in egress if "to" not in rule for port in rule["ports"]}
         assert not egress or {(53, "UDP"), (53, "TCP")} <= ports
     chosen = [policy["spec"]["podSelector"]["matchLabels"] for policy in policies]
-    for pod in ray_pods(found):
-        assert any(one.items() <= pod["metadata"]["labels"].items() for one in chosen)
+    for pod in ray_pods(rendered):
+        assert any(selector.items() <= pod["metadata"]["labels"].items() for selector in chosen)
 
 
 def test_what_is_elsewhere_can_be_reached():
@@ -233,10 +233,13 @@ def test_claims_and_generated_secrets_outlive_the_release():
 
 @everywhere
 def test_no_secret_value_is_anywhere_but_in_a_secret(name: str):
-    found = documents(values_of(name))
+    rendered = documents(values_of(name))
     secret = {
-        v for d in of_kind(found, "Secret") for k, v in d["data"].items() if k in ("password", "tls.key", "admin-key")
+        v
+        for d in of_kind(rendered, "Secret")
+        for k, v in d["data"].items()
+        if k in ("password", "tls.key", "admin-key")
     }
-    others = json.dumps([d for d in found if d["kind"] != "Secret"])
+    others = json.dumps([d for d in rendered if d["kind"] != "Secret"])
     notes = texts(values_of(name))["templates/NOTES.txt"]
     assert not [value for value in secret if value in others or value in notes]

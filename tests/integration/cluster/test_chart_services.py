@@ -67,9 +67,9 @@ def test_services_come_up_answer_and_keep_their_data_over_an_upgrade(cluster: Ch
     assert {name: cluster.secret(f"demo-marl-ray-{name}") for name in SECRETS} == secrets
     assert cluster.chart_test(CHANGED).splitlines() == expected
     mlflow = f"http://{second['mlflow']['status']['podIP']}:5000"
-    asked = {"experiment_name": "kept"}
-    found = httpx.get(f"{mlflow}/api/2.0/mlflow/experiments/get-by-name", params=asked, headers=HOST, timeout=60)
-    assert found.json()["experiment"]["experiment_id"] == created.json()["experiment_id"]
+    params = {"experiment_name": "kept"}
+    response = httpx.get(f"{mlflow}/api/2.0/mlflow/experiments/get-by-name", params=params, headers=HOST, timeout=60)
+    assert response.json()["experiment"]["experiment_id"] == created.json()["experiment_id"]
     assert httpx.get(mlflow + artifact, headers=HOST, timeout=60).content == b"weights"
     store = experiment_store(second, secrets)
     assert store.arrivals("exp", 0.0) == {"a": 1}

@@ -58,10 +58,10 @@ def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster: LocalRa
     script = "import time\nfor i in range(8):\n    print('line', i)\n    time.sleep(0.5)\n"
     (tmp_path / "main.py").write_text(script)
     client = jobs.connect(ray_cluster.dashboard_url)
-    whole, drops = client.tail_job_logs, iter(range(2))
+    tail, drops = client.tail_job_logs, iter(range(2))
 
     async def drops_twice(job_id: str):
-        async for text in whole(job_id):
+        async for text in tail(job_id):
             yield text
             if "line" in text and next(drops, None) is not None:
                 raise RuntimeError("WebSocket connection closed unexpectedly")

@@ -117,7 +117,8 @@ def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
     assert resources.read(cluster, "RayJob", "mine") is None
     for _ in range(2):
         assert marl_ray("cluster", "apply", good).stdout == "rayjob/mine applied\n"
-    assert marl_ray("cluster", "delete", "rayjob/mine", "--timeout-s", "10").returncode == 0
+    deleted = marl_ray("cluster", "delete", "rayjob/mine", "--timeout-s", "10", "--json")
+    assert json.loads(deleted.stdout) == {"resource": "rayjob/mine", "gone": True} and deleted.returncode == 0
     assert resources.read(cluster, "RayJob", "mine") is None
     for again in range(2):  # also where the resource alone has gone before
         (tmp_path / "all.yaml").write_text(to_yaml(render(parse_config(ClusterConfig, GATEWAY))))
@@ -125,12 +126,14 @@ def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
         if again:
             resources.delete(cluster, "RayService", "gateway")
         assert marl_ray("cluster", "delete", "rayservice/gateway", "--timeout-s", "10").returncode == 0
-        assert not [one for kind in BESIDE for one in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")]
+        assert not [
+            resource for kind in BESIDE for resource in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")
+        ]
     gateway = "marl-ray-gateway"  # written by hand
     assert marl_ray("cluster", "apply", "cluster/kuberay/rayservice.yaml").returncode == 0
     assert marl_ray("cluster", "delete", f"rayservice/{gateway}", "--timeout-s", "10").returncode == 0
     for kind in BESIDE:
-        assert gateway not in [one["metadata"]["name"] for one in resources.list_all(cluster, *kind)]
+        assert gateway not in [resource["metadata"]["name"] for resource in resources.list_all(cluster, *kind)]
     missing = marl_ray("cluster", "delete", "rayjob/mine")
     assert missing.returncode == 2 and "delete rayjob/mine: there is none in default" in missing.stderr
 
@@ -282,10 +285,11 @@ def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
     player.start()
     submitted = marl_ray(
         "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "name=mine",
-        "--kuberay", CLUSTER, "--submission-id", story,
+        "--kuberay", CLUSTER, "--submission-id", story, "--json",
     )  # fmt: skip
     player.join()
     assert submitted.returncode == status, submitted
+    assert json.loads(submitted.stdout) == {"name": "mine", "job": f"rayjob/{story}", "status": status}
     assert f"rayjob/{story}: waiting (" in submitted.stderr and "there already" not in submitted.stderr
     again = marl_ray(
         "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "name=other",

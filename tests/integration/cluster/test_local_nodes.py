@@ -45,7 +45,7 @@ def test_work_is_spread_and_a_killed_node_is_lost():
     *counts, folder = line.split()
     assert counts[0] == "3" and counts[1] == "2" and counts[2] in ("1", "2")
     assert not os.path.exists(folder)
-    assert not [one for one in psutil.process_iter() if folder in " ".join(_command(one))]
+    assert not [process for process in psutil.process_iter() if folder in " ".join(_command(process))]
 
 
 def _command(process: psutil.Process) -> list[str]:

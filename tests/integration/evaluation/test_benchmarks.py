@@ -58,8 +58,8 @@ def test_references_pass_in_every_mode_they_can_be_judged_in(pool, name):
     for problem in problems(name).values():
         if problem.task_id in ("1_B. Any", "BigCodeBench/1", "Mbpp/12"):  # many right answers; needs pandas; see below
             continue
-        found = [judged(pool, problem, reference)[0] for reference in problem.references]
-        assert not found or all(found[-1].values())
+        verdicts = [judged(pool, problem, reference)[0] for reference in problem.references]
+        assert not verdicts or all(verdicts[-1].values())
 
 
 def test_a_humaneval_program_is_the_prompt_the_sample_the_test_and_the_check(pool):

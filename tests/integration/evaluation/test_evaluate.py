@@ -57,17 +57,17 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_scores_intervals_verdicts_and_hacks_are_in_the_report(scored):
-    found = report(scored)
-    first, second = found["problems"]["own/0"], found["problems"]["own/1"]
+    summary = report(scored)
+    first, second = summary["problems"]["own/0"], summary["problems"]["own/1"]
     assert (first["official"]["pass@1"], second["official"]["pass@1"]) == (0.4999999999999999, 0.6666666666666666)
     assert first["passed"] == {"official": 3, "hardened": 4} and second["passed"] == {"official": 4, "hardened": 3}
-    assert found["scores"]["official"]["pass@6"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    low, high = (found["scores"]["official"]["pass@1"][key] for key in ("low", "high"))
+    assert summary["scores"]["official"]["pass@6"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    low, high = (summary["scores"]["official"]["pass@1"][key] for key in ("low", "high"))
     assert low == 0.4999999999999999 and high == pytest.approx(2 / 3)
-    assert found["suspected_hacks"] == ["own/0#3", "own/1#1"]
-    assert found["samples"] == 12 and found["levels"]
-    assert found["verdicts"]["official"]["passed"] == 7
-    assert found["evaluation"]["variant"].endswith("; ready completions and solutions; 3 s")
+    assert summary["suspected_hacks"] == ["own/0#3", "own/1#1"]
+    assert summary["samples"] == 12 and summary["levels"]
+    assert summary["verdicts"]["official"]["passed"] == 7
+    assert summary["evaluation"]["variant"].endswith("; ready completions and solutions; 3 s")
     markdown = (scored / "report.md").read_text()
     assert markdown.startswith("# HumanEval, file of sha256 ") and "own/1#1" in markdown
 
@@ -182,10 +182,10 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
     data = ["--benchmark", "codecontests", "--data", FIXTURES / "codecontests.jsonl", "--sha256", "any"]
     done = evaluated(*data, "--samples", tmp_path / "s.jsonl", "--out", tmp_path / "out", "--local")
     assert done.returncode == 0, done.stderr
-    found = report(tmp_path / "out")
-    assert found["filtered"] == ["1_B. Any"] and found["without_reference"] == 1
-    assert set(found["problems"]) == {"1_A. Sums", "1_C. Yes"}
-    assert found["scores"]["official"]["pass@1"]["value"] == 0.5
+    summary = report(tmp_path / "out")
+    assert summary["filtered"] == ["1_B. Any"] and summary["without_reference"] == 1
+    assert set(summary["problems"]) == {"1_A. Sums", "1_C. Yes"}
+    assert summary["scores"]["official"]["pass@1"]["value"] == 0.5
 
 
 def test_on_ray_the_results_are_those_of_one_process(ray_cluster: LocalRay, scored, tmp_path):
@@ -193,8 +193,8 @@ def test_on_ray_the_results_are_those_of_one_process(ray_cluster: LocalRay, scor
     planned = prepare_evaluation(
         EvaluationOptions("humaneval", SAMPLES, data, sha256=ANY, out=tmp_path / "out", ks=(1, 6))
     )
-    found = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
-    assert found["scores"] == report(scored)["scores"] and found["problems"] == report(scored)["problems"]
+    results = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
+    assert results["scores"] == report(scored)["scores"] and results["problems"] == report(scored)["problems"]
 
 
 def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster: LocalRay):
@@ -209,11 +209,13 @@ def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster: LocalRay
     nodes = {name: (remote.options(num_cpus=1).remote(1, frozenset(), Level.LIMITS), 1) for name in ("one", "two")}
     dying = nodes["one"][0]
     batches = score_batches(nodes, jobs)
-    found = next(batches)
+    results = next(batches)
     ray.kill(dying)
     for rows in batches:
-        found = found + rows
-    assert sorted(row["sample"] for row in found) == list(range(24)) and all(row["official"]["passed"] for row in found)
+        results = results + rows
+    assert sorted(row["sample"] for row in results) == list(range(24)) and all(
+        row["official"]["passed"] for row in results
+    )
     assert list(nodes) == ["two"]
     ray.kill(nodes["two"][0])
     with pytest.raises(MarlRayError, match=r"evaluate: (no node is left|3 nodes died)"):
@@ -246,7 +248,7 @@ def test_all_official_references_pass(tmp_path, name, file, not_built_in, not_ju
     arguments = ["--benchmark", name, "--data", path, "--samples", tmp_path / "s.jsonl.gz", "--out", tmp_path / "out"]
     done = evaluated(*arguments, "--local", "--timeout", "20")
     assert done.returncode == 0, done.stderr
-    found = report(tmp_path / "out")
-    assert found["scores"]["official"]["pass@1"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert found["suspected_hacks"] == not_built_in
-    assert found["not_judged"]["hardened"] == not_judged
+    summary = report(tmp_path / "out")
+    assert summary["scores"]["official"]["pass@1"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert summary["suspected_hacks"] == not_built_in
+    assert summary["not_judged"]["hardened"] == not_judged

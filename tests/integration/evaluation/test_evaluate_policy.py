@@ -82,8 +82,8 @@ def test_mistakes_are_one_line_and_status_2(
 ) -> None:
     given = [team if argument == "TEAM" else argument for argument in arguments]
     assert command(*given, "--out", tmp_path / "out") == 2
-    told = capsys.readouterr().err
-    assert message in told and len(told.splitlines()) == 1 and not (tmp_path / "out").exists()
+    output = capsys.readouterr().err
+    assert message in output and len(output.splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

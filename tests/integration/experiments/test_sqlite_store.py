@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 from stores.bet_cases import *  # noqa: F403
 from stores.migration_cases import *  # noqa: F403
+from stores.rollback_cases import *  # noqa: F403
 from stores.state_cases import *  # noqa: F403
 from stores.unit_cases import *  # noqa: F403
 from stores.unit_cases import exposure, look, over
@@ -64,10 +65,10 @@ def test_a_look_that_goes_on_reads_its_units_by_an_index(store):
     store.record_exposures([exposure(f"u{k}", "ab"[k % 2]) for k in range(50)])
     over(store)
     look(store)
-    asked: list[tuple[str, tuple]] = []
+    statements: list[tuple[str, tuple]] = []
 
     def note(connection, cursor, statement, parameters, context, executemany) -> None:
-        asked.append((statement, parameters))
+        statements.append((statement, parameters))
 
     sa.event.listen(store._engine, "before_cursor_execute", note)
     store.record_exposures([exposure("new", "a")])
@@ -76,7 +77,7 @@ def test_a_look_that_goes_on_reads_its_units_by_an_index(store):
     sa.event.remove(store._engine, "before_cursor_execute", note)
     plans = []
     with store._engine.connect() as connection:
-        for statement, parameters in asked:
+        for statement, parameters in statements:
             if "first_at" in statement or "exposures" not in statement or statement.startswith("INSERT"):
                 continue
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()

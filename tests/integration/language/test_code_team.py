@@ -120,8 +120,8 @@ def test_blocks(tmp_path: Any) -> None:
 
 def test_style_and_efficiency_count_for_programs_that_pass(tmp_path: Any) -> None:
     env = team(tmp_path, shaping=0.0, reward={"code_tests": {"style": 0.5, "efficiency": 0.25}})
-    (found,) = play(env, RIGHT.replace(": ", ":\n    ") + "\n")
-    assert 1.5 < found["reviewer"] <= 1.75
+    (score,) = play(env, RIGHT.replace(": ", ":\n    ") + "\n")
+    assert 1.5 < score["reviewer"] <= 1.75
     assert play(env, ONE_PUBLIC)[0]["reviewer"] == 0.0
 
 
@@ -162,8 +162,8 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("code", "public", "hidden", "report", "runs"), VERDICTS)
 def test_what_the_tests_say(code: str, public: float, hidden: float, report: str, runs: int) -> None:
-    found = check(shared_pool(), code, TASK, QUICK)
-    assert (found.public, found.hidden, found.report, found.runs) == (public, hidden, report, runs)
+    result = check(shared_pool(), code, TASK, QUICK)
+    assert (result.public, result.hidden, result.report, result.runs) == (public, hidden, report, runs)
 
 
 def test_a_program_cannot_write_its_own_report() -> None:
@@ -176,9 +176,9 @@ def test_a_program_cannot_write_its_own_report() -> None:
 
 def test_a_program_cannot_show_the_hidden_tests() -> None:
     for answer in ("seen", "{str(y): seen for y in seen}", "(y for y in list(seen))", "str(seen)"):
-        found = check(shared_pool(), f"seen = []\ndef f(x):\n    seen.append(x)\n    return {answer}", TASK, QUICK)
-        assert found.report.startswith("f(1)=") and not set("237") & set(found.report.partition("not")[0])
-    assert found.report == "f(1)='[1, 4, 1]' not 2"
+        result = check(shared_pool(), f"seen = []\ndef f(x):\n    seen.append(x)\n    return {answer}", TASK, QUICK)
+        assert result.report.startswith("f(1)=") and not set("237") & set(result.report.partition("not")[0])
+    assert result.report == "f(1)='[1, 4, 1]' not 2"
 
 
 def test_only_tests_that_look_at_arguments_see_what_a_call_does_to_them() -> None:
@@ -193,8 +193,8 @@ def test_setup_is_for_the_tests_alone_and_without_public_tests_nothing_is_told()
     task = CodeTask((CallTest("assert math.floor(twice(2)) == 4"),), entry_point="f", setup=setup)
     assert check(shared_pool(), "def f(x): return 2 * x", task, QUICK).hidden == 1.0
     for code in ("def f(x): return 0", "def f(x): return math.pi", "def f(x):\n  while 1: pass"):
-        found = check(shared_pool(), code, task, QUICK)
-        assert (found.public, found.hidden, found.report) == (0.0, 0.0, "no tests")
+        result = check(shared_pool(), code, task, QUICK)
+        assert (result.public, result.hidden, result.report) == (0.0, 0.0, "no tests")
 
 
 def test_programs_that_read_and_print() -> None:
@@ -209,9 +209,9 @@ def test_a_program_that_waits_in_every_test_is_not_waited_for_in_each() -> None:
     """A step has a deadline, and a task may have hundreds of tests."""
     numbers = [StdioTest(b"%d" % n, b"%d" % n) for n in range(100)]
     program = "import time\nn = int(input())\nif n > 1: time.sleep(99)\nprint(n)"
-    found = check(shared_pool(), program, CodeTask(tuple(numbers), (numbers[5], numbers[6])), Limits(wall_s=0.2))
-    assert (found.public, found.hidden, found.runs) == (0.0, 0.02, 1 + 3)
-    assert found.report == "fails (timeout): 5 -> 5"
+    result = check(shared_pool(), program, CodeTask(tuple(numbers), (numbers[5], numbers[6])), Limits(wall_s=0.2))
+    assert (result.public, result.hidden, result.runs) == (0.0, 0.02, 1 + 3)
+    assert result.report == "fails (timeout): 5 -> 5"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_demonstrations_are_played_and_end_well() -> None:
     before = env.observe("generator")
     shown = env.demonstrations(40, seed=1)
     assert env.observe("generator") == before and env.demonstrations(40, seed=1) == shown
-    agents = Counter(one.agent for one in shown)
+    agents = Counter(demonstration.agent for demonstration in shown)
     assert 8 <= agents["reviewer"] <= 32 and agents["generator"] == 40 + agents["reviewer"]
     references = {task.prompt: task.code.reference for task in env.train}
     for last, after in zip(shown, [*shown[1:], shown[0]], strict=True):
@@ -258,18 +258,19 @@ def test_demonstrations_are_played_and_end_well() -> None:
             assert after.response == references[task]
         else:
             assert last.response == references[task]
-    assert {one.agent for one in CodeTeam(count=20, turns=1).demonstrations(20, 0)} == {"generator"}
+    assert {demonstration.agent for demonstration in CodeTeam(count=20, turns=1).demonstrations(20, 0)} == {"generator"}
 
 
 def test_demonstrations_of_a_file(tmp_path: Any) -> None:
     env = team(tmp_path, answer="block", mistakes=1.0)
     shown = env.demonstrations(1, 0)
-    assert [one.agent for one in shown] == ["generator", "reviewer", "generator"]
+    assert [demonstration.agent for demonstration in shown] == ["generator", "reviewer", "generator"]
     assert shown[-1].response == f"```python\n{RIGHT}\n```"
     (tmp_path / "hidden").mkdir()
     untold = team(tmp_path / "hidden", [{**SQUARE, "public_tests": []}], mistakes=1.0).demonstrations(1, 0)
-    assert [one.agent for one in untold] == ["generator", "reviewer", "generator"]
-    assert {one.response for one in untold} == {RIGHT, ""}  # nobody notices a mistake, so none is repaired
+    assert [demonstration.agent for demonstration in untold] == ["generator", "reviewer", "generator"]
+    # Nobody notices a mistake, so none is repaired.
+    assert {demonstration.response for demonstration in untold} == {RIGHT, ""}
     folders = [tmp_path / name for name in ("none", "wrong")]
     for folder, reference, message in zip(folders, ("", "x = 1"), ("expected one", "fails its tests"), strict=True):
         folder.mkdir()

@@ -89,31 +89,31 @@ GOOD = {"prompt": "a", "response": "a", "agent": "a"}
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, lines, message):
-    whole = config(TWO_AGENTS, TWO_POLICIES, f"warm_start.data={written(tmp_path, *lines)}", "train.total_steps=0")
-    env = make_env(whole.env)
+    run_config = config(TWO_AGENTS, TWO_POLICIES, f"warm_start.data={written(tmp_path, *lines)}", "train.total_steps=0")
+    env = make_env(run_config.env)
     with pytest.raises(MarlRayError, match=message) as caught:
-        read_demonstrations(whole, env, team_agents(whole, env))
+        read_demonstrations(run_config, env, team_agents(run_config, env))
     assert "\n" not in str(caught.value)
 
 
 def test_lines_of_a_file_become_examples(tmp_path):
     lines = [GOOD, {"prompt": "bb", "response": "xyz"}, GOOD | {"response": "four"}]
-    whole = config(f"warm_start={{data: {written(tmp_path, *lines)}, count: 2}}", "train.total_steps=0")
-    env, tokenizer = make_env(whole.env), byte_tokenizer(32)
+    run_config = config(f"warm_start={{data: {written(tmp_path, *lines)}, count: 2}}", "train.total_steps=0")
+    env, tokenizer = make_env(run_config.env), byte_tokenizer(32)
     lm = tiny_model("tiny-0.2m", tokenizer, 32)
-    told = read_demonstrations(whole, env, team_agents(whole, env))["speaker"]
+    examples = read_demonstrations(run_config, env, team_agents(run_config, env))["speaker"]
     end = tokenizer.eos_token_id
-    assert [example.response for example in encode(told, lm, tokenizer, whole, "speaker")] == [
+    assert [example.response for example in encode(examples, lm, tokenizer, run_config, "speaker")] == [
         [97, end],
         [*b"xyz", end],
     ]
-    told = read_demonstrations(
-        whole.model_copy(update={"warm_start": whole.warm_start.model_copy(update={"count": 3})}),
+    examples = read_demonstrations(
+        run_config.model_copy(update={"warm_start": run_config.warm_start.model_copy(update={"count": 3})}),
         env,
-        team_agents(whole, env),
+        team_agents(run_config, env),
     )["speaker"]
     with pytest.raises(MarlRayError, match=r"data.jsonl:3: response of 5 tokens, but .*max_tokens=4"):
-        encode(told, lm, tokenizer, whole, "speaker")
+        encode(examples, lm, tokenizer, run_config, "speaker")
 
 
 TEAM = "team={speaker: {model: {preset: tiny-0.2m, context: 32}, generation: {max_tokens: 4}}}"
@@ -155,7 +155,7 @@ def test_an_episode_that_was_cut_counts_as_unsolved():
     def episode(solved, cut):
         return TextEpisode(0, 0, 0.0, (), 1, 0, 0, solved, 1, cut, {}, {})
 
-    told = [episode(True, False), episode(None, True), episode(False, False), episode(None, True)]
-    assert solved_shares(told, [episode(None, True)], 2) == {"greedy": 0.0, "pass_at_1": 0.25, "pass_at_2": 0.5}
+    episodes = [episode(True, False), episode(None, True), episode(False, False), episode(None, True)]
+    assert solved_shares(episodes, [episode(None, True)], 2) == {"greedy": 0.0, "pass_at_1": 0.25, "pass_at_2": 0.5}
     assert solved_shares([episode(None, True)] * 2, [], 2) == {}
     assert solved_shares([episode(None, False), episode(True, False)], [], 2) == {}

@@ -21,9 +21,9 @@ WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
-    whole = config(f"storage={storage}", "tracking.progress=false", WARM, *overrides)
-    check_run(whole)
-    return whole, train(whole)
+    run_config = config(f"storage={storage}", "tracking.progress=false", WARM, *overrides)
+    check_run(run_config)
+    return run_config, train(run_config)
 
 
 @pytest.mark.slow
@@ -31,12 +31,12 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRa
     marker = tmp_path / "died"
     env = {"id": "toys.texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 10}}
     more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
-    whole, died = run(tmp_path / "died-run", TWO, *more)
+    unbroken, died = run(tmp_path / "died-run", TWO, *more)
     assert marker.exists()
     calm = two_workers(trained, str(tmp_path / "calm"), TWO, WARM, *more)
     for key in ("return", "policy_loss", "a/response_tokens", "eval/return", "eval/pass_at_2"):
         expected = {row["steps"]: row[key] for row in calm if key in row}
-        assert Tracker(whole, died.run_id).history(key) == [*expected.items()] and expected, key
+        assert Tracker(unbroken, died.run_id).history(key) == [*expected.items()] and expected, key
     best = load_bundle(died.bundle).manifest
     (same,) = (str(row["iteration"]) for row in calm if row["steps"] == best.lineage.steps and "iteration" in row)
     assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
@@ -51,8 +51,8 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRa
             run_id=died.run_id, artifact_path="transcripts", dst_path=str(tmp_path), tracking_uri=died.tracking_uri
         )
     )
-    (told, *_) = [json.loads(line) for line in (folder / "1.jsonl").read_text().splitlines()]
-    assert [line["agent"] for line in told["lines"]] == ["a", "b"]
+    (transcript, *_) = [json.loads(line) for line in (folder / "1.jsonl").read_text().splitlines()]
+    assert [line["agent"] for line in transcript["lines"]] == ["a", "b"]
 
 
 def test_a_warm_start_alone_is_a_run(ray_cluster: LocalRay, tmp_path: Path):
@@ -62,12 +62,12 @@ def test_a_warm_start_alone_is_a_run(ray_cluster: LocalRay, tmp_path: Path):
 
 
 def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(ray_cluster: LocalRay, tmp_path: Path):
-    whole = config(
+    run_config = config(
         *("algorithm=dpo", "data=jobs/configs/preferences.jsonl", "train.group_size=1", "train.env_copies=40"),
         *("train.total_steps=200", f"storage={tmp_path}", "tracking.progress=false", "checkpoint.every=2"),
     )
-    check_run(whole)
-    outcome = train(whole)
+    check_run(run_config)
+    outcome = train(run_config)
     assert load_bundle(outcome.bundle).manifest.lineage.steps == 200
-    losses = [loss for _, loss in Tracker(whole, outcome.run_id).history("policy_loss")]
+    losses = [loss for _, loss in Tracker(run_config, outcome.run_id).history("policy_loss")]
     assert len(losses) == 5 and losses[-1] < losses[0]

@@ -34,19 +34,19 @@ def needed(algorithm: str) -> list[str]:
 @pytest.mark.parametrize("algorithm", LANGUAGE)
 def test_micro_batches_change_nothing(algorithm):
     brief = [*needed(algorithm), "train.total_steps=16", "hyper.kl_coef=0.1", "hyper.minibatches=2"]
-    whole = train_alone(config(*brief))
+    uncut = train_alone(config(*brief))
     parts = train_alone(config(*brief, "train.micro_batch=1"))
-    assert whole[-1]["grad_norm"] > 0
-    for a, b in zip(timeless(whole), timeless(parts), strict=True):
+    assert uncut[-1]["grad_norm"] > 0
+    for a, b in zip(timeless(uncut), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-4)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "pid_lagrangian"])
 def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
     more = [*needed(algorithm), "train.curriculum=easiest_first", "hyper.kl_coef=0.1", "hyper.kl_target=0.01"]
-    whole = train_alone(config(*more), tmp_path / "whole")
+    uninterrupted = train_alone(config(*more), tmp_path / "whole")
     resumed = train_alone(config(*more), tmp_path / "again", tmp_path / "whole" / "1")
-    assert timeless(whole)[1:] == timeless(resumed)
+    assert timeless(uninterrupted)[1:] == timeless(resumed)
     states = [json.loads((tmp_path / name / "3" / "state.json").read_text()) for name in ("whole", "again")]
     for state in states:
         state["metrics"] = timeless([state["metrics"]])
@@ -55,7 +55,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "free", "rows"),
+    ("alone", "two", "free", "rows"),
     [
         (3, 5, 11, 5),
         (3, 5, 12.9, 5),
@@ -66,8 +66,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
         (4, math.inf, 3, 1),
     ],
 )
-def test_passes_take_as_many_rows_as_fit(one, two, free, rows):
-    assert rows_that_fit(one, two, free) == rows
+def test_passes_take_as_many_rows_as_fit(alone, two, free, rows):
+    assert rows_that_fit(alone, two, free) == rows
 
 
 def test_a_rehearsed_pass_leaves_nothing_behind():

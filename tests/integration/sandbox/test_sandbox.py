@@ -181,9 +181,9 @@ def test_cpu_time_decides_and_waiting_is_bounded(pool: Pool) -> None:
     try:
         assert pool.official(busy, patient) == "passed"
     finally:
-        for one in crowd:
-            one.kill()
-            one.wait()
+        for process in crowd:
+            process.kill()
+            process.wait()
     slept = pool.run("import time\ntime.sleep(99)", limits=limits)
     assert slept.status == Status.TIMEOUT and slept.wall_s >= WALL_FACTOR * limits.cpu_s
 

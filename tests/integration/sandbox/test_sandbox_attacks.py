@@ -225,26 +225,26 @@ def attack(max_level: str) -> dict:
 
     small = Limits(wall_s=0.5, cpu_s=0.3, memory_bytes=256 * MB)
     patient = replace(small, cpu_s=2.0, wall_s=20.0)
-    found: dict = {"judged": {}, "unharmed": {}, "late": {}, "extracted": {}, "official": {}}
+    report: dict = {"judged": {}, "unharmed": {}, "late": {}, "extracted": {}, "official": {}}
     with Pool(workers=1, max_level=Level[max_level]) as pool:
-        found["level"] = pool.level.name
+        report["level"] = pool.level.name
         pool.judge(RIGHT, TESTS, entry_point="add")  # starts the judge
         for number, name, candidate, allowed in JUDGED:
             key = f"{number} {name}"
-            judged, found["late"][key] = timed(
+            judged, report["late"][key] = timed(
                 lambda c=candidate: pool.judge(c, TESTS, entry_point="add", limits=small), small.wall_s
             )
             if judged.verdict == "timeout" and "timeout" not in allowed:  # a busy machine: only CPU time counts
                 judged = pool.judge(candidate, TESTS, entry_point="add", limits=patient)
-            found["judged"][key] = [judged.verdict, judged.message]
+            report["judged"][key] = [judged.verdict, judged.message]
             honest, probe = pool.judge(RIGHT, TESTS, entry_point="add"), pool.run(PROBE, limits=patient)
-            found["unharmed"][key] = [honest.verdict, probe.stdout.decode()]
+            report["unharmed"][key] = [honest.verdict, probe.stdout.decode()]
         for name, _, code, _ in EXTRACTED:
             if code is not None:
-                found["extracted"][name] = pool.judge(code, TESTS, entry_point="add", limits=patient).verdict
+                report["extracted"][name] = pool.judge(code, TESTS, entry_point="add", limits=patient).verdict
         for program in OFFICIAL:
-            found["official"][program] = pool.official(program, Limits(cpu_s=1.0))
-    return found
+            report["official"][program] = pool.official(program, Limits(cpu_s=1.0))
+    return report
 
 
 if __name__ == "__main__":

@@ -110,34 +110,34 @@ def attack(max_level: str, victim: int, secret: str) -> dict:
 
     small = Limits(wall_s=0.5, cpu_s=0.3, memory_bytes=256 * MB)
     patient = replace(small, cpu_s=0.5, wall_s=20.0)
-    found: dict = {"refused": {}, "runs": {}, "unharmed": {}, "late": {}, "cpu": {}}
+    report: dict = {"refused": {}, "runs": {}, "unharmed": {}, "late": {}, "cpu": {}}
     with Pool(workers=1, max_level=Level[max_level]) as pool:
-        found["level"] = pool.level.name
+        report["level"] = pool.level.name
         pool.judge(RIGHT, TESTS, entry_point="add")  # starts the judge
         for number, name, program, allowed in RUNS:
             key = f"{number} {name}"
-            ran, found["late"][key] = timed(
+            ran, report["late"][key] = timed(
                 lambda p=program: pool.run(p, stdin=b"in\0put\xff\r\n", limits=small), small.wall_s
             )
             if ran.status == "timeout" and "timeout" not in allowed:  # a busy machine: only CPU time counts
                 ran = pool.run(program, stdin=b"in\0put\xff\r\n", limits=patient)
             error = ran.stderr[-300:].decode("utf-8", "replace")
-            found["runs"][key] = [ran.status, error, len(ran.stdout), len(ran.stderr)]
+            report["runs"][key] = [ran.status, error, len(ran.stdout), len(ran.stderr)]
             honest, probe = pool.judge(RIGHT, TESTS, entry_point="add"), pool.run(PROBE, limits=patient)
-            found["unharmed"][key] = [honest.verdict, probe.stdout.decode()]
+            report["unharmed"][key] = [honest.verdict, probe.stdout.decode()]
         for name, program in SPINNING.items():
             ran, _ = timed(lambda p=program: pool.run(p, limits=replace(small, wall_s=30.0, cpu_s=0.6)), 30.0)
-            found["cpu"][name] = [ran.status, ran.cpu_s]
+            report["cpu"][name] = [ran.status, ran.cpu_s]
         for number, statements in REFUSED.items():
             for statement in statements:
                 program = refused_program(statement, victim, secret)
                 ran = pool.run(program, limits=Limits(wall_s=3, memory_bytes=256 * MB))
-                found["refused"][f"{number} {statement}"] = [ran.status, (ran.stdout + ran.stderr[-300:]).decode()]
+                report["refused"][f"{number} {statement}"] = [ran.status, (ran.stdout + ran.stderr[-300:]).decode()]
         processes = pool.workers[0].pids
-        found["folder"] = pool.workers[0].folder
-    found["left"] = [pid for pid in processes if os.path.exists(f"/proc/{pid}")]
-    found["left"] += [found["folder"]] if os.path.exists(found["folder"]) else []
-    return found
+        report["folder"] = pool.workers[0].folder
+    report["left"] = [pid for pid in processes if os.path.exists(f"/proc/{pid}")]
+    report["left"] += [report["folder"]] if os.path.exists(report["folder"]) else []
+    return report
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 def expected() -> dict[str, bytes]:
     """The prints of the scripts outside of the sandbox: each script in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {}
+        printed = {}
         for name, script in SCRIPTS.items():
             own = tempfile.mkdtemp(dir=folder)
             with tempfile.TemporaryFile() as stdin:
@@ -138,8 +138,8 @@ def expected() -> dict[str, bytes]:
                     cwd=own,
                     env=ENVIRONMENT,
                 )
-            found[name] = done.stdout
-        return found
+            printed[name] = done.stdout
+        return printed
 
 
 ENVIRONMENT = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"}

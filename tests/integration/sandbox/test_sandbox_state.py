@@ -43,7 +43,7 @@ def attack(max_level: str, shared: str) -> list[list[str]]:
 
     assert Level[max_level] >= Level.PATHS
     limits = Limits(cpu_s=0.2, wall_s=0.4, memory_bytes=256 << 20)
-    found = []
+    left = []
     with Pool(workers=1, max_level=Level[max_level]) as pool:
         assert pool.level >= Level.PATHS
         world = ready(pool)
@@ -51,8 +51,8 @@ def attack(max_level: str, shared: str) -> list[list[str]]:
             before = state(pool, shared)
             changed = unchanged(pool, program, shared, before, world, limits)
             if changed:
-                found.append([program, changed])
-    return found
+                left.append([program, changed])
+    return left
 
 
 if __name__ == "__main__":
@@ -63,13 +63,13 @@ import pytest  # noqa: E402  the process of the attacks has none
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list]:
+def traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list]:
     """The things that hostile programs of one setting left."""
     yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 
-def test_worker_and_host_are_as_before_after_hostile_programs(found: list) -> None:
-    assert found == []
+def test_worker_and_host_are_as_before_after_hostile_programs(traces: list) -> None:
+    assert traces == []
 
 
 @pytest.mark.slow

@@ -28,13 +28,13 @@ CLIENTS = ("/v1/act", "/v1/assign", "/batch", *TEXTS, "/v2/models/{name}/infer",
 
 def document() -> dict[str, Any]:
     """The gateway's own, with values that exist there, so that requests come through."""
-    found = json.loads(openapi(ROUTES, "", True))
-    parts = found["components"]
+    schema = json.loads(openapi(ROUTES, "", True))
+    parts = schema["components"]
     name = parts["parameters"]["name"]
     name["schema"] = {"anyOf": [{"enum": ["exp", "other", "new", "none"]}, name["schema"]]}
     # Any deadline may be missed, and then the answer is a 504.
     timeout = {"$ref": "#/components/parameters/x-request-timeout-seconds"}
-    for methods in found["paths"].values():
+    for methods in schema["paths"].values():
         for operation in methods.values():
             operation["parameters"].remove(timeout)
     schemas = parts["schemas"]
@@ -56,7 +56,7 @@ def document() -> dict[str, Any]:
         "properties": dict.fromkeys(AGENTS, seen),
         "additionalProperties": False,
     }
-    return found
+    return schema
 
 
 schema = schemathesis.openapi.from_dict(document())
@@ -64,15 +64,15 @@ schema = schemathesis.openapi.from_dict(document())
 
 def text_document() -> dict[str, Any]:
     """Likewise for the routes of language models; texts are short, to take little time."""
-    found = document()
-    found["paths"] = {path: found["paths"][path] for path in TEXTS}
-    schemas = found["components"]["schemas"]
+    schema = document()
+    schema["paths"] = {path: schema["paths"][path] for path in TEXTS}
+    schemas = schema["components"]["schemas"]
     for name, field in (("GenerateRequest", "experiment"), ("ChatRequest", "model"), ("CompletionRequest", "model")):
         properties = schemas[name]["properties"] = copy.deepcopy(schemas[name]["properties"])
         properties[field] = {"enum": ["exp"]}
         properties["max_tokens"]["maximum"] = 20
     schemas["GenerateRequest"]["properties"]["agent"] = {"enum": ["writer", None]}
-    return found
+    return schema
 
 
 text_schema = schemathesis.openapi.from_dict(text_document())
@@ -164,9 +164,9 @@ def test_act_then_outcome_then_report(client, site):
 
     for k in range(12):
         arms[k] = act(client, **{"session": f"s{k}", "experiment": "sequence"})["arm"]
-        told = [tell(k, value, k) for value in (-1, k, k)]
-        assert [answer.status_code for answer in told] == [200, 200, 200]
-        assert told[1].json() == {"experiment": "sequence", "arm": arms[k], "value": float(k), "counts": True}
+        reports = [tell(k, value, k) for value in (-1, k, k)]
+        assert [answer.status_code for answer in reports] == [200, 200, 200]
+        assert reports[1].json() == {"experiment": "sequence", "arm": arms[k], "value": float(k), "counts": True}
     time.sleep(4.5)
     for k in range(12):
         refused = [tell(k, k, -1), tell(k, -1, k), tell(k, k, k)]
@@ -174,9 +174,9 @@ def test_act_then_outcome_then_report(client, site):
         assert [answer.json()["error"]["field"] for answer in refused[:2]] == ["metrics.cost", "value"]
     report = client.get("/v1/experiments/sequence").json()
     for arm in ("a", "b"):
-        mine = [k for k in arms if arms[k] == arm]
-        assert (report["arms"][arm]["exposures"], report["arms"][arm]["outcomes"]) == (len(mine), len(mine))
-        assert report["arms"][arm]["mean"] == pytest.approx(sum(mine) / len(mine))
+        sessions = [k for k in arms if arms[k] == arm]
+        assert (report["arms"][arm]["exposures"], report["arms"][arm]["outcomes"]) == (len(sessions), len(sessions))
+        assert report["arms"][arm]["mean"] == pytest.approx(sum(sessions) / len(sessions))
 
 
 def test_create_then_pause_then_resume_then_stop(client):

@@ -129,8 +129,8 @@ def test_what_the_database_could_not_keep_never_reaches_it(path, change, field, 
 def test_experiments_that_nobody_could_run_are_not_made(change, field, client):
     made = {"name": "never", "arms": {"a": {"bundle": "zero"}, "b": {"bundle": "two"}}, "reason": "r"} | change
     answer = client.post("/v1/experiments", json=made)
-    found = answer.json()["error"]["field"]
-    assert answer.status_code == 400 and f"{found}.".startswith(f"{field}."), found
+    named = answer.json()["error"]["field"]
+    assert answer.status_code == 400 and f"{named}.".startswith(f"{field}."), named
     assert client.get("/v1/experiments/never").status_code == 404
 
 

@@ -74,16 +74,16 @@ def client(site: Site) -> Iterator[openai.OpenAI]:
 
 
 def test_a_chat_whole_and_streamed(client):
-    whole = client.chat.completions.create(**HELLO, user="s", logprobs=True)
+    full = client.chat.completions.create(**HELLO, user="s", logprobs=True)
     chunks = list(
         client.chat.completions.create(**HELLO, user="s", stream=True, stream_options={"include_usage": True})
     )
-    [choice] = whole.choices
+    [choice] = full.choices
     assert choice.message.role == "assistant" and choice.finish_reason == "length"
-    assert len(choice.logprobs.content) == whole.usage.completion_tokens == 12
-    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 12 and whole.system_fingerprint
+    assert len(choice.logprobs.content) == full.usage.completion_tokens == 12
+    assert full.usage.total_tokens == full.usage.prompt_tokens + 12 and full.system_fingerprint
     assert "".join(c.choices[0].delta.content for c in chunks[:-1]) == choice.message.content
-    assert chunks[-1].usage == whole.usage and chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage == full.usage and chunks[-2].choices[0].finish_reason == "length"
     assert len({chunk.id for chunk in chunks}) == 1
     sent_back = [*HELLO["messages"], choice.message, {"role": "user", "content": "more"}]
     client.chat.completions.create(**HELLO | {"messages": sent_back})
@@ -107,25 +107,25 @@ def test_a_session_keeps_its_arm_and_tells_its_outcome(site, client):
         [arms[k]] = met
         router = site.app.service.endpoints.routers["exp"]
         assert router.arms[arms[k]].bundle.digest.startswith(fingerprint)
-        told = httpx.post(
+        response = httpx.post(
             f"{site.url}/v1/outcomes",
             json={"session_id": f"user-{k}", "value": 1},
             headers={"authorization": "Bearer game"},
         )
-        assert told.json()["arm"] == arms[k]
+        assert response.json()["arm"] == arms[k]
     assert set(arms.values()) == {"one", "two"}
 
 
 def test_many_streams_at_once(site):
-    async def one(client: openai.AsyncOpenAI, k: int) -> str:
+    async def ask_once(client: openai.AsyncOpenAI, k: int) -> str:
         stream = await client.chat.completions.create(**HELLO | {"seed": k}, user="s", stream=True)
         return "".join([chunk.choices[0].delta.content async for chunk in stream])
 
     async def run() -> tuple[list[str], list[str]]:
         options: dict[str, Any] = {"base_url": f"{site.url}/v1", "api_key": "game", "timeout": WAIT_S}
         async with openai.AsyncOpenAI(**options) as client:
-            together = await asyncio.gather(*(one(client, k) for k in range(12)))
-            return together, [await one(client, k) for k in range(12)]
+            together = await asyncio.gather(*(ask_once(client, k) for k in range(12)))
+            return together, [await ask_once(client, k) for k in range(12)]
 
     together, alone = asyncio.run(run())
     assert together == alone and len(set(together)) > 1
@@ -205,44 +205,44 @@ def test_tools_and_objects(site, client, tmp_path, monkeypatch):
     """Whole, streamed, and as the client's own helper for streams puts them together; then the tool's answer."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
     deploy_bundle(site.url, make_text_bundle(tmp_path, 3, template=QWEN), "ab", "caller", {}, "a test")
-    asked: dict[str, Any] = HELLO | {"model": "caller", "tools": [WEATHER], "max_tokens": 400, "user": "s"}
+    question: dict[str, Any] = HELLO | {"model": "caller", "tools": [WEATHER], "max_tokens": 400, "user": "s"}
     seed = called = 0
     while not called:
         seed += 1
-        whole = client.chat.completions.create(**asked | {"seed": seed, "tool_choice": "required"})
-        with client.chat.completions.stream(**asked | {"seed": seed, "tool_choice": "required"}) as stream:
+        full = client.chat.completions.create(**question | {"seed": seed, "tool_choice": "required"})
+        with client.chat.completions.stream(**question | {"seed": seed, "tool_choice": "required"}) as stream:
             final = stream.get_final_completion()
-        assert final.choices[0].finish_reason == whole.choices[0].finish_reason
-        called = whole.choices[0].finish_reason == "tool_calls"
+        assert final.choices[0].finish_reason == full.choices[0].finish_reason
+        called = full.choices[0].finish_reason == "tool_calls"
         assert called or seed < 10
-    [choice], [streamed] = whole.choices, final.choices
+    [choice], [streamed] = full.choices, final.choices
     [call], [other] = choice.message.tool_calls, streamed.message.tool_calls
     assert (call.function.name, call.function.arguments) == (other.function.name, other.function.arguments)
     assert isinstance(json.loads(call.function.arguments), dict)
     result = {"role": "tool", "tool_call_id": call.id, "content": "20 degrees"}
-    client.chat.completions.create(**asked | {"messages": [*HELLO["messages"], choice.message, result]})
+    client.chat.completions.create(**question | {"messages": [*HELLO["messages"], choice.message, result]})
     objects = [
         client.chat.completions.create(
             **HELLO | {"model": "caller", "response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 400}
         ).choices[0]
         for seed in range(4)
     ]
-    whole_ones = [json.loads(one.message.content) for one in objects if one.finish_reason == "stop"]
-    assert whole_ones and all(isinstance(one, dict) for one in whole_ones)
+    complete = [json.loads(item.message.content) for item in objects if item.finish_reason == "stop"]
+    assert complete and all(isinstance(item, dict) for item in complete)
     with pytest.raises(openai.BadRequestError, match="shows its model no tools"):
-        client.chat.completions.create(**asked | {"model": "exp"})
+        client.chat.completions.create(**question | {"model": "exp"})
 
 
 def test_completions_and_models_by_name(client):
     prompts = ["hello", "good bye"]
-    asked: dict[str, Any] = {"model": "exp", "prompt": prompts, "seed": 5, "logprobs": 2, "user": "s", "top_p": 0.9}
-    whole = client.completions.create(**asked)
-    told = ["", ""]
-    for part in client.completions.create(**asked, stream=True):
+    request: dict[str, Any] = {"model": "exp", "prompt": prompts, "seed": 5, "logprobs": 2, "user": "s", "top_p": 0.9}
+    full = client.completions.create(**request)
+    texts = ["", ""]
+    for part in client.completions.create(**request, stream=True):
         for choice in part.choices:
-            told[choice.index] += choice.text
-    assert [choice.text for choice in whole.choices] == told and whole.usage.completion_tokens == 24
-    assert all(len(top) <= 2 for top in whole.choices[0].logprobs.top_logprobs)
+            texts[choice.index] += choice.text
+    assert [choice.text for choice in full.choices] == texts and full.usage.completion_tokens == 24
+    assert all(len(top) <= 2 for top in full.choices[0].logprobs.top_logprobs)
     assert client.models.retrieve("exp").id == "exp"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("none")
@@ -299,15 +299,15 @@ def test_arms_in_deployments_stream_and_free_their_rows(deployed):
     """The response that nobody reads would hold the only row of its arm for minutes."""
     options: dict[str, Any] = {"base_url": f"{deployed}/v1", "api_key": "none", "max_retries": 0, "timeout": 60}
     with openai.OpenAI(**options) as client:
-        whole = client.chat.completions.create(**HELLO, user="s")
+        full = client.chat.completions.create(**HELLO, user="s")
         streamed = list(client.chat.completions.create(**HELLO, user="s", stream=True))
-        assert "".join(c.choices[0].delta.content for c in streamed) == whole.choices[0].message.content
+        assert "".join(c.choices[0].delta.content for c in streamed) == full.choices[0].message.content
         endless = HELLO | {"max_tokens": 90_000, "temperature": 0}
         with client.chat.completions.create(**endless, user="s", stream=True) as stream:
             next(iter(stream))
         with pytest.raises(openai.APITimeoutError):
             client.with_options(timeout=1).chat.completions.create(**endless, user="s")
         again = client.chat.completions.create(**HELLO, user="s")
-        assert again.choices[0].message == whole.choices[0].message
+        assert again.choices[0].message == full.choices[0].message
         with pytest.raises(openai.BadRequestError, match="context"):
             client.chat.completions.create(**HELLO | {"max_tokens": 100_000}, user="s")

@@ -147,7 +147,11 @@ def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(
 
     def processes() -> list[psutil.Process]:
         title = f"ray::ServeReplica:arm-{Path(treatment).name}"
-        return [one for one in psutil.process_iter(["cmdline"]) if "".join(one.info["cmdline"] or ()).startswith(title)]
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "".join(process.info["cmdline"] or ()).startswith(title)
+        ]
 
     async def body() -> set[str]:
         async with httpx.AsyncClient(base_url=urls["apart"], timeout=60) as client:
@@ -157,14 +161,14 @@ def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(
                 assert answer.status_code == 200, answer.text
                 return answer.json()
 
-            mine = [k for k in range(20) if (await ask(k))["arm"] == "arm2"]
+            sessions = [k for k in range(20) if (await ask(k))["arm"] == "arm2"]
             (victim,) = processes()
-            under_way = [asyncio.create_task(ask(k)) for k in mine for _ in range(5)]
+            under_way = [asyncio.create_task(ask(k)) for k in sessions for _ in range(5)]
             await asyncio.sleep(0.005)
             victim.kill()
             met = {answer["arm"] for answer in await asyncio.gather(*under_way)}
             deadline = time.monotonic() + 60
-            while (await ask(mine[0]))["arm"] != "arm2":
+            while (await ask(sessions[0]))["arm"] != "arm2":
                 assert time.monotonic() < deadline, "the arm does not come back"
                 await asyncio.sleep(0.2)
             return met

@@ -37,9 +37,9 @@ end
 """
 
 
-def eventually(found: Callable[[], Any], wanted: Callable[[Any], bool], deadline_s: float) -> Any:
+def eventually(measure: Callable[[], Any], wanted: Callable[[Any], bool], deadline_s: float) -> Any:
     end = time.monotonic() + deadline_s
-    while not wanted(last := found()):
+    while not wanted(last := measure()):
         assert time.monotonic() < end, last
         time.sleep(0.5)
     return last
@@ -54,12 +54,12 @@ def counted() -> dict[str, float]:
     """Replica -> acts that it answered with 200, as Prometheus scrapes them from the machine's metrics agent."""
     (node,) = [node for node in ray.nodes() if node["Alive"]]
     text = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30).text
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for labels, value in re.findall(r"^ray_marl_ray_gateway_requests_total\{(.*)\} (\S+)$", text, re.MULTILINE):
         named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
         if (named["endpoint"], named["status"], named["application"]) == ("/v1/act", "200", "scaled"):
-            found[named["replica"]] = found.get(named["replica"], 0.0) + float(value)
-    return found
+            counts[named["replica"]] = counts.get(named["replica"], 0.0) + float(value)
+    return counts
 
 
 def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(
@@ -81,21 +81,21 @@ def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(
         config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": 8917}}
         url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url, timeout_s=180).urls["scaled"]
         try:
-            told = client.get(f"{url}/ready", timeout=30).json()
-            assert told["ready"] and told["arms"] == {"exp": {"zero": "loaded", "one": "loaded"}}
+            body = client.get(f"{url}/ready", timeout=30).json()
+            assert body["ready"] and body["arms"] == {"exp": {"zero": "loaded", "one": "loaded"}}
             assert running() == 1
             script = tmp_path / "act.lua"
             script.write_text(SCRIPT.replace("OBSERVATIONS", json.dumps(SEES)))
             command = ["wrk", "-t1", "-c32", f"-d{LOAD_S}", "--timeout", "10", "-s", str(script), f"{url}/v1/act"]
             load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            eventually(running, lambda found: found == 2, LOAD_S)
+            eventually(running, lambda count: count == 2, LOAD_S)
             out = load.communicate(timeout=LOAD_S + 30)[0]
             assert "Non-2xx" not in out and "Socket errors" not in out, out
             sent = int(re.search(r"(\d+) requests in", out)[1])
             # Both replicas answered, and each one's own count is scraped, all the time: what wrk has sent is their sum.
-            acts = eventually(counted, lambda found: len(found) == 2 and sum(found.values()) >= sent, 60)
+            acts = eventually(counted, lambda counts: len(counts) == 2 and sum(counts.values()) >= sent, 60)
             assert min(acts.values()) > 0 and sum(acts.values()) <= sent + 32  # those under way at the end
-            eventually(running, lambda found: found == 1, LULL_S + 60)
+            eventually(running, lambda count: count == 1, LULL_S + 60)
             assert client.get(f"{url}/ready", timeout=30).status_code == 200
         finally:
             undeploy(ray_cluster.dashboard_url)

@@ -94,14 +94,14 @@ def test_weights_that_were_measured_are_saved_so_that_a_resumed_run_measures_non
 @pytest.mark.slow
 def test_workers_share_the_problems_and_measure_what_one_does(tmp_path: Path, letters: Path):
     options = (MODEL, WARM, measured(letters, "every: 2"))
-    one = [row for row in trained(str(tmp_path / "one"), *options) if "benchmark/tokens" in row]
+    single = [row for row in trained(str(tmp_path / "one"), *options) if "benchmark/tokens" in row]
     two = two_workers(trained, str(tmp_path / "two"), *options, "resources.workers=2", "resources.hourly_price=7")
     two = [row for row in two if "benchmark/tokens" in row]
     assert all(row["benchmark/price"] == pytest.approx(14 * row["benchmark/hours"]) for row in two)
-    for row in (*one, *two):
+    for row in (*single, *two):
         row["here"] = json.dumps({key: row[key] for key in sorted(row) if key.startswith("benchmark/math")})
-    assert [row["here"] for row in two][:1] == [row["here"] for row in one][:1]  # then gradients differ by rounding
-    assert [row["iteration"] for row in two] == [row["iteration"] for row in one] == [0, 2, 3]
+    assert [row["here"] for row in two][:1] == [row["here"] for row in single][:1]  # then gradients differ by rounding
+    assert [row["iteration"] for row in two] == [row["iteration"] for row in single] == [0, 2, 3]
 
 
 def test_a_policy_that_samples_by_transformers_is_measured_by_it(letters: Path):

@@ -124,16 +124,16 @@ def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
     torch.manual_seed(0)
     many, players = arena(7)
     starts = [FixedStart(number, kind, greedy) for kind in (0, 1) for greedy in (False, True) for number in range(5)]
-    whole = many.play(players, starts)
+    played = many.play(players, starts)
     few, _ = arena(2)
-    assert few.play(players, starts[::-1])[::-1] == whole
-    assert whole[:5] != whole[10:15]  # the kinds share no start
-    assert [episode.length for episode in whole] == [6] * 20 and not any(episode.cut for episode in whole)
+    assert few.play(players, starts[::-1])[::-1] == played
+    assert played[:5] != played[10:15]  # the kinds share no start
+    assert [episode.length for episode in played] == [6] * 20 and not any(episode.cut for episode in played)
 
 
 def test_an_episode_that_never_ends_is_cut_and_said_to_be():
-    one, players = arena(2, cap=4, length=100)
-    assert [(e.length, e.cut) for e in one.play(players, [FixedStart(k, 0, False) for k in range(3)])] == [
+    game, players = arena(2, cap=4, length=100)
+    assert [(e.length, e.cut) for e in game.play(players, [FixedStart(k, 0, False) for k in range(3)])] == [
         (4, True)
     ] * 3
 
@@ -172,11 +172,11 @@ def test_keys_that_are_not_read_are_refused(override: str, message: str):
 
 
 def test_shares_within_the_budgets_and_what_is_certain_of_them():
-    found = shares((30.0,), [(30.0,), (31.0,), (31.5,), (33.0,)])
-    assert found["within_budget"] == 0.25 and found["within_budget_105"] == 0.75
+    values = shares((30.0,), [(30.0,), (31.0,), (31.5,), (33.0,)])
+    assert values["within_budget"] == 0.25 and values["within_budget_105"] == 0.75
     # P(k or more of n at rate p) = 5 % at the bound (Clopper-Pearson).
     for key, kept in (("within_budget", 1), ("within_budget_105", 3)):
-        p = found[f"{key}_certified"]
+        p = values[f"{key}_certified"]
         assert sum(math.comb(4, j) * p**j * (1 - p) ** (4 - j) for j in range(kept, 5)) == pytest.approx(0.05)
     assert certified_rate(0, 10) == 0 and certified_rate(299, 299) > 0.99 > certified_rate(298, 298)
     assert shares((1.0, 2.0), [(1.0, 2.0), (0.0, 2.5)])["within_budget"] == 0.5
@@ -240,11 +240,11 @@ def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tm
     run.save(folder_here(tmp_path))
     run.saver.wait()
     again = Run(run.config, torch.device("cpu"), RunStart([folder_here(tmp_path)]))
-    for one in (run, again):
-        one.step()
-        assert one.costs["shared"].means is not None and one.costs["shared"].means[0] > 15
-        assert len(one.recent.episodes) > 0
-        one.close()
+    for result in (run, again):
+        result.step()
+        assert result.costs["shared"].means is not None and result.costs["shared"].means[0] > 15
+        assert len(result.recent.episodes) > 0
+        result.close()
     assert run.costs == again.costs and run.recent.state() == again.recent.state()
     # The first 32 episodes, one of each copy, are all that is whole.
     first = [episode for episode in run.recent.episodes if episode.start == 0]

@@ -15,7 +15,8 @@ from typing import Any
 
 import mlflow
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import HealthCheck, Phase, currently_in_test_context, given, settings
+from hypothesis import note as note_example
 from hypothesis import strategies as st
 from processes.plain_train import KILL, STOP, Ended, Fault, Start, plain_train
 from pyarrow import fs
@@ -37,7 +38,7 @@ from marl_ray.training.run_folder.record import filesystem_of, read_json, write_
 ITERATIONS = 6
 EVERY = list(range(ITERATIONS + 1))
 NAMES = re.compile(
-    r"run\.json|metrics\.jsonl|events\.jsonl|failures\.jsonl|run\.log|return\.png|bundle|owner|sinks|tensorboard|errors"
+    r"run\.json|starts|metrics\.jsonl|events\.jsonl|failures\.jsonl|run\.log|return\.png|bundle|owner|sinks|tensorboard|errors"
     r"|checkpoint_\d{8}_\d{13}"
 )
 """All that may lie in the folder of a finished run."""
@@ -164,9 +165,9 @@ class Result:
         assert len([path for path in paths if path.startswith(f"{OWNER}/")]) == 1
         assert [path for path in paths if path.startswith("sinks/") and not path.endswith(".json")] == []
         checkpoints = {name for name in tops if name.startswith("checkpoint_")}
-        whole = {name for name in checkpoints if f"{name}/manifest.json" in paths}
-        assert all(f"{name}/damaged/manifest.json" in paths for name in checkpoints - whole)
-        assert len(whole) <= 3  # two of the newest, and the best
+        complete = {name for name in checkpoints if f"{name}/manifest.json" in paths}
+        assert all(f"{name}/damaged/manifest.json" in paths for name in checkpoints - complete)
+        assert len(complete) <= 3  # two of the newest, and the best
         assert [path for path in paths if path.endswith((".new", ".tmp")) or "/.bundle-" in path] == []
 
 
@@ -250,18 +251,23 @@ def events(bench: Bench) -> st.SearchStrategy[Event]:
     return st.builds(Event, start, st.none() | damage, st.booleans(), mood)
 
 
+def note(text: str) -> None:
+    """Show a line where the test fails."""
+    (note_example if currently_in_test_context() else print)(text)
+
+
 def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
     """Damage the newest checkpoint of a run that goes on, if there is another that was never damaged."""
     place = StoredFolder(*filesystem_of(run))
     if "finished" in (read_json(place.filesystem, f"{place}/run.json") or {}):
         return
-    whole = [each for each in published(place) if each.name not in harmed]
+    undamaged = [each for each in published(place) if each.name not in harmed]
     names = sorted(
         info.base_name for info in place.filesystem.get_file_info(fs.FileSelector(place.path, allow_not_found=True))
     )
-    if len(whole) < 2 or whole[-1].name != max(name for name in names if name.startswith("checkpoint_")):
+    if len(undamaged) < 2 or undamaged[-1].name != max(name for name in names if name.startswith("checkpoint_")):
         return
-    last = whole[-1]
+    last = undamaged[-1]
     harmed.add(last.name)
     files = [*sorted(last.manifest.files), "manifest.json"]
     path = (last.place / files[damage.file % len(files)]).path
@@ -310,6 +316,17 @@ def survives(bench: Bench, plan: list[Event]) -> None:
 
 
 MANY = settings(deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), print_blob=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("linger_s", [0.5, 1.5])
+@pytest.mark.parametrize("second", [None, Fault("training/run_folder/owners.py", 4, STOP)])
+def test_workers_that_sleep_in_a_checkpoint_complete_it_in_vain(
+    local: Bench, remote: Bench, second: Fault | None, linger_s: float
+):
+    for bench in (local, remote):
+        asleep = Fault("training/checkpoints/tensor_files.py", 48, STOP)
+        survives(bench, [Event(Start(None, (asleep, second), linger_s), None, False, {})])
 
 
 @pytest.mark.slow

@@ -79,8 +79,8 @@ def test_a_mesh_trains_the_same_as_one_process(model, alone, tmp_path, mesh):
     count, *overrides = MESHES[mesh]
     several = workers(count, toy_texts.trained, str(tmp_path), model, *RUN, f"resources.workers={count}", *overrides)
     assert len(single) == len(several) == 3
-    for one, other in zip(timeless(single), timeless(several), strict=True):
-        assert other == pytest.approx(one, abs=1e-5)
+    for first, other in zip(timeless(single), timeless(several), strict=True):
+        assert other == pytest.approx(first, abs=1e-5)
     expected, got = weights(folder), weights(tmp_path)
     assert expected.keys() == got.keys()
     for name, value in expected.items():

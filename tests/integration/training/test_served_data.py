@@ -63,8 +63,8 @@ def chance_of_good(bundle: str | Path, prompt: str) -> float:
     ids = torch.arange(policy.lm.config.vocab_size)
     read = torch.tensor([encode_prompt(policy.tokenizer, prompt, None)] * len(ids))
     with torch.no_grad():
-        found = policy.evaluate(read, ids[:, None], torch.ones(len(ids), 1, dtype=torch.bool)).log_probs
-    return float(found[::2].exp().sum())
+        log_probs = policy.evaluate(read, ids[:, None], torch.ones(len(ids), 1, dtype=torch.bool)).log_probs
+    return float(log_probs[::2].exp().sum())
 
 
 def serve(folder: Path, bundle: str, count: int, prompts: tuple[str, ...] = ("hello", "so"), **columns: Any) -> str:
@@ -74,8 +74,10 @@ def serve(folder: Path, bundle: str, count: int, prompts: tuple[str, ...] = ("he
     read = [encode_prompt(policy.tokenizer, prompts[k % len(prompts)], None) for k in range(count)]
     written = TorchEngine(policy).generate([Prompt(tuple(ids), k) for k, ids in enumerate(read)], 0, generation)
     rows = [
-        served_row(f"u{k:05}", ids, one.ids, one.log_probs, good(one.ids), policy.tokenizer, generation, **columns)
-        for k, (ids, one) in enumerate(zip(read, written, strict=True))
+        served_row(
+            f"u{k:05}", ids, reply.ids, reply.log_probs, good(reply.ids), policy.tokenizer, generation, **columns
+        )
+        for k, (ids, reply) in enumerate(zip(read, written, strict=True))
     ]
     write_served(folder / "e.parquet", rows)
     return f"decisions://{folder}/e"
@@ -127,10 +129,10 @@ def test_ratios_are_to_the_chances_with_which_a_text_was_written(tmp_path, bundl
 def test_a_resumed_run_reads_on_and_refuses_other_data(tmp_path, bundle):
     data = serve(tmp_path, bundle, 100)
     run = learn(bundle, data, "algorithm=rloo", "train.env_copies=16", "train.total_steps=160")
-    whole = train_alone(run, tmp_path / "run")
-    assert len(whole) == 7 and whole[3]["steps"] == 100  # two of eight groups of 12 and 13 at a time
+    uninterrupted = train_alone(run, tmp_path / "run")
+    assert len(uninterrupted) == 7 and uninterrupted[3]["steps"] == 100  # two of eight groups of 12 and 13 at a time
     again = train_alone(run, resume=tmp_path / "run" / "3")
-    assert timeless(again) == timeless([row for row in whole if row["iteration"] > 3])
+    assert timeless(again) == timeless([row for row in uninterrupted if row["iteration"] > 3])
     serve(tmp_path, bundle, 99)
     with pytest.raises(MarlRayError, match=r"^data: is not what this run began to learn from"):
         train_alone(run, resume=tmp_path / "run" / "3")
@@ -222,7 +224,7 @@ def test_pairs_are_of_different_outcomes_and_of_different_responses(rewards):
     group = [ServedResponse("a", nothing, nothing + k, nothing, reward, True) for k, reward in enumerate(rewards)]
     pairs = preferred_pairs(group)
     assert all(better.reward > worse.reward for better, worse in pairs)
-    used = [int(one.ids[0]) for pair in pairs for one in pair]
+    used = [int(example.ids[0]) for pair in pairs for example in pair]
     assert len(used) == len(set(used))
     assert bool(pairs) == (len(set(rewards)) > 1)
 
@@ -234,13 +236,13 @@ def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_p
     async def run() -> Any:
         async with serving(kept) as (client, app):
 
-            async def one(k: int) -> None:
+            async def served(k: int) -> None:
                 body = {"session_id": f"s{k}", "prompt": "hello", "max_tokens": 2}
-                told = await post(client, "/generate", body)
-                await post(client, "/v1/outcomes", {"session_id": f"s{k}", "value": good(told["tokens"])})
+                answer = await post(client, "/generate", body)
+                await post(client, "/v1/outcomes", {"session_id": f"s{k}", "value": good(answer["tokens"])})
 
             for begin in range(0, 128, 16):
-                await asyncio.gather(*(one(k) for k in range(begin, begin + 16)))
+                await asyncio.gather(*(served(k) for k in range(begin, begin + 16)))
             await asyncio.to_thread(app.service.acts.close)
             return export(app.service.store, "exp", kept.decision_log, str(tmp_path / "exported"))
 

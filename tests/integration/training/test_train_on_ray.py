@@ -47,13 +47,15 @@ def fragile(marker: Path) -> str:
 
 
 def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
-    whole = config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides)
-    check_run(whole)
-    return whole, train(whole)
+    run_config = config(
+        TWO, FEW, fragile(storage / "died"), f"storage={storage}", "tracking.progress=false", *overrides
+    )
+    check_run(run_config)
+    return run_config, train(run_config)
 
 
-def returns(whole: RunConfig, outcome: RunResult) -> list[tuple[int, float]]:
-    return Tracker(whole, outcome.run_id).history("return")
+def returns(run_config: RunConfig, outcome: RunResult) -> list[tuple[int, float]]:
+    return Tracker(run_config, outcome.run_id).history("return")
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +66,23 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, RunResult]:
     """A run of which a worker dies."""
-    found = run(storage)
+    kept = run(storage)
     assert (storage / "died").exists()
-    return found
+    return kept
 
 
 def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, RunResult], tmp_path: Path):
     (tmp_path / "died").touch()
     calm = two_workers(trained, str(tmp_path / "calm"), TWO, FEW, fragile(tmp_path / "died"))
-    whole, outcome = died
+    run_config, outcome = died
     for key in ("return", "eval/return"):
         expected = [(row["steps"], row[key]) for row in calm if key in row]
-        assert Tracker(whole, outcome.run_id).history(key) == expected and expected, key
+        assert Tracker(run_config, outcome.run_id).history(key) == expected and expected, key
     assert len(mlflow.MlflowClient(tracking_uri=outcome.tracking_uri).search_runs(["1"])) == 1
-    folder = storage_of(whole) + "/toy"
+    folder = storage_of(run_config) + "/toy"
     rows = read_metrics(LocalFileSystem(), folder)
     assert [iteration_of(row) for row in rows] == list(range(7))
-    assert history_of(rows, "return") == Tracker(whole, outcome.run_id).history("return")
+    assert history_of(rows, "return") == Tracker(run_config, outcome.run_id).history("return")
     lines = Path(folder, "run.log").read_text()
     for part in (
         "2 workers on CPU",
@@ -96,20 +98,20 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfi
 
 
 def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResult], storage: Path):
-    whole, outcome = died
+    run_config, outcome = died
     client = mlflow.MlflowClient(tracking_uri=outcome.tracking_uri)
     record = client.get_run(outcome.run_id)
     assert record.info.status == "FINISHED"
     assert record.data.params["team.shared.hyper.lr"] == "0.01"
     assert {"return", "policy_loss", "entropy", "kl", "steps_per_second", "time/rollout"} <= set(record.data.metrics)
-    assert [step for step, _ in returns(whole, outcome)] == [32, 64, 96, 128, 160, 192]
+    assert [step for step, _ in returns(run_config, outcome)] == [32, 64, 96, 128, 160, 192]
     assert outcome.model == "models:/toy/1"
     served = load_bundle(outcome.model, outcome.tracking_uri)
     assert served.digest == load_bundle(outcome.bundle).digest
     assert served.manifest.lineage.run == "toy"
     assert outcome.curve is not None
     assert outcome.curve.read_bytes().startswith(b"\x89PNG")
-    scored = Tracker(whole, outcome.run_id)
+    scored = Tracker(run_config, outcome.run_id)
     assert scored.history("eval/return")[0][0] == 0  # the baseline
     # What is told of the bundle is of other episodes than it was chosen by, and lies with it.
     assert outcome.best_return == served.manifest.lineage.metrics["best/return"]
@@ -120,7 +122,7 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     assert load_bundle("models:/toy@best", outcome.tracking_uri).digest == served.digest
 
     # What is finished is not run again, and says what it has; both need no Ray.
-    assert train(whole) == read_finished_result(whole) == replace(outcome, trained=False)
+    assert train(run_config) == read_finished_result(run_config) == replace(outcome, trained=False)
     with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
         check_run(config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "hyper.lr=0.5"))
 
@@ -158,22 +160,22 @@ def test_a_copied_run_goes_on_where_it_lies_now(died: tuple[RunConfig, RunResult
 
 
 def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):
-    whole = config(
+    run_config = config(
         f"storage={tmp_path}",
         "resources.max_failures=0",
         "tracking.progress=false",
         f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path / "no" / "folder"}", "at": 5}}}}',
     )
     with pytest.raises(MarlRayError, match=r"run 'toy' failed: worker 0: FileNotFoundError: .*No such file") as caught:
-        train(whole)
+        train(run_config)
     assert "\n" not in str(caught.value)
-    told = tmp_path / "toy" / "errors" / "worker-0.txt"
-    assert str(caught.value).endswith(f"; its traceback is in {told}")
-    assert "Traceback" in told.read_text() and "toys/envs.py" in told.read_text()
+    trace = tmp_path / "toy" / "errors" / "worker-0.txt"
+    assert str(caught.value).endswith(f"; its traceback is in {trace}")
+    assert "Traceback" in trace.read_text() and "toys/envs.py" in trace.read_text()
     log = (tmp_path / "toy" / "run.log").read_text()
     assert "worker 0: Traceback" in log and "toys/envs.py" in log and f"failed: {caught.value}" in log
     record = json.loads((tmp_path / "toy" / "run.json").read_text())
-    assert Tracker(whole, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
+    assert Tracker(run_config, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
 
 
 @pytest.mark.parametrize(
@@ -194,10 +196,10 @@ def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path
 def test_what_cannot_work_is_refused_by_name(ray_cluster: LocalRay, tmp_path: Path, monkeypatch, overrides, message):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    whole = config(f"storage={tmp_path}", *overrides)
+    run_config = config(f"storage={tmp_path}", *overrides)
     with pytest.raises(MarlRayError, match=message) as caught:
-        check_run(whole)
-        train(whole)
+        check_run(run_config)
+        train(run_config)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "toy").exists()
 
@@ -207,11 +209,11 @@ def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkp
 ):
     poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     more = ["train.total_steps=100000", "evaluation.every=0"]
-    whole = config(f"storage={tmp_path}", "tracking.progress=false", poison, *more)
+    run_config = config(f"storage={tmp_path}", "tracking.progress=false", poison, *more)
     with pytest.raises(
         MarlRayError, match=r"run 'toy' stopped at policy 'shared', .*rewards of the batch are not"
     ) as caught:
-        train(whole)
+        train(run_config)
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "toy").glob("checkpoint_*/state.json"))
 
@@ -220,14 +222,14 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
-    whole = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")
-    (tmp_path / "run.yaml").write_text(json.dumps(whole.given()))
+    run_config = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")
+    (tmp_path / "run.yaml").write_text(json.dumps(run_config.given()))
     command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
     mlflow_database(tmp_path)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         deadline = time.monotonic() + 120
-        while "kept" not in resume_line(whole):
+        while "kept" not in resume_line(run_config):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.1)
         actors = alive(ray_cluster)
@@ -250,7 +252,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     assert "Traceback" not in said
     record = json.loads((tmp_path / "broken-off" / "run.json").read_text())
     run_id = record["mlflow_run_id"]
-    assert Tracker(whole, run_id).client.get_run(run_id).info.status == "KILLED"
+    assert Tracker(run_config, run_id).client.get_run(run_id).info.status == "KILLED"
     deadline = time.monotonic() + 60
     while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
         assert time.monotonic() < deadline, "a worker is left"
@@ -267,7 +269,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
     monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "13")
     monkeypatch.setattr(owners, "BEAT_S", 0.2)
     more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
-    whole = config(f"storage={tmp_path}", "name=stopped", TWO, *more)
+    run_config = config(f"storage={tmp_path}", "name=stopped", TWO, *more)
     held = placement_group([{"CPU": 3}])
     ray.get(held.ready(), timeout=60)
     log = tmp_path / "stopped" / "run.log"
@@ -285,7 +287,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
             until("; the cluster has 1 CPU free on 1 node")
             remove_placement_group(held)
             until("its workers are there, after")
-            while "kept iteration" not in resume_line(whole):
+            while "kept iteration" not in resume_line(run_config):
                 time.sleep(0.1)
             stopped = next(actor.pid for actor in alive(ray_cluster) if actor.class_name == "stopped worker")
             os.kill(stopped, signal.SIGSTOP)
@@ -299,7 +301,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
     with pytest.raises(Disowned):
-        train(whole)
+        train(run_config)
     thread.join(60)
     assert problems == []
     lines = log.read_text()
@@ -317,8 +319,8 @@ def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_r
 ):
     monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "5")
     stalling = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path}/x", "at": 35, "stall": 40}}}}'
-    whole = config(TWO, FEW, stalling, f"storage={tmp_path}", "name=stalls", "tracking.progress=false")
-    assert train(whole).metrics["steps"] == 192
+    run_config = config(TWO, FEW, stalling, f"storage={tmp_path}", "name=stalls", "tracking.progress=false")
+    assert train(run_config).metrics["steps"] == 192
     lines = (tmp_path / "stalls" / "run.log").read_text()
     assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*[Tt]imed? ?out", lines), lines
     rows = read_metrics(LocalFileSystem(), str(tmp_path / "stalls"))
@@ -332,10 +334,10 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], timeout=30).returncode:
         pytest.skip("this user cannot mount a small disk")
     more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
-    whole = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
+    run_config = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
 
     def fill() -> None:
-        while "kept iteration" not in resume_line(whole):
+        while "kept iteration" not in resume_line(run_config):
             time.sleep(0.1)
         with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
             while file.write(bytes(1 << 12)):
@@ -345,7 +347,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay
     thread.start()
     try:
         with pytest.raises(MarlRayError, match=r"run 'full' failed: .*No space left on device") as caught:
-            train(whole)
+            train(run_config)
         assert "\n" not in str(caught.value) and str(disk) in str(caught.value)
     finally:
         thread.join(60)
@@ -353,12 +355,12 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay
 
 
 def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
-    whole, folder = config(f"storage={tmp_path}"), str(tmp_path / "toy")
+    run_config, folder = config(f"storage={tmp_path}"), str(tmp_path / "toy")
     with Lease(LocalFileSystem(), folder, "run 'toy'"):
         with pytest.raises(
             MarlRayError, match=rf"name: run 'toy' is owned by process {os.getpid()} of .* beat is \d s old"
         ):
-            train(whole)
+            train(run_config)
         assert os.listdir(folder) == ["owner"] and not (tmp_path / "mlflow.db").exists()
 
 
@@ -368,11 +370,11 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
 ):
     monkeypatch.setattr(owners, "BEAT_S", 0.2)
     monkeypatch.setattr(owners, "LOST_S", 0.0)
-    whole = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")
+    run_config = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")
     owner, ended = threading.Event(), threading.Event()
 
     def take() -> None:
-        while "kept" not in resume_line(whole) and not ended.wait(0.1):
+        while "kept" not in resume_line(run_config) and not ended.wait(0.1):
             pass
         with Lease(LocalFileSystem(), str(tmp_path / "taken"), "run 'taken'") as lease:
             owner.set()
@@ -383,13 +385,13 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
     thread.start()
     try:
         with pytest.raises(Disowned, match=f"run 'taken' is now owned by process {os.getpid()} of "):
-            train(whole)
+            train(run_config)
     finally:
         ended.set()
         thread.join(30)
     assert owner.is_set()
     record = json.loads((tmp_path / "taken" / "run.json").read_text())
-    client = Tracker(whole, record["mlflow_run_id"]).client
+    client = Tracker(run_config, record["mlflow_run_id"]).client
     assert client.get_run(record["mlflow_run_id"]).info.status == "RUNNING"  # it is the other owner's
     assert client.search_registered_models() == []
 

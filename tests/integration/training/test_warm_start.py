@@ -80,11 +80,11 @@ def test_two_workers_start_as_one(data, tmp_path, overrides):
 
 def test_a_resumed_run_does_not_start_again(data, tmp_path):
     longer = ["train.total_steps=1536", "checkpoint.every=2"]
-    whole = train_alone(warm(data, *longer), tmp_path / "whole")
+    uninterrupted = train_alone(warm(data, *longer), tmp_path / "whole")
     resumed = train_alone(warm(data, *longer), None, tmp_path / "whole" / "2")
     epochs, iterations = split(resumed)
     assert not epochs and [row["iteration"] for row in iterations] == [3, 4]
-    assert split(whole)[1][-1]["policy_loss"] == iterations[-1]["policy_loss"]
+    assert split(uninterrupted)[1][-1]["policy_loss"] == iterations[-1]["policy_loss"]
 
 
 def test_a_share_of_the_units_is_the_best_of_them():

@@ -14,13 +14,13 @@ from marl_ray.tuning.reporting.event_files import EventFiles
 
 def shows(folder: Path, key: str, expected: list[tuple[int, float]]) -> None:
     """Wait until TensorBoard finds these points: (step, value)."""
-    deadline, found = time.monotonic() + 20, set[tuple[int, float]]()
-    while not found >= set(expected):
-        assert time.monotonic() < deadline, f"{folder.name} has {found}"
+    deadline, seen = time.monotonic() + 20, set[tuple[int, float]]()
+    while not seen >= set(expected):
+        assert time.monotonic() < deadline, f"{folder.name} has {seen}"
         time.sleep(0.05)
         events = EventAccumulator(str(folder)).Reload()
         points = events.Scalars(key) if key in events.Tags()["scalars"] else []
-        found = {(event.step, round(event.value, 6)) for event in points}
+        seen = {(event.step, round(event.value, 6)) for event in points}
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_of_a_trial_is_named(tmp_path: Path, name: str):
 def test_seeds_side_by_side_learn_what_they_learn_alone_and_count_by_their_iqm(tmp_path: Path):
     configs = seeds(5)
     rows = train(configs, None, None, tmp_path / "c")
-    alone = [train_alone(one) for one in configs]
+    alone = [train_alone(run) for run in configs]
     assert rows[0]["steps"] == 0 and "eval/return" in rows[0] and "return" not in rows[0]
     alone = [[row for row in run if row["steps"]] for run in alone]
     for number, row in enumerate(row for row in rows if row["steps"]):
@@ -86,13 +86,13 @@ def test_seeds_side_by_side_learn_what_they_learn_alone_and_count_by_their_iqm(t
 
 
 def test_legs_that_are_joined_equal_one_that_was_never_parted(tmp_path: Path):
-    whole = train(seeds(2), None, None, tmp_path / "whole")
+    uninterrupted = train(seeds(2), None, None, tmp_path / "whole")
     first = train(seeds(2), 70, None, tmp_path / "first")
     second = train(seeds(2), None, tmp_path / "first", tmp_path / "second")
     assert first[-1]["steps"] == 96
     # The first leg is judged where it ends, the whole one is not.
     assert "eval/return" in first[-1] and "eval/return" in second[-1]
-    assert timeless(whole) == timeless(first + second)
+    assert timeless(uninterrupted) == timeless(first + second)
 
 
 LEFT_OUT = ("time/", "timestamp", "steps_per_second", "score", "eval/", "best/", "seed-")
@@ -110,7 +110,7 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
 
     def play(sweep: str, until: int | None) -> dict[str, Any]:
-        given = [one.given() for one in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
+        given = [run.given() for run in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
         metrics = [metric.model_dump() for metric in RETURN]
         facts = {"storage": str(tmp_path), "nested": False, "use_gpu": False, "cpus": 1.0, "folder": str(tmp_path)}
         leg = Leg(sweep=sweep, number=0, leg=1, configs=given, metrics=metrics, until=until, tracking_uri="", **facts)
@@ -152,19 +152,19 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
         taker = SeedsAsOne(
             [short(algorithm, *settings)], RETURN, torch.device("cpu"), tmp_path / "donor", own_hyper=True
         )
-        theirs, ours = (trained.runs[0].team.learners["shared"] for trained in (donor, taker))
+        donated, taken = (trained.runs[0].team.learners["shared"] for trained in (donor, taker))
         for a, b in zip(
-            theirs.policy.model.state_dict().values(), ours.policy.model.state_dict().values(), strict=True
+            donated.policy.model.state_dict().values(), taken.policy.model.state_dict().values(), strict=True
         ):
             assert torch.equal(a.full_tensor(), b.full_tensor())
-        for a, b in zip(theirs.policy.optimizer.state.values(), ours.policy.optimizer.state.values(), strict=True):
+        for a, b in zip(donated.policy.optimizer.state.values(), taken.policy.optimizer.state.values(), strict=True):
             assert torch.equal(a["exp_avg_sq"].full_tensor(), b["exp_avg_sq"].full_tensor())
             assert torch.equal(a["step"], b["step"]) and a["step"] > 0
-        assert {group["lr"] for group in ours.policy.optimizer.param_groups} == {0.03}
-        assert {group["initial_lr"] for group in ours.policy.optimizer.param_groups} == {0.03}
-        assert {group["eps"] for group in ours.policy.optimizer.param_groups} == {0.001}
-        assert ours.state.entropy_coef == 0.5
-        for old, new in zip(theirs.state.multipliers, ours.state.multipliers, strict=True):
+        assert {group["lr"] for group in taken.policy.optimizer.param_groups} == {0.03}
+        assert {group["initial_lr"] for group in taken.policy.optimizer.param_groups} == {0.03}
+        assert {group["eps"] for group in taken.policy.optimizer.param_groups} == {0.001}
+        assert taken.state.entropy_coef == 0.5
+        for old, new in zip(donated.state.multipliers, taken.state.multipliers, strict=True):
             assert getattr(new, "lr", getattr(new, "kp", None)) == 0.7
             kept = {"value", "updates", "integral", "costs", "error"} & set(vars(new))
             assert {key: vars(new)[key] for key in kept} == {key: vars(old)[key] for key in kept}

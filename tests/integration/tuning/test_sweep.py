@@ -151,29 +151,29 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
     finally:
         if full:
             subprocess.run(["umount", disk], check=True)
-    found = [(trial.status, trial.error) for trial in outcome.records.trials]
-    assert found[0] == ("finished", "")
-    assert found[1][0] == ("failed" if full else "finished")
-    assert ("No space left on device" in found[1][1]) == full
-    assert found[2][0] == "refused"
-    assert "resources.workers=1 with cpus_per_worker=9 needs 9 CPUs" in found[2][1]
-    assert found[3] == (
+    ends = [(trial.status, trial.error) for trial in outcome.records.trials]
+    assert ends[0] == ("finished", "")
+    assert ends[1][0] == ("failed" if full else "finished")
+    assert ("No space left on device" in ends[1][1]) == full
+    assert ends[2][0] == "refused"
+    assert "resources.workers=1 with cpus_per_worker=9 needs 9 CPUs" in ends[2][1]
+    assert ends[3] == (
         "refused",
         "resources.workers=1 on cuda needs 1 GPUs, but this cluster can never have more than 0",
     )
-    assert found[4][0] == "failed"
-    assert found[4][1].startswith("seed 0: evaluation at step 0: returns or costs are not finite")
+    assert ends[4][0] == "failed"
+    assert ends[4][1].startswith("seed 0: evaluation at step 0: returns or costs are not finite")
     assert Path(fragile["marker"]).exists()  # its process was lost, and it was taken up again
-    assert found[5] == ("finished", "")
-    assert found[6][0] == "failed"
-    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'" in found[6][1]
-    assert found[6][1].endswith(" (traceback in trials/0006/error.txt)")
+    assert ends[5] == ("finished", "")
+    assert ends[6][0] == "failed"
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'" in ends[6][1]
+    assert ends[6][1].endswith(" (traceback in trials/0006/error.txt)")
     assert "toys/envs.py" in (tmp_path / "toy-sweep" / "trials" / "0006" / "error.txt").read_text()
-    assert found[7] == ("lost", "its process was lost again and again")
-    assert not any("\n" in error for _, error in found)
+    assert ends[7] == ("lost", "its process was lost again and again")
+    assert not any("\n" in error for _, error in ends)
     assert outcome.records.status == "finished"
     page = html.unescape(Path(outcome.report).read_text())
-    assert all(page.count(error) == 2 for _, error in found if error)
+    assert all(page.count(error) == 2 for _, error in ends if error)
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs(["1"], f"tags.`mlflow.parentRunId` = '{outcome.records.mlflow_run_id}'")
     assert {run.data.tags["trial"]: run.data.tags.get("error", "") for run in runs} == {
@@ -307,9 +307,9 @@ def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_wor
 def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch: Path) -> None:
     """The donor's last checkpoint before the exploit, and the first that the recipient's workers wrote after it, from what
     is in their learners: equal but for the hyper-parameters, which are the exploit's."""
-    (theirs,) = (folder / f"trials/{exploit['donor']:04d}").glob("attempt-1/checkpoint-000002-*")
-    (ours,) = (folder / f"trials/{recipient:04d}").glob("attempt-2/checkpoint-000002-*")
-    given, got = tensors(theirs, scratch / "a"), tensors(ours, scratch / "b")
+    (donor_checkpoint,) = (folder / f"trials/{exploit['donor']:04d}").glob("attempt-1/checkpoint-000002-*")
+    (recipient_checkpoint,) = (folder / f"trials/{recipient:04d}").glob("attempt-2/checkpoint-000002-*")
+    given, got = tensors(donor_checkpoint, scratch / "a"), tensors(recipient_checkpoint, scratch / "b")
     assert set(given) == set(got)
     assert any("/optimizer/" in key and key.endswith("exp_avg_sq") for key in given)
     assert any("/model/" in key for key in given)
@@ -318,7 +318,7 @@ def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch
         same = torch.equal(given[key], got[key]) if isinstance(given[key], torch.Tensor) else given[key] == got[key]
         assert same, key
     assert {got[key] for key in rates} == {exploit["values"]["hyper.lr"]}
-    learner = json.loads((ours / "seed-0" / "state.json").read_text())["learners"]["shared"]
+    learner = json.loads((recipient_checkpoint / "seed-0" / "state.json").read_text())["learners"]["shared"]
     assert learner["entropy_coef"] == exploit["values"]["hyper.entropy_coef"]
 
 

@@ -12,7 +12,7 @@ import uvicorn
 from processes.chromium import WAIT_S, browser, keep, look
 from processes.command_line import keys_of
 from toy_serving.gateways import make_bundle, write_keys
-from toys.sweeps import ToySweep, whole
+from toys.sweeps import ToySweep, finished_sweep
 
 from marl_ray.cli import main
 from marl_ray.config import GatewayConfig, parse_config
@@ -31,7 +31,7 @@ __all__ = ["browser"]
 def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(
     browser: Any, tmp_path: Path, name: str, width: int, dark: bool
 ) -> None:
-    sweep = whole(tmp_path)
+    sweep = finished_sweep(tmp_path)
     path = write_report(sweep.end(), sweep.records)
     look(browser, width, dark)
     browser.get(f"file://{path}")
@@ -60,8 +60,8 @@ def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(
     shade = browser.find_element("tag name", "body").value_of_css_property("background-color")
     assert (shade == "rgba(255, 255, 255, 1)") != dark
     assert [entry["message"] for entry in browser.get_log("browser")] == []
-    asked = [entry["message"] for entry in browser.get_log("performance") if "requestWillBeSent" in entry["message"]]
-    assert all("file://" in message or "data:" in message for message in asked)
+    requests = [entry["message"] for entry in browser.get_log("performance") if "requestWillBeSent" in entry["message"]]
+    assert all("file://" in message or "data:" in message for message in requests)
 
 
 class Served:
@@ -122,9 +122,9 @@ def test_a_winner_meets_what_is_in_production(
     alone = {"name": "grid", "arms": {"production": {"bundle": make_bundle(tmp_path / "old", 1)}}}
     with Served(gateway_of(tmp_path, [alone])) as served:
         assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url, "--endpoint", "other") == 2
-        told = capsys.readouterr().err
-        assert "endpoint 'other' has no model in production to compare with; deploy one first: " in told
-        assert "marl-ray deploy models:/toy/1 --endpoint other" in told and told.count("\n") == 1
+        message = capsys.readouterr().err
+        assert "endpoint 'other' has no model in production to compare with; deploy one first: " in message
+        assert "marl-ray deploy models:/toy/1 --endpoint other" in message and message.count("\n") == 1
 
         assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url) == 0
         assert capsys.readouterr().out.startswith("grid-2: running, gradual stage 1")
@@ -154,7 +154,7 @@ def test_what_cannot_be_deployed_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ToySweep(tmp_path, "empty").end()
-    whole(tmp_path, trials=2).end(model="")
+    finished_sweep(tmp_path, trials=2).end(model="")
     for arguments, message in (
         ([], "deploy: expected either BUNDLE or --from-sweep SWEEP"),
         (["models:/x/1", "--from-sweep", "toy"], "deploy: expected either BUNDLE or --from-sweep SWEEP"),
@@ -163,12 +163,12 @@ def test_what_cannot_be_deployed_is_one_line(
         (["--from-sweep", f"{tmp_path}/toy"], "is not registered in MLflow"),
     ):
         assert command("deploy", *arguments) == 2
-        told = capsys.readouterr().err
-        assert message in told and told.count("\n") == 1
+        output = capsys.readouterr().err
+        assert message in output and output.count("\n") == 1
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
     (tmp_path / "gateway").mkdir()
     registered(tmp_path / "gateway")
     with Served(gateway_of(tmp_path / "gateway", [])) as served:
         assert command("deploy", "--from-sweep", f"{tmp_path}/gateway/toy", "--url", served.url) == 2
-    told = capsys.readouterr().err
-    assert f"gateway {served.url} has no model in production to compare with" in told and told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert f"gateway {served.url} has no model in production to compare with" in output and output.count("\n") == 1

@@ -83,8 +83,8 @@ def test_whatever_the_api_of_a_shop_says_has_a_result(
     tmp_path: Path, reviews: Any, locator: str, text: str, result: tuple[str, bool]
 ) -> None:
     with _shop(reviews) as url:
-        *told, cost = ending(tmp_path, url, ["program_html"], "stop", **page_check(locator, text))
-    assert (*told, cost) == (*result, (1.0,))
+        *scored, cost = ending(tmp_path, url, ["program_html"], "stop", **page_check(locator, text))
+    assert (*scored, cost) == (*result, (1.0,))
 
 
 def test_a_page_that_the_agent_writes_itself_scores_nothing(tmp_path: Path, site: LittleSite) -> None:

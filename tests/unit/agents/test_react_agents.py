@@ -111,8 +111,8 @@ def test_programs_with_real_line_breaks_are_strings() -> None:
     ],
 )
 def test_every_mistake_is_an_observation(text: str, problem: str, words: str) -> None:
-    found, observation = said(text)
-    assert found == problem
+    action, observation = said(text)
+    assert action == problem
     assert words in observation
     assert "\n" not in observation
 
@@ -225,9 +225,9 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, st
     assert len(text) <= fixed + 40 + extra
     assert text.startswith("head\nQuestion: what?\n")
     assert text.endswith("foot\n")
-    whole = "".join(f"{turn.text}\nObservation: {turn.observation}\n" for turn in turns)
-    if len(whole) <= 40 + extra:
-        assert text == f"head\nQuestion: what?\n{cut(whole, 10_000)}foot\n"
+    turns_text = "".join(f"{turn.text}\nObservation: {turn.observation}\n" for turn in turns)
+    if len(turns_text) <= 40 + extra:
+        assert text == f"head\nQuestion: what?\n{cut(turns_text, 10_000)}foot\n"
     else:
         assert "(earlier turns are left out)" in text or len(turns) == 1
 

@@ -31,7 +31,7 @@ class Service:
 
     replies: list[tuple[int, object]]
     url: str = ""
-    asked: list[tuple[str, dict[str, str], dict[str, object]]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, str], dict[str, object]]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     drip_s: float = 0.0
 
@@ -43,7 +43,7 @@ def serving(*replies: tuple[int, object]) -> Iterator[Service]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            service.asked.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+            service.requests.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
             status, reply = service.replies[0] if len(service.replies) == 1 else service.replies.pop(0)
             data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             try:
@@ -77,7 +77,7 @@ def ask(search: Callable[[str, float], str], query: str = "what", seconds: float
 def test_the_request_is_serpers() -> None:
     with serving((200, {"organic": ORGANIC})) as service:
         assert ask(GoogleSearchSerper(base_url=service.url), "caf\u00e9?") == "1. T1: s1\n2. T2: s2\n3. T3: s3"
-        [(path, headers, body)] = service.asked
+        [(path, headers, body)] = service.requests
     assert (path, body) == ("/search", {"q": "caf\u00e9?", "num": ASKED})
     assert headers["x-api-key"] == KEY
     assert headers["content-type"] == "application/json"
@@ -110,7 +110,7 @@ def test_a_malformed_response_is_told(reply: bytes) -> None:
 def test_what_passes_is_tried_again() -> None:
     with serving((503, {}), (429, {}), (200, {"answerBox": {"answer": "yes"}})) as service:
         assert ask(GoogleSearchSerper(base_url=service.url)) == "yes"
-        assert len(service.asked) == 3
+        assert len(service.requests) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 302])
@@ -118,7 +118,7 @@ def test_what_does_not_pass_is_told_at_once(status: int) -> None:
     with serving((status, {"message": f"Unauthorized {KEY}"})) as service:
         with pytest.raises(ToolFailed, match=f"^Search failed: HTTP {status}.$"):
             ask(GoogleSearchSerper(base_url=service.url))
-        assert len(service.asked) == 1
+        assert len(service.requests) == 1
 
 
 def test_no_wait_passes_the_deadline() -> None:
@@ -148,10 +148,10 @@ def test_a_question_is_asked_once(tmp_path: Path) -> None:
     ) as service:
         search = GoogleSearchSerper(base_url=service.url, cache=path)
         assert [ask(search, "a"), ask(search, "a"), ask(search, "b"), ask(search, "a")] == ["one", "one", "two", "one"]
-        assert len(service.asked) == 3
+        assert len(service.requests) == 3
         # Another process would open the file anew; other options make another client of it.
         assert ask(GoogleSearchSerper(base_url=service.url, cache=path, cache_entries=7), "b") == "two"
-        assert len(service.asked) == 3
+        assert len(service.requests) == 3
 
 
 def test_the_cache_is_bounded_and_survives(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_the_key_is_nowhere(
                 seen.append(tools["google_search_serper"].call({"query": str(i)}, time.monotonic() + 5))
             except ToolFailed as error:
                 seen.append(f"{error!r} {error.__cause__!r} {error.__context__!r}")
-        assert len(service.asked) == 4
+        assert len(service.requests) == 4
     seen += [repr(tools), caplog.text, *capfd.readouterr(), path.read_bytes().decode("latin-1")]
     assert seen[0] == seen[1] == "your key is [key]"
     assert "HTTP 401" in seen[2]
@@ -203,7 +203,7 @@ def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file.write_text("from-a-file\n")
     with serving((200, {})) as service:
         ask(GoogleSearchSerper(base_url=service.url, key_file=str(file)))
-        assert service.asked[0][1]["x-api-key"] == "from-a-file"
+        assert service.requests[0][1]["x-api-key"] == "from-a-file"
     for content in (b"two words", b"caf\xe9-secret", "d\u00e9j\u00e0".encode()):
         file.write_bytes(content)
         with pytest.raises(MarlRayError, match="holds no key") as error:

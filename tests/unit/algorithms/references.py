@@ -107,12 +107,12 @@ def aggregate(losses, mask, mode, fixed_length):
 
 
 def kl_estimate(log_probs, reference, kind):
-    def one(p, q):
+    def estimate(p, q):
         d = max(-20.0, min(20.0, q - p))
         k3 = min(math.exp(d) - d - 1, 10.0)
         return {"k1": p - q, "abs": abs(p - q), "k2": (p - q) ** 2 / 2, "k3": k3, "k1+": p - q, "k3+": k3}[kind]
 
-    return _each(one, log_probs, reference)
+    return _each(estimate, log_probs, reference)
 
 
 def standardise(x, mask, ddof, eps, center, scale):
@@ -121,12 +121,12 @@ def standardise(x, mask, ddof, eps, center, scale):
     middle = mean(kept) if kept else 0.0
     spread = 1.0 if flat else deviation(kept, ddof) + eps
 
-    def one(value, is_own):
+    def score_of(value, is_own):
         if not is_own or (flat and center):
             return 0.0
         return (value - (middle if center else 0.0)) / (spread if scale else 1.0)
 
-    return _each(one, x, mask)
+    return _each(score_of, x, mask)
 
 
 def token_ratio(log_probs, old):

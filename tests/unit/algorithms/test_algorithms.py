@@ -84,8 +84,8 @@ def test_group_advantages(name, seed):
 def test_reinforce_pp_takes_rewards_to_go(seed, gamma):
     data = batch(seed)
     expected = spread(data, [to_go(row, gamma) for row in rows_of(data)])
-    found, _ = algorithm_of("reinforce_pp").advantages(data, hyper("reinforce_pp", gamma=gamma))
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    advantages, _ = algorithm_of("reinforce_pp").advantages(data, hyper("reinforce_pp", gamma=gamma))
+    torch.testing.assert_close(advantages, expected, atol=1e-9, rtol=1e-9)
 
 
 @settings(max_examples=12)
@@ -97,9 +97,9 @@ def test_remax_subtracts_the_greedy_score(seed):
     for i, row in enumerate(rewards):
         (greedy,) = [j for j in range(len(rewards)) if data.group[j] == data.group[i] and data.greedy[j]]
         expected.append([x - sum(rewards[greedy]) for x in to_go(row, 1.0)])
-    found, _ = algorithm_of("remax").advantages(data, hyper("remax"))
-    ours = ~data.greedy
-    torch.testing.assert_close(found[ours], spread(data, expected)[ours], atol=1e-9, rtol=1e-9)
+    advantages, _ = algorithm_of("remax").advantages(data, hyper("remax"))
+    sampled = ~data.greedy
+    torch.testing.assert_close(advantages[sampled], spread(data, expected)[sampled], atol=1e-9, rtol=1e-9)
 
 
 @settings(max_examples=12)
@@ -115,11 +115,11 @@ def test_direct_dapo_advantage_is_the_critics_gain(seed):
         values = [value(float(x)) for x in data.values[i, : len(row)]]
         expected.append([r + (values[t + 1] if t + 1 < len(row) else 0.0) - values[t] for t, r in enumerate(row)])
         targets.append([min(max((x + 2) / 5, 0), 1) for x in to_go(row, 1.0)])
-    found, soft = (
+    advantages, soft = (
         algorithm_of("direct_dapo").advantages(data, h)[0],
         algorithm_of("direct_dapo").critic_targets(data, h),
     )
-    torch.testing.assert_close(found, spread(data, expected), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(advantages, spread(data, expected), atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(soft * data.mask, spread(data, targets), atol=1e-9, rtol=1e-9)
 
 
@@ -138,7 +138,7 @@ def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig
     low, high = h.clip_range
     advantage = float(part.advantages[i, t])
     ratios = (part.log_probs - part.old_log_probs).tolist()
-    own = [x for x, mine in zip(ratios[i], part.mask[i].tolist(), strict=True) if mine]
+    own = [x for x, counts in zip(ratios[i], part.mask[i].tolist(), strict=True) if counts]
     new, ratio = part.log_probs[i, t].item(), math.exp(ratios[i][t])
     match name:
         case "remax":
@@ -164,11 +164,11 @@ def test_policy_losses(name, seed):
     for more in [{}, sequence] if name == "rloo" else [{}]:
         data, h = batch(seed), hyper(name, **more)
         part = evaluated(data, seed)
-        found = algorithm_of(name).policy_loss(part, h)
-        assert found.clipped.dtype == torch.bool
+        loss = algorithm_of(name).policy_loss(part, h)
+        assert loss.clipped.dtype == torch.bool
         for i, t in data.mask.nonzero().tolist():
-            assert found.loss[i, t].item() == pytest.approx(expected_loss(name, i, t, part, h), rel=1e-9, abs=1e-12)
-        found.loss[data.mask].sum().backward()
+            assert loss.loss[i, t].item() == pytest.approx(expected_loss(name, i, t, part, h), rel=1e-9, abs=1e-12)
+        loss.loss[data.mask].sum().backward()
         assert torch.isfinite(part.log_probs.grad).all()
 
 
@@ -204,8 +204,8 @@ def test_a_terminal_reward_reaches_every_decision(name):
     last = (data.terminated | data.truncated).double()
     nothing = torch.zeros_like(data.values)
     data = replace(data, mask=own, rewards=last, values=nothing, bootstrap=nothing)
-    found, _ = algorithm_of(name).advantages(data, hyper(name, gamma=1.0, gae_lambda=1.0))
-    torch.testing.assert_close(found, own.double())
+    advantages, _ = algorithm_of(name).advantages(data, hyper(name, gamma=1.0, gae_lambda=1.0))
+    torch.testing.assert_close(advantages, own.double())
 
 
 def test_groups_without_spread_teach_nothing():

@@ -58,8 +58,8 @@ def test_the_loss_is_that_of_the_formula_whatever_the_padding(pairs, beta, doubt
     hyper = HYPER.model_copy(update={"beta": beta, "label_smoothing": doubt})
     terms = policy_loss(evaluated(*padded, mask), hyper).loss
     # The aggregation: every sequence counts as one, and so does each of its decisions.
-    found = ((terms * mask).sum(1) / mask.sum(1)).mean()
-    assert float(found) == pytest.approx(slow(rows, reference, beta, doubt), rel=1e-3, abs=1e-4)
+    mean = ((terms * mask).sum(1) / mask.sum(1)).mean()
+    assert float(mean) == pytest.approx(slow(rows, reference, beta, doubt), rel=1e-3, abs=1e-4)
 
 
 @given(st.lists(NATS, min_size=2, max_size=2), st.lists(NATS, min_size=2, max_size=2), st.floats(0.01, 1))
@@ -98,8 +98,8 @@ def write_pairs(path: Path, count: int) -> str:
 
 def log_prob(bundle: Path, prompt: str, text: str) -> float:
     policy = load_bundle(bundle).policies["speaker"]
-    ids = [policy.tokenizer.encode(one, add_special_tokens=False) for one in (prompt, text)]
-    given, answer = (torch.tensor([one]) for one in ids)
+    ids = [policy.tokenizer.encode(text_part, add_special_tokens=False) for text_part in (prompt, text)]
+    given, answer = (torch.tensor([part]) for part in ids)
     with torch.no_grad():
         return float(policy.evaluate(given, answer, torch.ones_like(answer, dtype=torch.bool)).log_probs.sum())
 
@@ -126,8 +126,8 @@ def test_pairs_stay_together_however_a_batch_is_cut(tmp_path, more):
     rows = train_alone(config(*short, more))
     assert rows[0]["policy_loss"] == pytest.approx(math.log(2), abs=0.15) and rows[-1]["policy_loss"] < math.log(2)
     if "micro" in more:
-        for one, other in zip(rows, train_alone(config(*short)), strict=True):
-            assert one["policy_loss"] == pytest.approx(other["policy_loss"], abs=1e-5)
+        for first, other in zip(rows, train_alone(config(*short)), strict=True):
+            assert first["policy_loss"] == pytest.approx(other["policy_loss"], abs=1e-5)
 
 
 def test_what_pairs_cannot_do_is_refused(tmp_path):

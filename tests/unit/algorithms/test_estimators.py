@@ -100,8 +100,8 @@ def test_a_terminal_reward_reaches_every_own_token_across_tool_output():
 
 @given(st.lists(st.tuples(*[st.integers(-1, 1)] * 5), min_size=1, max_size=12))
 def test_a_group_is_a_distinct_start_agent_turn_and_prompt(keys):
-    whole = torch.tensor(keys)
-    columns = *whole[:, :3].unbind(1), whole[:, 3:]
+    all_keys = torch.tensor(keys)
+    columns = *all_keys[:, :3].unbind(1), all_keys[:, 3:]
     index, count = group_index(*columns)
     expected, number = references.group_index(*columns)
     assert count == number and torch.equal(index, expected)
@@ -110,10 +110,10 @@ def test_a_group_is_a_distinct_start_agent_turn_and_prompt(keys):
 @pytest.mark.parametrize("name", GROUP_FORMULAS)
 @given(batch=groups(), singleton=st.sampled_from(["zero", "score"]))
 def test_group_estimators_equal_the_loop(name, batch, singleton):
-    ours, formula = GROUP_FORMULAS[name]
+    estimator, formula = GROUP_FORMULAS[name]
     scores, index, count, include, _ = batch
     expected = references.grouped(scores, index, include, formula, singleton)
-    result = ours(scores, index, count, include, singleton=singleton)
+    result = estimator(scores, index, count, include, singleton=singleton)
     close(result, expected)
     assert torch.equal(result == 0, expected == 0) or not torch.isfinite(expected).all()
 
@@ -124,10 +124,10 @@ def test_permuting_sequences_permutes_group_estimates(name, batch, order):
     scores, index, count, include, _ = batch
     permutation = list(range(len(scores)))
     order.shuffle(permutation)
-    ours = GROUP_FORMULAS[name][0]
+    estimator = GROUP_FORMULAS[name][0]
     close(
-        ours(scores[permutation], index[permutation], count, include[permutation]),
-        ours(scores, index, count, include)[permutation],
+        estimator(scores[permutation], index[permutation], count, include[permutation]),
+        estimator(scores, index, count, include)[permutation],
     )
 
 
@@ -163,20 +163,20 @@ def test_greedy_baseline_equals_the_loop_or_names_the_groups_without_one(batch):
 
 
 def test_remax_learns_nothing_from_a_turn_that_the_greedy_episode_never_came_to():
-    whole = toy_batches.batch(3, groups=2, members=4, greedy=True)
+    full = toy_batches.batch(3, groups=2, members=4, greedy=True)
     later = (torch.arange(8) == 2) | (torch.arange(8) == 6)
     responses = replace(
-        whole,
+        full,
         turn=later.long(),
-        observations=whole.observations[..., :0],
+        observations=full.observations[..., :0],
         prompts=torch.zeros(8, 1, dtype=torch.int64),
     )
-    found, _ = REMAX.advantages(responses, AlgorithmConfig(gamma=1.0))
-    expected, _ = REMAX.advantages(whole, AlgorithmConfig(gamma=1.0))
-    assert not found[later].any() and expected[later].any()
-    close(found[~later], expected[~later])
+    advantages, _ = REMAX.advantages(responses, AlgorithmConfig(gamma=1.0))
+    expected, _ = REMAX.advantages(full, AlgorithmConfig(gamma=1.0))
+    assert not advantages[later].any() and expected[later].any()
+    close(advantages[~later], expected[~later])
     with pytest.raises(MarlRayError, match="have no greedy row"):
-        REMAX.advantages(replace(whole, turn=later.long()), AlgorithmConfig(gamma=1.0))
+        REMAX.advantages(replace(full, turn=later.long()), AlgorithmConfig(gamma=1.0))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -195,12 +195,12 @@ def test_weighted_losses_sum_to_the_aggregate(mode, batch):
 def test_weights_do_not_depend_on_how_the_minibatch_is_cut_or_padded(mode, batch, parts, extra):
     _, mask = batch
     tokens, sequences = counts(mask)
-    whole = loss_weights(mask, mode, tokens, sequences, 17, torch.float64)
+    full = loss_weights(mask, mode, tokens, sequences, 17, torch.float64)
     pieces = mask.chunk(parts)
     assert torch.equal(sum(counts(piece) for piece in pieces), counts(mask))
-    close(torch.cat([loss_weights(piece, mode, tokens, sequences, 17, torch.float64) for piece in pieces]), whole)
+    close(torch.cat([loss_weights(piece, mode, tokens, sequences, 17, torch.float64) for piece in pieces]), full)
     wide = torch.cat((mask, mask.new_zeros(len(mask), extra)), 1)
-    close(loss_weights(wide, mode, *counts(wide), 17, torch.float64)[:, : mask.shape[1]], whole)
+    close(loss_weights(wide, mode, *counts(wide), 17, torch.float64)[:, : mask.shape[1]], full)
 
 
 def test_aggregation_errors_name_the_key():

@@ -99,11 +99,11 @@ def test_fisher_product_equals_the_explicit_fisher_and_the_hessian_of_the_kl(nam
 
     product = fisher_product(function, parameters, weights, sizes)
     identity = torch.eye(len(here), dtype=torch.float64)
-    ours = torch.stack([product(column) for column in identity])
-    torch.testing.assert_close(ours, explicit_fisher(*policy), atol=1e-9, rtol=1e-7)
+    fisher = torch.stack([product(column) for column in identity])
+    torch.testing.assert_close(fisher, explicit_fisher(*policy), atol=1e-9, rtol=1e-7)
     if not masked:  # the second derivative of where() at -inf is not defined
-        torch.testing.assert_close(ours, torch.autograd.functional.hessian(divergence, here), atol=1e-9, rtol=1e-7)
-    assert torch.linalg.eigvalsh(ours)[0] > -1e-12
+        torch.testing.assert_close(fisher, torch.autograd.functional.hessian(divergence, here), atol=1e-9, rtol=1e-7)
+    assert torch.linalg.eigvalsh(fisher)[0] > -1e-12
 
 
 @pytest.mark.parametrize(("name", "masked"), CASES)
@@ -138,15 +138,15 @@ def test_products_of_parts_of_a_batch_add_up_and_repeat_exactly():
     _, function, parameters, weights, sizes = small_policy("parts")
     vector = torch.randn(len(flatten(parameters)), dtype=torch.float64, generator=torch.manual_seed(2))
     product = fisher_product(function, parameters, weights, sizes)
-    whole = product(vector)
-    assert torch.equal(whole, product(vector))
+    full = product(vector)
+    assert torch.equal(full, product(vector))
     parts = [
         fisher_product(lambda p, s=s: function(p)[s], parameters, weights[s], sizes)(vector)
         for s in (slice(0, 2), slice(2, 6))
     ]
-    torch.testing.assert_close(parts[0] + parts[1], whole)
+    torch.testing.assert_close(parts[0] + parts[1], full)
     with torch.no_grad():
-        assert torch.equal(fisher_product(function, parameters, weights, sizes)(vector), whole)
+        assert torch.equal(fisher_product(function, parameters, weights, sizes)(vector), full)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_fisher_product_of_an_actor_critic_is_the_derivative_of_the_gradient_of_
             for p, g in zip(parameters.values(), second, strict=True)
         ]
     )
-    ours = fisher_product(function, parameters, weights, sizes)(vector)
-    assert not ours.requires_grad
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-3)
+    result = fisher_product(function, parameters, weights, sizes)(vector)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-3)
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 8))

@@ -66,8 +66,8 @@ def test_gae_equals_the_double_sum_and_the_loop(batch, gamma, lam):
     values, mask = batch[1], batch[3]
     close(advantages, torch.where(mask, reference(*batch, gamma, lam), 0.0))
     close(returns, torch.where(mask, advantages + values, 0.0))
-    for ours, theirs in zip((advantages, returns), references.gae(*batch, gamma, lam), strict=True):
-        close(ours, theirs)
+    for result, expected in zip((advantages, returns), references.gae(*batch, gamma, lam), strict=True):
+        close(result, expected)
 
 
 @given(batch=any_episodes, gamma=fractions, lam=fractions)
@@ -84,8 +84,8 @@ def test_signals_are_estimated_each_by_itself(batch, gamma, lam):
 @given(batch=any_episodes, gamma=fractions, lam=fractions, order=st.permutations(range(4)))
 def test_permuting_rows_permutes_the_result(batch, gamma, lam, order):
     order = [b for b in order if b < len(batch[0])]
-    for whole, part in zip(gae(*batch, gamma, lam), gae(*(x[order] for x in batch), gamma, lam), strict=True):
-        close(part, whole[order])
+    for full, part in zip(gae(*batch, gamma, lam), gae(*(x[order] for x in batch), gamma, lam), strict=True):
+        close(part, full[order])
 
 
 @given(batch=any_episodes, gamma=fractions, lam=fractions, extra=st.integers(1, 3))
@@ -94,9 +94,9 @@ def test_columns_after_the_end_change_nothing(batch, gamma, lam, extra):
     truncated[:, -1:] |= ~terminated[:, -1:]
     steps = mask.shape[1]
     wide = [torch.cat((x, x.new_zeros(len(x), extra)), 1) for x in batch]
-    for whole, part in zip(gae(*wide, gamma, lam), gae(*batch, gamma, lam), strict=True):
-        close(whole[:, :steps], part)
-        assert not whole[:, steps:].any()
+    for full, part in zip(gae(*wide, gamma, lam), gae(*batch, gamma, lam), strict=True):
+        close(full[:, :steps], part)
+        assert not full[:, steps:].any()
 
 
 def test_rewards_at_masked_steps_go_to_the_latest_own_step_before_them():
@@ -131,8 +131,8 @@ def test_values_where_nobody_decides_do_not_matter():
     rewards, values, bootstrap, mask, terminated, truncated = batch
     values, bootstrap = values.where(mask, torch.nan), bootstrap.where(truncated | (torch.arange(20) == 19), torch.nan)
     results = gae(rewards, values, bootstrap, mask, terminated, truncated, 0.9, 0.9)
-    for ours, expected in zip(results, gae(*batch, 0.9, 0.9), strict=True):
-        assert torch.equal(ours, expected)
+    for result, expected in zip(results, gae(*batch, 0.9, 0.9), strict=True):
+        assert torch.equal(result, expected)
 
 
 def test_inputs_stay_as_they_were_and_nothing_carries_a_gradient():

@@ -39,8 +39,8 @@ def test_lagrange_equals_torch_adam_and_sgd(costs, budget, lr):
             optimizer.step()
             with torch.no_grad():
                 value.clamp_(0, 3)
-        ours = after(Lagrange(budget, value=0.5, lr=lr, maximum=3.0, optimizer=name), costs)
-        assert ours.multiplier == pytest.approx(value.item(), rel=1e-9, abs=1e-9)
+        multiplier = after(Lagrange(budget, value=0.5, lr=lr, maximum=3.0, optimizer=name), costs)
+        assert multiplier.multiplier == pytest.approx(value.item(), rel=1e-9, abs=1e-9)
 
 
 @given(
@@ -54,7 +54,7 @@ def test_lagrange_equals_torch_adam_and_sgd(costs, budget, lr):
 def test_pid_equals_its_equations(costs, budget, kp, ki, kd, delay):
     scale = budget or 1.0
     integral, proportional, smoothed, past = 0.001, 0.0, 0.0, collections.deque([0.0], maxlen=delay)
-    ours = PID(budget, kp, ki, kd, delay, error_decay=0.9, cost_decay=0.8)
+    multiplier = PID(budget, kp, ki, kd, delay, error_decay=0.9, cost_decay=0.8)
     for cost in costs:
         error = (cost - budget) / scale
         integral = max(0.0, integral + ki * error)
@@ -62,9 +62,9 @@ def test_pid_equals_its_equations(costs, budget, kp, ki, kd, delay):
         smoothed = 0.8 * smoothed + 0.2 * cost / scale
         derivative = max(0.0, smoothed - past[0])
         past.append(smoothed)
-        ours = ours.updated(cost)
+        multiplier = multiplier.updated(cost)
         expected = max(0.0, kp * proportional + integral + kd * derivative)
-        assert ours.multiplier == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert multiplier.multiplier == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @given(costs=costs_of_a_run, budget=budgets, gain=st.floats(0, 100))
@@ -189,8 +189,8 @@ def test_combine_without_a_multiplier_is_the_advantage_and_refuses_other_shapes(
 @given(ratio=st.floats(0, 3), cost=st.floats(-3, 3), clip=st.floats(0.05, 0.5))
 def test_pessimistic_cost_surrogate_equals_its_formula(ratio, cost, clip):
     bounded = min(max(ratio, 1 - clip), 1 + clip)
-    ours = pessimistic_cost_surrogate(*(torch.tensor([x], dtype=torch.float64) for x in (ratio, cost)), clip)
-    assert ours.item() == pytest.approx(max(ratio * cost, bounded * cost), abs=1e-12)
+    result = pessimistic_cost_surrogate(*(torch.tensor([x], dtype=torch.float64) for x in (ratio, cost)), clip)
+    assert result.item() == pytest.approx(max(ratio * cost, bounded * cost), abs=1e-12)
 
 
 def test_pessimistic_cost_surrogate_stops_only_gains_already_made():

@@ -58,14 +58,14 @@ def sampled_optimum(objectives, size, generator, rounds=40, samples=96):
     half = best.shape[1] // 2
     best[:, :half] /= lengths[:, :half]
     best[:, half:] *= generator.uniform(size=lengths[:, half:].shape) ** (1 / size) / lengths[:, half:]
-    values = objectives.of(best)
+    values = objectives.values_at(best)
     chosen = values.argmin(1)
     every = np.arange(objectives.problems)
     point, value = best[every, chosen], values[every, chosen]
     for round_ in range(rounds):
         moved = point[:, None] + 0.75**round_ * generator.normal(size=(objectives.problems, samples, size))
         moved /= np.maximum(1, np.linalg.norm(moved, axis=-1, keepdims=True))
-        values = objectives.of(moved)
+        values = objectives.values_at(moved)
         chosen = values.argmin(1)
         better = values[every, chosen] < value
         point[better], value[better] = moved[every, chosen][better], values[every, chosen][better]
@@ -79,7 +79,7 @@ class Objective(collections.namedtuple("Objective", "g b c")):
     def problems(self):
         return len(self.b)
 
-    def of(self, points):
+    def values_at(self, points):
         violations = (points @ self.b.transpose(0, 2, 1) + self.c[:, None]).max(-1)
         if self.g is None:
             return violations
@@ -219,9 +219,9 @@ def test_a_cut_short_solve_in_float32_stays_in_the_trust_region_and_within_the_b
 def test_gradients_that_are_not_finite_end_at_the_old_weights():
     old = torch.tensor([1.0, 2.0])
     solution = constrained_step(torch.tensor([math.nan, 1.0]), torch.ones(1, 2), torch.zeros(1), 0.1, identity)
-    found = backtracking(lambda x: (float(x.sum()), [0.0], 0.0), old, solution.step, [0.0], 0.1)
-    assert found.vector is old
-    assert found.accepted is None
+    taken = backtracking(lambda x: (float(x.sum()), [0.0], 0.0), old, solution.step, [0.0], 0.1)
+    assert taken.vector is old
+    assert taken.accepted is None
 
 
 def test_too_many_constraints_are_refused():
@@ -259,15 +259,15 @@ def test_backtracking_takes_the_first_candidate_that_keeps_its_promises(loss, co
             expected = j
             break
     old = torch.zeros(1, dtype=torch.float64)
-    found = backtracking(evaluate, old, torch.ones(1, dtype=torch.float64), [violation], 0.01, 0.5, 6)
-    assert found.accepted == expected
+    accepted = backtracking(evaluate, old, torch.ones(1, dtype=torch.float64), [violation], 0.01, 0.5, 6)
+    assert accepted.accepted == expected
     if expected is None:
-        assert found.vector is old
+        assert accepted.vector is old
         assert old.tolist() == [0.0]
-        assert (found.kl, found.loss_change, found.cost_changes) == (0.0, 0.0, (0.0,))
+        assert (accepted.kl, accepted.loss_change, accepted.cost_changes) == (0.0, 0.0, (0.0,))
     else:
-        assert found.vector.tolist() == [lengths[expected]]
-        assert found.kl == at(lengths[expected])[2]
+        assert accepted.vector.tolist() == [lengths[expected]]
+        assert accepted.kl == at(lengths[expected])[2]
 
 
 @pytest.mark.parametrize("broken", ["loss", "cost", "kl"])
@@ -307,8 +307,8 @@ def test_steps_lower_a_real_cost_to_its_budget():
             gradients[0], gradients[1][None], vector(mean_cost - budget), 0.02, lambda x, f=fisher: f(x) + 1e-4 * x
         )
         cases.append(solution.case)
-        found = backtracking(evaluate, flat, solution.step, [mean_cost - budget], 0.02)
-        logits = unflatten(found.vector, logits)
+        accepted = backtracking(evaluate, flat, solution.step, [mean_cost - budget], 0.02)
+        logits = unflatten(accepted.vector, logits)
     p = function(logits).exp()[0]
     assert cases[0] == "recovery"
     assert cases[-1] == "constrained"

@@ -24,6 +24,8 @@ from marl_ray.config import SPECS
 
 RUN, SWEEP = "jobs/configs/multigrid_mappo.yaml", "jobs/configs/sweep_gridworld.yaml"
 CLUSTER, SERVE = "cluster/configs/training.yaml", "serve/configs/gridworld.yaml"
+WITHOUT_DOCUMENT = {"tasks", "config schema", "runs logs", "cluster logs", "cluster local"}
+"""Two print JSON always, two print a log as it is, and one starts nodes and waits."""
 LINE = 63
 """Most characters of a command's line in the help, in a terminal of 80 columns."""
 
@@ -45,11 +47,15 @@ def test_the_stored_page_is_what_the_commands_say():
 def test_every_command_has_a_short_line_and_every_option_a_meaning():
     for path, command in commands():
         assert 0 < len(command.help.strip().split("\n\n")[0].replace("\n", " ")) <= LINE, path
-        assert [one.name for one in command.params if not getattr(one, "help", None) and one.name != "help"] == [], path
+        assert [
+            option.name for option in command.params if not getattr(option, "help", None) and option.name != "help"
+        ] == [], path
 
 
-def test_every_document_has_a_form():
-    assert {path for path, command in commands() if any(one.name == "as_json" for one in command.params)} == set(FORMS)
+def test_every_listing_and_result_can_be_a_document_whose_form_is_told():
+    with_document = {path for path, command in commands() if any(option.name == "as_json" for option in command.params)}
+    assert with_document == set(FORMS)
+    assert {path for path, _ in commands()} - with_document == WITHOUT_DOCUMENT
 
 
 def test_the_help_begins_with_train_and_has_groups():
@@ -90,7 +96,7 @@ def test_a_shell_completes_names(words: str, expected: list[str]):
     [
         (("trian",), "Did you mean 'train'"),
         (("runs", "resme"), "Did you mean 'resume'"),
-        (("experiment", "lst"), "Did you mean 'list'"),
+        (("experiment", "list"), "Did you mean 'ls'"),
         (("train", RUN, "hyper.lrr=1"), "unknown key 'hyper.lrr'; did you mean hyper.lr or hyper.lr_warmup?"),
         (("train", RUN, "hyper.learning_rate=1"), "unknown key 'hyper.learning_rate'; did you mean hyper.lr?"),
         (("train", RUN, "total_steps=9"), "unknown key 'total_steps'; did you mean train.total_steps?"),
@@ -130,8 +136,35 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
     done = marl_ray(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert expected in " ".join(done.stderr.split())
-    if not expected.startswith("Did"):
-        assert done.stderr.startswith("marl-ray: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("marl-ray") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("train",), "marl-ray train: Missing argument 'CONFIG'; marl-ray train --help tells more"),
+        (("runs", "ls", "--jsno"), "marl-ray runs ls: No such option: --jsno (Possible options: --json)"),
+        (("train", RUN, "--hyper.lr=3"), "; a key of the config has no dashes: hyper.lr=VALUE; "),
+        (("tasks", "nope"), "marl-ray tasks: Invalid value for 'kind': 'nope' is not one of 'python', 'arithmetic'"),
+        (("train", RUN, "name="), f"marl-ray: {RUN}: name: expected text, got nothing"),
+        (
+            ("train", RUN, "name=a/b"),
+            "name: expected letters, digits, _, . and -, a letter or digit first, at most 100",
+        ),
+        (("train", RUN, "hyper.lr=fast"), "hyper.lr: expected a number, got 'fast'"),
+        (("train", RUN, "train.total_steps=1.5"), "train.total_steps: expected a whole number, got 1.5"),
+        (
+            ("train", RUN, "resume_from=models:/x/1"),
+            "'models:/x/1' is a bundle, which has no optimiser; expected a run's",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_was_expected(arguments: tuple[str, ...], expected: str):
+    done = marl_ray(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    # A command that takes its time says what it does.
+    errors = [line for line in done.stderr.splitlines() if not re.fullmatch(r"\S+: +\d+\.\d s  .*", line)]
+    assert len(errors) == 1 and expected in errors[0], done.stderr
 
 
 def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):

@@ -101,7 +101,7 @@ def _differences(chart: Any, config: Any, path: str = "") -> list[str]:
 def test_the_chart_and_a_config_render_the_same(case: str):
     values, config = CASES[case]
     kind = case.split()[0]
-    [of_chart] = [one for one in documents(VALUES | values) if one["kind"] == kind]
+    [of_chart] = [document for document in documents(VALUES | values) if document["kind"] == kind]
     of_config = render(parse_config(ClusterConfig, CONFIG | {"name": of_chart["metadata"]["name"]} | config))[0]
     assert of_config["kind"] == kind
     assert _differences(_compared(of_chart["spec"]), _compared(of_config["spec"])) == []
@@ -113,10 +113,10 @@ def test_the_chart_and_a_config_render_the_same(case: str):
 
 
 def test_any_other_difference_is_seen():
-    [of_chart] = [one for one in documents(VALUES | CASES["RayJob"][0]) if one["kind"] == "RayJob"]
+    [of_chart] = [document for document in documents(VALUES | CASES["RayJob"][0]) if document["kind"] == "RayJob"]
     changed = deepcopy(of_chart)
     head = changed["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     head["terminationGracePeriodSeconds"] = 1
     head["containers"][0]["env"].append({"name": "NEW", "value": "1"})
-    found = _differences(_compared(of_chart), _compared(changed))
-    assert {line.split(":")[0].rpartition(".")[2] for line in found} == {"NEW", "terminationGracePeriodSeconds"}
+    differences = _differences(_compared(of_chart), _compared(changed))
+    assert {line.split(":")[0].rpartition(".")[2] for line in differences} == {"NEW", "terminationGracePeriodSeconds"}

@@ -47,8 +47,8 @@ def test_what_is_rendered_has_no_finding(parts, kind):
     resource, *others = rendered(parts)
     assert resource["kind"] == kind
     budgets = {"PodDisruptionBudget"} if kind == "RayService" else set()
-    assert {one["kind"] for one in others} == {"NetworkPolicy"} | budgets
-    assert [finding for one in (resource, *others) for finding in lint_manifest(one, kind)] == []
+    assert {item["kind"] for item in others} == {"NetworkPolicy"} | budgets
+    assert [finding for item in (resource, *others) for finding in lint_manifest(item, kind)] == []
 
 
 def test_a_job_by_the_clock_has_the_job_inside():
@@ -70,20 +70,20 @@ def test_a_job_by_the_clock_has_the_job_inside():
 def test_every_pod_is_confined_drains_and_gets_what_it_asks_for(parts):
     resource, *_ = rendered(parts, {"drain_s": 45})
     cluster = cluster_of(resource)
-    templates = [one["template"] for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    templates = [pod_group["template"] for pod_group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
     templates += [resource["spec"]["submitterPodTemplate"]] if "submitterPodTemplate" in resource["spec"] else []
     for template in templates:
         spec, [container] = template["spec"], template["spec"]["containers"]
         assert spec["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container["resources"]["requests"] == container["resources"]["limits"]
-        mounts = {one["name"] for one in container["volumeMounts"]}
-        assert mounts == {one["name"] for one in spec["volumes"]} >= {"tmp"}
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in spec["volumes"]} >= {"tmp"}
     for template in templates[: 1 + len(cluster["workerGroupSpecs"])]:
         spec, [container] = template["spec"], template["spec"]["containers"]
         assert spec["terminationGracePeriodSeconds"] == PAUSE_S + 45 + MARGIN_S
         assert {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "45"} in container["env"]
-        assert "shared-memory" in {one["name"] for one in spec["volumes"]}
+        assert "shared-memory" in {volume["name"] for volume in spec["volumes"]}
 
 
 def test_the_head_does_no_work_and_stays_and_spot_groups_fall_back():
@@ -104,7 +104,7 @@ def test_the_head_does_no_work_and_stays_and_spot_groups_fall_back():
         groups["rollouts-fallback"]["template"],
     ):
         [term] = _terms(template)
-        assert {one["operator"] for one in term["matchExpressions"]} == {"NotIn"}
+        assert {expression["operator"] for expression in term["matchExpressions"]} == {"NotIn"}
     assert cluster["autoscalerOptions"]["version"] == "v2"
     assert all(group["template"]["spec"]["restartPolicy"] == "Never" for group in groups.values())
 
@@ -125,13 +125,13 @@ def test_the_pods_of_a_gateway_have_a_budget_keys_and_a_spool():
     assert budget["spec"]["minAvailable"] == 2 and budget["metadata"]["name"] == "train-gateway"
     [group] = resource["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert budget["spec"]["selector"]["matchLabels"].items() <= group["template"]["metadata"]["labels"].items()
-    mounts = {one["mountPath"]: one["name"] for one in group["template"]["spec"]["containers"][0]["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]}
     assert mounts["/etc/marl-ray"] == "api-keys" and mounts["/var/lib/marl-ray/spool"] == "spool"
 
 
 def test_storage_is_a_claim_or_a_folder_of_every_machine():
     [resource, *_] = rendered({"volumes": [{"host": "/mnt/runs", "path": "/runs"}, {"claim": "data", "path": "/data"}]})
-    volumes = {one["name"]: one for one in resource["spec"]["headGroupSpec"]["template"]["spec"]["volumes"]}
+    volumes = {volume["name"]: volume for volume in resource["spec"]["headGroupSpec"]["template"]["spec"]["volumes"]}
     assert volumes["storage"]["hostPath"] == {"path": "/mnt/runs", "type": "Directory"}
     assert volumes["storage-1"]["persistentVolumeClaim"] == {"claimName": "data"}
 
@@ -263,7 +263,7 @@ def test_a_large_number_of_cpus_is_written_out():
 def test_any_config_renders_to_what_the_linter_takes(groups, parts):
     manifests = rendered({"groups": groups}, parts)
     assert list(yaml.safe_load_all(to_yaml(manifests))) == manifests
-    assert [finding for one in manifests for finding in lint_manifest(one, "x")] == []
+    assert [finding for manifest in manifests for finding in lint_manifest(manifest, "x")] == []
 
 
 def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):
@@ -278,7 +278,7 @@ def test_the_command_prints_manifests_of_the_shipped_config(tmp_path):
 @pytest.mark.parametrize("parts", [SERVICE, {"job": {"entrypoint": "x", "schedule": "0 3 * * *"}}])
 def test_a_run_is_submitted_to_no_gateway_and_by_no_clock(tmp_path, parts):
     with pytest.raises(MarlRayError, match=r"--kuberay: expected the config of a cluster without service"):
-        submission.submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts))
+        submission.submit(cast(Connection, None), "train", tmp_path, (), parse_config(ClusterConfig, BASE | parts), "x")
 
 
 @pytest.mark.parametrize("name", ["Train", "a" * 48, "a/b", "a\n"])
@@ -291,11 +291,11 @@ def test_a_run_of_a_name_that_the_operator_refuses_is_not_submitted(tmp_path, na
 
 @pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
 def test_whoever_does_not_answer_is_told_that_the_job_goes_on(key, monkeypatch, capsys):
-    def asked(question: str) -> str:
+    def answered_no(question: str) -> str:
         assert "end the job? [y/N]" in question
         raise key
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("builtins.input", answered_no)
     submission._ask(cast(Connection, None), "mine")
     assert "rayjob/mine: it goes on; marl-ray cluster logs|wait|delete rayjob/mine" in capsys.readouterr().err

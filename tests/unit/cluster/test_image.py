@@ -42,10 +42,10 @@ def test_the_torch_that_is_installed_first_is_the_pinned_one():
 def test_the_extras_that_are_installed_are_the_projects_and_all_else_is_pinned():
     [project] = [line for line in LINES if '".[' in line]
     options = shlex.split(project)
-    asked = Requirement(f"marl-ray{options[-1].removeprefix('.')}")
+    requirement = Requirement(f"marl-ray{options[-1].removeprefix('.')}")
     assert (
-        asked.extras
-        and asked.extras
+        requirement.extras
+        and requirement.extras
         <= tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     )
     assert options[options.index("--constraint") + 1] == "constraints.txt"

@@ -64,10 +64,10 @@ def test_a_token_of_a_command_is_asked_for_again_when_it_has_expired(tmp_path):
         config = yaml.safe_load((tmp_path / "kubeconfig").read_text()) | {"users": [{"name": "u", "user": user}]}
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
         connection = connect(str(tmp_path / "kubeconfig"))
-        asked = len(calls.read_text().split())
+        calls_made = len(calls.read_text().split())
         for _ in range(2):
             connection.request("GET", "/api/v1")
-        assert len(calls.read_text().split()) == asked + 2
+        assert len(calls.read_text().split()) == calls_made + 2
 
 
 def test_a_folder_and_bytes_are_no_kubeconfig(tmp_path):

@@ -252,11 +252,11 @@ def test_gateway() -> None:
 def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: run\nenv: {id: x}\nhyper:\n  lr: 0.0007\n")
     (tmp_path / "b.yaml").write_text("# a comment\nenv:\n  id: x\nname: run\n")
-    one, other = (load_config(RunConfig, tmp_path / name) for name in ("a.yaml", "b.yaml"))
-    assert config_hash(one) == config_hash(other)
-    assert config_hash(one) == config_hash(parse_config(RunConfig, one.resolved()))
-    assert config_hash(one) != config_hash(load_config(RunConfig, tmp_path / "a.yaml", ["seed=1"]))
-    assert len(config_hash(one)) == 64
+    first, other = (load_config(RunConfig, tmp_path / name) for name in ("a.yaml", "b.yaml"))
+    assert config_hash(first) == config_hash(other)
+    assert config_hash(first) == config_hash(parse_config(RunConfig, first.resolved()))
+    assert config_hash(first) != config_hash(load_config(RunConfig, tmp_path / "a.yaml", ["seed=1"]))
+    assert len(config_hash(first)) == 64
 
 
 def test_the_hash_is_the_same_in_another_process() -> None:

@@ -56,9 +56,11 @@ def test_the_more_particular_default_wins() -> None:
     """The family's < the algorithm's own < the run's < the policy's."""
     own = "hyper: {lr: 5.0e-7, gamma: 0.9}"
     team = f"team={{a: {{model: {{preset: tiny-1m}}}}, b: {{agents: [x], model: {{path: y}}, {own}}}}}"
-    found = run("ppo", None, team, "hyper.lr=1e-4", "hyper.gae_lambda=0.97")
-    of = [(found.hyper_of(name).lr, found.hyper_of(name).gamma, found.hyper_of(name).gae_lambda) for name in "ab"]
-    assert of == [(1e-4, 1.0, 0.97), (5e-7, 0.9, 0.97)]
+    defaults = run("ppo", None, team, "hyper.lr=1e-4", "hyper.gae_lambda=0.97")
+    given = [
+        (defaults.hyper_of(name).lr, defaults.hyper_of(name).gamma, defaults.hyper_of(name).gae_lambda) for name in "ab"
+    ]
+    assert given == [(1e-4, 1.0, 0.97), (5e-7, 0.9, 0.97)]
     assert run("gspo", {"path": "y"}).hyper_of("a").clip_range == (1 - 3e-4, 1 + 4e-4)
 
 

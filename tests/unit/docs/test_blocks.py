@@ -77,5 +77,5 @@ def problems(kind: type[Config], data: object) -> set[str]:
     try:
         kind.model_validate(data)
     except ValidationError as error:
-        return {one["type"] for one in error.errors()}
+        return {mistake["type"] for mistake in error.errors()}
     return set()

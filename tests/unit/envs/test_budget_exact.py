@@ -34,8 +34,8 @@ def test_an_indifferent_policy_is_worth_the_mean_of_all_plans():
     config = load_config(RunConfig, CONFIG, ())
     plans = np.array(list(itertools.product(range(len(EFFORTS)), repeat=TASKS)))
     costs, chances = (np.array([getattr(e, key) for e in EFFORTS])[plans].sum(1) for key in ("cost", "success"))
-    found = States(config, 30).worth(indifferent(config))
-    assert found == pytest.approx((chances.mean(), costs.mean(), (costs <= 30).mean()))
+    worth = States(config, 30).worth(indifferent(config))
+    assert worth == pytest.approx((chances.mean(), costs.mean(), (costs <= 30).mean()))
 
 
 def test_no_state_breaks_a_hard_limit():

@@ -40,11 +40,11 @@ def rows_of(batch: EnvBatch, like: Sequence[np.ndarray]) -> list[np.ndarray]:
     return rows
 
 
-def assert_equal(ours: Any, expected: Any) -> None:
-    for mine, theirs in zip(ours, expected, strict=True):
-        if not np.array_equal(mine, theirs):  # the message costs more than the steps
-            np.testing.assert_array_equal(mine, theirs)
-        assert mine.dtype == theirs.dtype
+def assert_equal(actual: Any, expected: Any) -> None:
+    for own, reference in zip(actual, expected, strict=True):
+        if not np.array_equal(own, reference):  # the message costs more than the steps
+            np.testing.assert_array_equal(own, reference)
+        assert own.dtype == reference.dtype
 
 
 VARIANTS: list[tuple[dict[str, Any], dict[str, float]]] = [

@@ -142,10 +142,10 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments() -> None:
     shown = env.demonstrations(25, seed=4)
     assert shown == env.demonstrations(25, seed=4) != env.demonstrations(25, seed=5)
     episodes: list[list[Any]] = []
-    for one in shown:
-        if one.prompt.endswith("(6 turns left)\n"):
+    for demonstration in shown:
+        if demonstration.prompt.endswith("(6 turns left)\n"):
             episodes.append([])
-        episodes[-1].append(one)
+        episodes[-1].append(demonstration)
     assert len(episodes) == 25
     by_prompt = {task.prompt: task for task in env.train}
     played = set()
@@ -153,9 +153,9 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments() -> None:
         task = by_prompt[episode[0].prompt.split("Question: ")[1].split("\n")[0]]
         env.reset(options={"index": next(i for i in range(env.tasks) if env.task_at(i, "train") is task)})
         played.add(task.kind)
-        for one in episode:
-            assert env.observe(one.agent) == one.prompt
-            env.step(one.response)
+        for demonstration in episode:
+            assert env.observe(demonstration.agent) == demonstration.prompt
+            env.step(demonstration.response)
         assert env.infos["agent"]["metrics"]["problems"] == 0.0
         assert env.infos["agent"]["solved"]
     assert played == set(KINDS)
@@ -198,10 +198,12 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
     )
     env = React([], data=str(path), held_out=0.0, instructions="")
     assert env.tasks == 2
-    for one in env.demonstrations(2, 0):
-        env.reset(options={"index": next(i for i in range(2) if env.task_at(i, "train").prompt in one.prompt)})
-        assert env.observe("agent") == one.prompt == f"Question: {env.task.prompt}\n(6 turns left)\n"
-        env.step(one.response)
+    for demonstration in env.demonstrations(2, 0):
+        env.reset(
+            options={"index": next(i for i in range(2) if env.task_at(i, "train").prompt in demonstration.prompt)}
+        )
+        assert env.observe("agent") == demonstration.prompt == f"Question: {env.task.prompt}\n(6 turns left)\n"
+        env.step(demonstration.response)
         assert env.infos["agent"]["solved"]
 
 

@@ -74,18 +74,18 @@ def test_references_pass_and_mutants_fail_in_the_sandbox(pool, level):
 
 def test_most_mistakes_fail_a_public_test(pool):
     tasks = programs(200, (1, 2), "train")[::10]
-    found = [
+    passing = [
         check(pool, mutant.code, task.code, Limits()).public < 1
         for task in tasks
         for mutant in mutants(task.code.reference)[:2]
     ]
-    assert sum(found) > 0.8 * len(found)
+    assert sum(passing) > 0.8 * len(passing)
 
 
 def test_mutants_change_one_token():
-    found = mutants("def f(x):\n    return x[-3:] + [len('a') <= 0]  # 7\n")
-    assert ("def f(x):\n    return x[-4:] + [len('a') <= 0]  # 7\n", "4", "3") in found
-    assert {(mutant.right, mutant.wrong) for mutant in found} == {
+    mutated = mutants("def f(x):\n    return x[-3:] + [len('a') <= 0]  # 7\n")
+    assert ("def f(x):\n    return x[-4:] + [len('a') <= 0]  # 7\n", "4", "3") in mutated
+    assert {(mutant.right, mutant.wrong) for mutant in mutated} == {
         ("-", "+"), ("3", "4"), ("3", "2"), ("3", "5"), ("+", "-"), ("'a'", "'b'"), ("'a'", "'c'"), ("<=", ">="),
         ("0", "1"), ("0", "2"),
     }  # fmt: skip

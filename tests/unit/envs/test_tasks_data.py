@@ -36,14 +36,14 @@ def written(tmp_path: Path, lines: list[object], name: str = "data.jsonl") -> st
 
 def test_mathematics(tmp_path):
     full = {"prompt": "a", "answer": 0.5, "solution": "half, so 0.5", "task_id": "x", "level": 3}
-    found = read_math(written(tmp_path, [SUM, "", full]))
-    assert found == (MathTask("0", "1+1=", "2"), MathTask("x", "a", "0.5", "half, so 0.5", 3.0))
+    tasks = read_math(written(tmp_path, [SUM, "", full]))
+    assert tasks == (MathTask("0", "1+1=", "2"), MathTask("x", "a", "0.5", "half, so 0.5", 3.0))
 
 
 def test_code(tmp_path):
-    found = read_code(written(tmp_path, [ADD, DOUBLE]))
-    assert found[0] == GivenProgram("add", ADD["prompt"], ADDED, 2.0)
-    assert found[1] == GivenProgram("double", "Double.", CodeTask((StdioTest(b"2", b"4"),)))
+    tasks = read_code(written(tmp_path, [ADD, DOUBLE]))
+    assert tasks[0] == GivenProgram("add", ADD["prompt"], ADDED, 2.0)
+    assert tasks[1] == GivenProgram("double", "Double.", CodeTask((StdioTest(b"2", b"4"),)))
 
 
 def test_one_file_serves_training_and_evaluation(tmp_path):

@@ -68,11 +68,11 @@ class Together(ParallelEnv):
 
 
 def prompts(env: Any, indices: Any, split: str = "train", seed: int | None = None) -> list[str]:
-    found = []
+    texts = []
     for index in indices:
         env.reset(seed=seed, options={"index": index, "split": split})
-        found.append(env.observe(env.agent_selection))
-    return found
+        texts.append(env.observe(env.agent_selection))
+    return texts
 
 
 @pytest.mark.parametrize("make", [Echo, lambda: Echo(cost=["tokens"]), MathTasks])
@@ -139,8 +139,8 @@ def test_without_an_index_the_seed_draws_the_task() -> None:
         env.reset(seed=seed)
         return env.observe("speaker")
 
-    one, other = Echo(), Echo()
-    same = [drawn(one, 3), *(drawn(one, None) for _ in range(20))]
+    first, other = Echo(), Echo()
+    same = [drawn(first, 3), *(drawn(first, None) for _ in range(20))]
     assert same == [drawn(other, 3), *(drawn(other, None) for _ in range(20))] and len(set(same)) > 1
 
 
@@ -247,8 +247,9 @@ def test_demonstrations_are_right_and_of_training_tasks() -> None:
     shown = env.demonstrations(50, seed=1)
     held_out = {task.prompt for task in env.test}
     answers = {task.prompt: task.answer for task in env.train}
-    assert len({one.prompt for one in shown}) == 50 and not held_out & {one.prompt for one in shown}
-    assert all(math_reward(one.response, answers[one.prompt]) for one in shown)
+    prompts = {demonstration.prompt for demonstration in shown}
+    assert len(prompts) == 50 and not held_out & prompts
+    assert all(math_reward(demonstration.response, answers[demonstration.prompt]) for demonstration in shown)
     assert shown == env.demonstrations(50, seed=1) != env.demonstrations(50, seed=2)
 
 

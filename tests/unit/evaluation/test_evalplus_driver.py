@@ -151,8 +151,8 @@ def test_a_time_limit_leaves_the_timer_that_was_running():
 
 def test_the_reference_sees_fresh_inputs_and_prints_nothing(capsys):
     program = "def f(xs):\n    print(xs)\n    xs.append(1)\n    return len(xs)\n"
-    found, seconds = outputs(program, "f", dumps([[[1]], [[1, 2]]]), False)
-    assert loads(found) == [2, 3] and len(seconds) == 2
+    printed, seconds = outputs(program, "f", dumps([[[1]], [[1, 2]]]), False)
+    assert loads(printed) == [2, 3] and len(seconds) == 2
     assert loads(outputs("def f(x): return x or None", "f", dumps([[0], [1]]), True)[0]) == [False, True]
     assert capsys.readouterr().out == ""
 
@@ -216,10 +216,10 @@ def test_what_a_prompt_of_mbpp_plus_shows_is_public():
 
 
 @pytest.mark.parametrize(
-    ("given_id", "one"), [("HumanEval/3", "HumanEval/3"), ("3", "HumanEval/3"), ("Mbpp/3", "Mbpp/3")]
+    ("given_id", "written_id"), [("HumanEval/3", "HumanEval/3"), ("3", "HumanEval/3"), ("Mbpp/3", "Mbpp/3")]
 )
-def test_samples_may_name_their_problem_in_several_ways(given_id, one):
-    assert benchmark("humaneval_plus").same_id(given_id) == one
+def test_samples_may_name_their_problem_in_several_ways(given_id, written_id):
+    assert benchmark("humaneval_plus").same_id(given_id) == written_id
 
 
 def test_a_benchmark_says_how_models_write_for_it():

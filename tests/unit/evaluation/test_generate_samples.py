@@ -44,7 +44,7 @@ def save(folder: Path, agents: dict[str, str], env: dict[str, Any], context: int
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> str:
+def single_policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(tmp_path_factory.mktemp("one"), {"solver": "only"}, {"id": "math"})
 
 
@@ -53,11 +53,13 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(tmp_path_factory.mktemp("team"), {"generator": "writes", "reviewer": "reads"}, TEAM)
 
 
-@pytest.mark.parametrize("who", ["one", "team"])
-def test_a_sample_depends_on_nothing_but_weights_seed_task_and_number(who: str, request: pytest.FixtureRequest) -> None:
-    bundle = request.getfixturevalue(who)
+@pytest.mark.parametrize("name", ["single_policy", "team"])
+def test_a_sample_depends_on_nothing_but_weights_seed_task_and_number(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    bundle = request.getfixturevalue(name)
     writer = Writer(WritingRequest(bundle), OWN)
-    jobs = [(problem, sample) for problem in problems() for sample in range(2 if who == "one" else 1)]
+    jobs = [(problem, sample) for problem in problems() for sample in range(2 if name == "single_policy" else 1)]
     rows = writer.rows(jobs)
     assert [(row["task_id"], row["sample"]) for row in rows] == [(p.task_id, n) for p, n in jobs]
     assert [writer.rows([job])[0] for job in reversed(jobs)] == rows[::-1]
@@ -114,18 +116,18 @@ def test_policies_are_shown_no_test_that_counts_unless_the_prompt_shows_it() -> 
     assert problems("humaneval", "humaneval.jsonl")[0].shown.public == ()
 
 
-def test_what_an_answer_is_without_being_asked(one: str, team: str, tmp_path: Path) -> None:
+def test_what_an_answer_is_without_being_asked(single_policy: str, team: str, tmp_path: Path) -> None:
     plain = save(tmp_path, {"a": "p"}, {"id": "math"}, chat=False)
     blocks = save(tmp_path, {"generator": "g"}, TEAM | {"kwargs": {"answer": "block", "reviewer": False}})
     for bundle, name, kind in [
-        (one, "humaneval", "output"),
+        (single_policy, "humaneval", "output"),
         (plain, "humaneval", "completion"),
         (plain, "jsonl", "solution"),
         (team, "humaneval", "solution"),
         (blocks, "humaneval", "output"),
     ]:
         assert Writer(WritingRequest(bundle), benchmark(name)).kind == kind
-    assert Writer(WritingRequest(one, answer="solution"), OWN).kind == "solution"
+    assert Writer(WritingRequest(single_policy, answer="solution"), OWN).kind == "solution"
 
 
 def test_a_completion_ends_where_the_benchmark_says(tmp_path: Path) -> None:
@@ -143,29 +145,29 @@ class Dies:
     """A source that ends after one batch."""
 
     def __init__(self, writer: Writer):
-        self.writer, self.asked = writer, list[tuple[str, int]]()
+        self.writer, self.samples = writer, list[tuple[str, int]]()
 
     def manifest(self, given: Sequence[Problem]) -> dict[str, Any]:
         return self.writer.manifest(given)
 
     def write(self, jobs: Sequence[tuple[Problem, int]]) -> Iterator[list[dict[str, Any]]]:
-        self.asked += [(problem.task_id, number) for problem, number in jobs]
+        self.samples += [(problem.task_id, number) for problem, number in jobs]
         yield self.writer.rows(jobs[1:2])  # in any order
         raise KeyboardInterrupt
 
 
-def test_what_was_written_before_a_kill_is_not_written_again(one: str, tmp_path: Path) -> None:
-    request, of = WritingRequest(one, num_samples=2), {"benchmark": "jsonl", "data_sha256": "x"}
+def test_what_was_written_before_a_kill_is_not_written_again(single_policy: str, tmp_path: Path) -> None:
+    request, header = WritingRequest(single_policy, num_samples=2), {"benchmark": "jsonl", "data_sha256": "x"}
     writer = Writer(request, OWN)
     dies = Dies(writer)
     with pytest.raises(KeyboardInterrupt):
-        generate(dies, request, problems(), of, tmp_path / "out")
+        generate(dies, request, problems(), header, tmp_path / "out")
     with open(tmp_path / "out" / FOLDER / "results.jsonl", "ab") as file:
         file.write(b'{"what": "sample", "ta')
     assert not (tmp_path / "out" / SAMPLES).exists()
     with pytest.raises(KeyboardInterrupt):
-        generate(dies, request, problems(), of, tmp_path / "out")
-    assert dies.asked == [
+        generate(dies, request, problems(), header, tmp_path / "out")
+    assert dies.samples == [
         ("add", 0),
         ("add", 1),
         ("double", 0),
@@ -174,29 +176,29 @@ def test_what_was_written_before_a_kill_is_not_written_again(one: str, tmp_path:
         ("double", 0),
         ("double", 1),
     ]
-    folder, made = generate(writer, request, problems(), of, tmp_path / "out")
-    whole, _ = generate(writer, request, problems(), of, tmp_path / "whole")
-    assert (folder / SAMPLES).read_bytes() == (whole / SAMPLES).read_bytes()
+    folder, made = generate(writer, request, problems(), header, tmp_path / "out")
+    complete, _ = generate(writer, request, problems(), header, tmp_path / "whole")
+    assert (folder / SAMPLES).read_bytes() == (complete / SAMPLES).read_bytes()
     assert made.startswith("outputs of solver of bundle ") and made.endswith(
         "2 a problem (only: temperature 1.2, max_tokens 8)"
     )
     with pytest.raises(MarlRayError, match="holds an evaluation with seed 0, not 3"):
         other = replace(request, seed=3)
-        generate(Writer(other, OWN), other, problems(), of, tmp_path / "out")
+        generate(Writer(other, OWN), other, problems(), header, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("bundle", "options", "message"),
     [
-        ("one", {"agent": "x"}, "^agent: expected one of solver, got 'x'$"),
+        ("single_policy", {"agent": "x"}, "^agent: expected one of solver, got 'x'$"),
         (
-            "one",
+            "single_policy",
             {"num_samples": 2, "greedy": True},
             "^num_samples: expected 1, since greedy .*, got 2$",
         ),
-        ("one", {"prompt": "Say it."}, r"^prompt: expected \{prompt\} in it, got 'Say it.'$"),
-        ("one", {"temperature": 0.0}, "^temperature: Input should be greater than 0, got 0.0$"),
-        ("one", {"max_tokens": 0}, "^max_tokens: Input should be greater than 0, got 0$"),
+        ("single_policy", {"prompt": "Say it."}, r"^prompt: expected \{prompt\} in it, got 'Say it.'$"),
+        ("single_policy", {"temperature": 0.0}, "^temperature: Input should be greater than 0, got 0.0$"),
+        ("single_policy", {"max_tokens": 0}, "^max_tokens: Input should be greater than 0, got 0$"),
         ("team", {"prompt": "{prompt}!"}, "^agent: expected one of generator, reviewer; only a code team"),
     ],
 )
@@ -208,7 +210,7 @@ def test_options_that_do_not_fit_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_bundles_that_cannot_answer(tmp_path: Path, one: str) -> None:
+def test_bundles_that_cannot_answer(tmp_path: Path, single_policy: str) -> None:
     with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models"):
         Writer(WritingRequest(make_bundle(tmp_path, 1)), OWN)
     with pytest.raises(
@@ -218,7 +220,7 @@ def test_bundles_that_cannot_answer(tmp_path: Path, one: str) -> None:
     ):
         first, *others = problems()
         longest = replace(first, task_id="long", prompt=first.prompt + "#" * 100)
-        Writer(WritingRequest(one, max_tokens=510), OWN).manifest([first, longest, *others])
+        Writer(WritingRequest(single_policy, max_tokens=510), OWN).manifest([first, longest, *others])
 
 
 def test_made_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path: Path, capsys: Any) -> None:

@@ -95,10 +95,10 @@ def test_the_estimate_is_the_true_value_within_its_error(tmp_path, data, behavio
     target = bundle(tmp_path, seed)
     truth = true_value(target)
     for estimate in (evaluate_bundle, evaluate_doubly_robust):
-        found = estimate(target, data)
-        assert abs(found.estimate - truth) < 3 * found.error, estimate.__name__
-        assert found.effective > 100 and found.low < found.estimate
-        assert abs(found.mean_weight - 1) < 0.1
+        value = estimate(target, data)
+        assert abs(value.estimate - truth) < 3 * value.error, estimate.__name__
+        assert value.effective > 100 and value.low < value.estimate
+        assert abs(value.mean_weight - 1) < 0.1
 
 
 def test_the_targets_differ_from_the_log_by_more_than_the_errors(tmp_path, data, behaviour):
@@ -116,26 +116,26 @@ def test_a_model_of_the_start_makes_the_error_smaller(tmp_path, data):
 def test_a_bundle_on_its_own_log_has_weights_of_one_and_the_logged_mean(data, behaviour):
     logged = logged_for(behaviour, data)
     assert np.abs(log_weights(behaviour, logged)).max() < 1e-5
-    found = evaluate_bundle(behaviour, logged)
-    assert found.estimate == pytest.approx(logged.outcomes.mean(), abs=1e-5)
-    assert found.mean_weight == pytest.approx(1, abs=1e-5) and found.effective == pytest.approx(UNITS)
+    value = evaluate_bundle(behaviour, logged)
+    assert value.estimate == pytest.approx(logged.outcomes.mean(), abs=1e-5)
+    assert value.mean_weight == pytest.approx(1, abs=1e-5) and value.effective == pytest.approx(UNITS)
 
 
 def test_logs_of_several_arms_are_judged_together(tmp_path, data, behaviour):
     other, target = bundle(tmp_path, 3), bundle(tmp_path, 2)
     log(tmp_path / "log" / "one.parquet", behaviour)
     log(tmp_path / "log" / "two.parquet", other, seed=1, first=UNITS, digest="f")
-    found = evaluate_bundle(target, str(tmp_path / "log"))
-    assert abs(found.estimate - true_value(target)) < 3 * found.error
+    value = evaluate_bundle(target, str(tmp_path / "log"))
+    assert abs(value.estimate - true_value(target)) < 3 * value.error
 
 
 def test_greedy_units_are_left_out(tmp_path, data, behaviour):
     target = bundle(tmp_path, 2)
     log(tmp_path / "log" / "one.parquet", behaviour)
     log(tmp_path / "log" / "two.parquet", behaviour, seed=1, units=50, first=UNITS, greedy=True)
-    found = judge(target, str(tmp_path / "log"), floor=-100)
-    assert found.value == evaluate_bundle(target, data)
-    assert (found.units, found.greedy_units) == (UNITS, 50)
+    value = judge(target, str(tmp_path / "log"), floor=-100)
+    assert value.value == evaluate_bundle(target, data)
+    assert (value.units, value.greedy_units) == (UNITS, 50)
     with pytest.raises(MarlRayError, match="in every one an agent acted greedily"):
         judge(target, str(tmp_path / "log" / "two.parquet"), floor=-100)
 
@@ -188,11 +188,11 @@ def test_a_log_of_other_agents_is_refused_by_name(tmp_path, data):
 def test_log_probabilities_are_the_same_in_one_pass_and_in_several(behaviour):
     rows = torch.tensor([[0, 0], [1, 2], [2, 1]], dtype=torch.int8).repeat(PASS // 3 + 2, 1)
     actions = torch.arange(len(rows)) % 2
-    found = behaviour.log_probs("p", rows, actions)
-    assert found.shape == (len(rows),)
-    torch.testing.assert_close(found[-6:], behaviour.log_probs("p", rows[-6:], actions[-6:]))
+    log_probs = behaviour.log_probs("p", rows, actions)
+    assert log_probs.shape == (len(rows),)
+    torch.testing.assert_close(log_probs[-6:], behaviour.log_probs("p", rows[-6:], actions[-6:]))
     torch.testing.assert_close(
-        found[:6].exp() + behaviour.log_probs("p", rows[:6], 1 - actions[:6]).exp(), torch.ones(6)
+        log_probs[:6].exp() + behaviour.log_probs("p", rows[:6], 1 - actions[:6]).exp(), torch.ones(6)
     )
 
 

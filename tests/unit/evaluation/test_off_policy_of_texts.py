@@ -34,8 +34,10 @@ def serve(bundle: TokenBundle, count: int, path: Path, **settings: float) -> str
     prompts = [Prompt(tuple(PROMPT), seed) for seed in range(count)]
     written = TorchEngine(policy).generate(prompts, 0, generation)
     rows = [
-        served_row(f"u{k}", PROMPT, one.ids, one.log_probs, float(one.ids[0] % 2 == 0), policy.tokenizer, generation)
-        for k, one in enumerate(written)
+        served_row(
+            f"u{k}", PROMPT, reply.ids, reply.log_probs, float(reply.ids[0] % 2 == 0), policy.tokenizer, generation
+        )
+        for k, reply in enumerate(written)
     ]
     return write_served(path, rows)
 
@@ -45,22 +47,22 @@ def chance_of_even(bundle: TokenBundle, temperature: float) -> float:
     own, policy.generation = policy.generation, GenerationConfig(temperature=temperature)
     ids = torch.arange(policy.lm.config.vocab_size)
     with torch.no_grad():
-        found = policy.evaluate(
+        log_probs = policy.evaluate(
             torch.tensor([PROMPT] * len(ids)), ids[:, None], torch.ones(len(ids), 1, dtype=torch.bool)
         )
     policy.generation = own
-    return float(found.log_probs[::2].exp().sum())
+    return float(log_probs.log_probs[::2].exp().sum())
 
 
 def test_the_estimate_is_what_the_other_bundle_earns(bundles, tmp_path):
     path = serve(bundles[0], 4000, tmp_path / "e.parquet")
-    found = judge_texts(bundles[1], path, floor=0.0)
+    value = judge_texts(bundles[1], path, floor=0.0)
     truth, logged = chance_of_even(bundles[1], 0.8), chance_of_even(bundles[0], 0.8)
-    assert abs(found.logged - logged) < 0.03
-    assert abs(truth - logged) > 4 * found.value.error  # else the next two lines say nothing
-    assert abs(found.value.estimate - truth) < 4 * found.value.error
-    assert abs(found.doubly_robust.estimate - truth) < 4 * found.doubly_robust.error
-    assert found.units == 4000 and found.gate.passed
+    assert abs(value.logged - logged) < 0.03
+    assert abs(truth - logged) > 4 * value.value.error  # else the next two lines say nothing
+    assert abs(value.value.estimate - truth) < 4 * value.value.error
+    assert abs(value.doubly_robust.estimate - truth) < 4 * value.doubly_robust.error
+    assert value.units == 4000 and value.gate.passed
     assert not judge_texts(bundles[1], path, floor=1.0).gate.passed
     own = judge_texts(bundles[0], path, floor=0.0)
     assert own.value.mean_weight == pytest.approx(1, abs=1e-4) and own.value.effective == pytest.approx(4000, rel=1e-3)
@@ -70,21 +72,21 @@ def test_a_bundle_is_judged_at_the_temperature_that_was_asked_for(bundles, tmp_p
     policy = bundles[0].policies["lm"]
     path = serve(bundles[0], 8, tmp_path / "e.parquet", temperature=0.3)
     assert np.abs(log_ratios(bundles[0], read_served(path))).max() > 0.1
-    asked = policy.generation.model_copy(update={"temperature": 0.3})
-    told = [
+    config = policy.generation.model_copy(update={"temperature": 0.3})
+    rows = [
         served_row(
             f"u{k}",
             PROMPT,
-            one.ids.tolist(),
-            one.log_probs.tolist(),
+            reply.ids.tolist(),
+            reply.log_probs.tolist(),
             1.0,
             policy.tokenizer,
-            asked,
+            config,
             asked=["temperature"],
         )
-        for k, one in enumerate(read_served(path))
+        for k, reply in enumerate(read_served(path))
     ]
-    again = read_served(write_served(tmp_path / "asked.parquet", told))
+    again = read_served(write_served(tmp_path / "asked.parquet", rows))
     assert log_ratios(bundles[0], again) == pytest.approx([0.0] * 8, abs=1e-4)
     assert policy.generation.temperature == 0.8
 

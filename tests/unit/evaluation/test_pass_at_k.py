@@ -54,8 +54,8 @@ def test_a_bootstrap_interval_covers_the_mean_and_narrows_with_problems():
 
 
 def test_aggregates_are_means_by_weight_however_many_problems_a_benchmark_has():
-    found = problem_bootstrap([np.ones(3), np.zeros(300)], [3.0, 1.0])
-    assert found == (0.75, 0.75, 0.75)
+    interval = problem_bootstrap([np.ones(3), np.zeros(300)], [3.0, 1.0])
+    assert interval == (0.75, 0.75, 0.75)
 
 
 @pytest.mark.parametrize(

@@ -166,11 +166,11 @@ class Bucket(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         data = self.objects.get(self.path.partition("?")[0])
         body = b"<Error><Code>NoSuchKey</Code></Error>" if data is None else data
-        asked = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        begin, end = (int(asked[1]), min(int(asked[2]) + 1, len(body))) if asked else (0, len(body))
-        self.send_response(404 if data is None else 206 if asked else 200)
+        byte_range = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        begin, end = (int(byte_range[1]), min(int(byte_range[2]) + 1, len(body))) if byte_range else (0, len(body))
+        self.send_response(404 if data is None else 206 if byte_range else 200)
         self.send_header("Content-Length", str(end - begin))
-        if asked:
+        if byte_range:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(body)}")
         self.end_headers()
         self.wfile.write(b"" if self.command == "HEAD" else body[begin:end])
@@ -327,7 +327,7 @@ def test_a_report_has_the_further_scores_of_a_benchmark_beside_its_own():
         row("b", 0, False, {}),
         row("b", 1, False, {}),
     ]
-    found = make_report({}, ["a", "b"], rows, ("official",), (1,))
-    assert found["scores"]["official"]["pass@1"]["value"] == 0.25
-    assert found["scores"]["official base"]["pass@1"]["value"] == 0.5
-    assert found["problems"]["b"]["passed"] == {"official": 0, "official base": 0}
+    report = make_report({}, ["a", "b"], rows, ("official",), (1,))
+    assert report["scores"]["official"]["pass@1"]["value"] == 0.25
+    assert report["scores"]["official base"]["pass@1"]["value"] == 0.5
+    assert report["problems"]["b"]["passed"] == {"official": 0, "official base": 0}

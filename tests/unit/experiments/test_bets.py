@@ -72,22 +72,22 @@ def test_over_all_coins_the_capital_is_one_at_most_whatever_the_outcomes_are(uni
 @given(UNITS, st.integers(0, 80), st.sampled_from([-1, 1]), st.booleans(), st.floats(0, 2))
 def test_the_test_does_not_depend_on_when_it_is_looked_at_nor_on_units(units, cut, side, higher, margin):
     y, treated, share = (np.array(part) for part in zip(*units, strict=True))
-    whole, parts = (BettingTest(Claim(side, -3.0, 7.0, 10 * margin, higher)) for _ in range(2))
-    whole.add(10 * y - 3, treated, share)
+    single, parts = (BettingTest(Claim(side, -3.0, 7.0, 10 * margin, higher)) for _ in range(2))
+    single.add(10 * y - 3, treated, share)
     for part in (slice(0, cut), slice(cut, None)):
         parts.add(10 * y[part] - 3, treated[part], share[part])
-    assert parts.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-9, abs=1e-9)
+    assert parts.evidence().log_e == pytest.approx(single.evidence().log_e, rel=1e-9, abs=1e-9)
     plain = BettingTest(Claim(side, 0.0, 1.0, margin, higher))
     plain.add(y, treated, share)
-    assert plain.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-6, abs=1e-6)
+    assert plain.evidence().log_e == pytest.approx(single.evidence().log_e, rel=1e-6, abs=1e-6)
     # Smaller is better is the same of the negated outcomes.
     turned = BettingTest(Claim(side, -7.0, 3.0, 10 * margin, not higher))
     turned.add(3 - 10 * y, treated, share)
-    assert turned.evidence().log_e == pytest.approx(whole.evidence().log_e, rel=1e-6, abs=1e-6)
+    assert turned.evidence().log_e == pytest.approx(single.evidence().log_e, rel=1e-6, abs=1e-6)
     # The bound proves what the evidence proves.
-    bound = whole.evidence().bound(0.05)
-    if abs(whole.evidence().log_e - math.log(20)) > 1e-6 and margin <= 1:
-        assert (side * (bound + 10 * margin) > 0) == (whole.evidence().log_e > math.log(20))
+    bound = single.evidence().bound(0.05)
+    if abs(single.evidence().log_e - math.log(20)) > 1e-6 and margin <= 1:
+        assert (side * (bound + 10 * margin) > 0) == (single.evidence().log_e > math.log(20))
 
 
 def drawn(rng: np.random.Generator, n: int, q: Any, treatment: Any, control: Any) -> tuple[np.ndarray, ...]:
@@ -117,7 +117,7 @@ def test_rare_large_losses_do_not_promote_a_worse_arm():
 
 
 def test_false_rollbacks_of_drifting_ramps_are_rare_and_real_harm_is_found():
-    rng, wrong, found = np.random.default_rng(1), 0, []
+    rng, wrong, harms = np.random.default_rng(1), 0, []
     ramp = np.repeat([0.05, 0.25, 0.5], 800)
     for _ in range(80):
         day = (np.sin(np.arange(2_400) / 200) + 1) / 2 * 0.8
@@ -125,9 +125,9 @@ def test_false_rollbacks_of_drifting_ramps_are_rare_and_real_harm_is_found():
         same = (base < 0.1 + day).astype(float)
         wrong += proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), drawn(rng, 2_400, ramp, same, same)) is not None
         worse = (base < 0.05 + day * 0.6).astype(float)
-        found.append(proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), drawn(rng, 2_400, ramp, worse, same)) is not None)
+        harms.append(proven(BettingTest(Claim(-1, 0.0, 1.0, 0.0)), drawn(rng, 2_400, ramp, worse, same)) is not None)
     assert wrong <= 8  # 5 % of 80 is 4
-    assert np.mean(found) > 0.9
+    assert np.mean(harms) > 0.9
 
 
 def test_bounds_cover_the_effect_and_close_in_on_it():
@@ -138,9 +138,9 @@ def test_bounds_cover_the_effect_and_close_in_on_it():
         low, high = BettingTest(Claim(1, 0.0, 1.0, 0.0)), BettingTest(Claim(-1, 0.0, 1.0, 0.0))
         for test in (low, high):
             test.add(*units)
-        one, other = low.evidence().bound(0.025), high.evidence().bound(0.025)
-        missed += not one < 0.1 < other
-        widths.append(other - one)
+        lower, other = low.evidence().bound(0.025), high.evidence().bound(0.025)
+        missed += not lower < 0.1 < other
+        widths.append(other - lower)
     assert missed <= 6
     assert 0.02 < np.median(widths) < 0.07
     assert BettingTest(Claim(1, 0.0, 1.0, 0.0)).evidence().bound(0.05) == -math.inf
@@ -175,11 +175,11 @@ def test_a_relative_margin_scales_the_control(higher):
 
 
 def test_values_outside_are_moved_into_the_bounds_and_bounds_are_checked():
-    one, other = (BettingTest(Claim(1, 0.0, 1.0, 0.0)) for _ in range(2))
+    first, other = (BettingTest(Claim(1, 0.0, 1.0, 0.0)) for _ in range(2))
     share = np.full(3, 0.5)
-    one.add(np.array([5.0, -9.0, 0.5]), np.array([True, False, True]), share)
+    first.add(np.array([5.0, -9.0, 0.5]), np.array([True, False, True]), share)
     other.add(np.array([1.0, 0.0, 0.5]), np.array([True, False, True]), share)
-    assert one.evidence().log_e == other.evidence().log_e
+    assert first.evidence().log_e == other.evidence().log_e
     for low, high in ((1.0, 1.0), (0.0, math.inf), (math.nan, 1.0)):
         with pytest.raises(MarlRayError, match="bounds: expected finite low < high"):
             BettingTest(Claim(1, low, high, 0.0))

@@ -40,9 +40,9 @@ def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:
 
 def test_of_one_epoch_it_is_welchs_test_and_cuped_is_sharper():
     units = made()
-    one, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
+    first, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
     (row,) = compare(units, ["outcome"], ["b"], "a", 0.1, "skill")
-    oracle = stats.ttest_ind(one, other, equal_var=False)
+    oracle = stats.ttest_ind(first, other, equal_var=False)
     assert row.test.p_value == pytest.approx(oracle.pvalue)
     low, high = oracle.confidence_interval(0.9)
     assert (row.test.difference.low, row.test.difference.high) == (pytest.approx(low), pytest.approx(high))
@@ -56,8 +56,8 @@ def test_of_one_epoch_it_is_welchs_test_and_cuped_is_sharper():
 def test_epochs_are_compared_within_themselves():
     """The share of `b` rises while outcomes fall: pooled, the better arm looks worse."""
     units = made(1_800, epochs=3)
-    one, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
-    assert one.mean() < other.mean()
+    first, other = (units.values["outcome"][units.arms == arm] for arm in "ba")
+    assert first.mean() < other.mean()
     (row,) = compare(units, ["outcome"], ["b"], "a", 0.05, "skill")
     assert row.test.difference.low < 0.3 < row.test.difference.high
     assert row.adjusted.test.difference.low > 0
@@ -87,18 +87,18 @@ def test_ratios_and_holm_over_everything():
 def test_the_plan_is_what_the_test_that_decides_needs(effect):
     planned = sample_sizes(effect=effect, sd=2.0 * effect, alpha=0.05, power=0.8)
     assert planned.fixed == 126 + 2 or abs(planned.fixed - 2 * 64) <= 2  # Cohen's table for half a deviation
-    rng, found = np.random.default_rng(0), []
+    rng, needed = np.random.default_rng(0), []
     for _ in range(150):
         a, b = rng.normal(size=400), rng.normal(size=400) - 0.5
         for n in range(50, 401, 10):
             arms = (Summary(n, float(x[:n].mean()), float(x[:n].var(ddof=1))) for x in (b, a))
             if harm(*arms, alpha=0.05, margin=0.0, min_outcomes=50).proven:
-                found.append(2 * n)
+                needed.append(2 * n)
                 break
         else:
-            found.append(10**9)
-    assert 0.7 * planned.median < np.median(found) < 1.1 * planned.median
-    assert np.mean(np.array(found) <= planned.sure) >= 0.75
+            needed.append(10**9)
+    assert 0.7 * planned.median < np.median(needed) < 1.1 * planned.median
+    assert np.mean(np.array(needed) <= planned.sure) >= 0.75
 
 
 def test_plans_of_bounded_and_of_tiny_effects():
@@ -122,8 +122,8 @@ def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ra
     steps = np.where(units.epochs == 1, 4.0, 0.0)
     both = Units(units.arms, units.epochs, {"errors": np.abs(units.values["outcome"]), "steps": steps})
     first = units.epochs == 1
-    alone = Units(units.arms[first], units.epochs[first], {name: of[first] for name, of in both.values.items()})
-    rows = [compare(of, ["errors/steps"], ["b"], "a", 0.05, None)[0] for of in (both, alone)]
+    alone = Units(units.arms[first], units.epochs[first], {name: column[first] for name, column in both.values.items()})
+    rows = [compare(table, ["errors/steps"], ["b"], "a", 0.05, None)[0] for table in (both, alone)]
     assert rows[0].test == rows[1].test
 
 
@@ -269,7 +269,7 @@ def test_plan_tells_days_by_the_traffic_of_the_last_day(tmp_path, capsys):
 
 def test_refusals_are_one_line(stored, capsys):
     stored.fill()
-    for words, told in (
+    for words, message in (
         (("plan",), "--effect: expected a number"),
         (("plan", "--effect", "1"), "--sd: expected a number"),
         (("plan", "--effect", "1", "--sd", "1", "--bounds", "1"), "--bounds: expected LOW,HIGH"),
@@ -283,4 +283,4 @@ def test_refusals_are_one_line(stored, capsys):
         (("analyse", "grid", "--database", "nonsense"), "database: expected"),
     ):
         status, _, err = run(capsys, *words)
-        assert status == 2 and told in err and err.count("\n") == 1, (words, err)
+        assert status == 2 and message in err and err.count("\n") == 1, (words, err)

@@ -52,8 +52,8 @@ def test_shares_follow_the_weights():
 
 
 def test_salts_are_independent():
-    one, two = AssignmentTable({"a": 1, "b": 1}, "one", 1), AssignmentTable({"a": 1, "b": 1}, "two", 1)
-    same = sum(one.assign(str(i)).arm == two.assign(str(i)).arm for i in range(10_000))
+    first, second = AssignmentTable({"a": 1, "b": 1}, "one", 1), AssignmentTable({"a": 1, "b": 1}, "two", 1)
+    same = sum(first.assign(str(i)).arm == second.assign(str(i)).arm for i in range(10_000))
     assert abs(same - 5_000) < 250
 
 
@@ -80,8 +80,8 @@ def test_impossible_weights_are_refused(weights):
 
 
 @given(WEIGHTS, st.floats(0, 1), st.floats(0, 1), UNITS)
-def test_a_larger_share_moves_units_only_from_the_control_into_a_treatment(weights, one, other, units):
-    control, (low, high) = min(weights), sorted((one, other))
+def test_a_larger_share_moves_units_only_from_the_control_into_a_treatment(weights, smaller, other, units):
+    control, (low, high) = min(weights), sorted((smaller, other))
     before = AssignmentTable(staged_weights(weights, control, low), "s", 1)
     after = AssignmentTable(staged_weights(weights, control, high), "s", 2)
     assert math.fsum(after.weights[arm] for arm in weights if arm != control) == pytest.approx(high)
@@ -133,8 +133,8 @@ def test_rho_is_the_lambert_solution_and_tightest_at_its_n(alpha, n):
 
 def difference_interval(treatment: Summary, control: Summary, *, alpha: float, min_outcomes: int) -> Interval:
     """Both tests' bounds, half of alpha each, as the report has them."""
-    asked = {"alpha": alpha / 2, "margin": 0.0, "min_outcomes": min_outcomes}
-    below, above = promotion(treatment, control, **asked), harm(treatment, control, **asked)
+    rules = {"alpha": alpha / 2, "margin": 0.0, "min_outcomes": min_outcomes}
+    below, above = promotion(treatment, control, **rules), harm(treatment, control, **rules)
     return Interval(below.gain, below.bound, above.bound)
 
 
@@ -142,13 +142,13 @@ def test_a_real_difference_is_found():
     rng = np.random.default_rng(0)
     control, treatment = rng.normal(0.5, 0.3, 800), rng.normal(0.65, 0.3, 800)
     summaries = [Summary(len(x), x.mean(), x.var(ddof=1)) for x in (treatment, control)]
-    found = difference_interval(*summaries, alpha=0.05, min_outcomes=50)
-    assert verdict(found, 0.02) == "better"
+    interval = difference_interval(*summaries, alpha=0.05, min_outcomes=50)
+    assert verdict(interval, 0.02) == "better"
     mirrored = difference_interval(*reversed(summaries), alpha=0.05, min_outcomes=50)
     assert verdict(mirrored, 0.02) == "worse"
-    assert found.low < 0.15 < found.high
+    assert interval.low < 0.15 < interval.high
     shared = difference_interval(*summaries, alpha=0.05 / 4, min_outcomes=50)
-    assert shared.low < found.low < found.high < shared.high
+    assert shared.low < interval.low < interval.high < shared.high
     assert difference_interval(*summaries, alpha=0.05, min_outcomes=801).low == -math.inf
 
 
@@ -157,7 +157,7 @@ def test_what_a_canary_shows_is_wrong_at_any_look_with_probability_alpha_at_most
     """1:9 traffic without a difference, looked at after every ten of the canary's outcomes from the first allowed on."""
     rng, looks, missed, means_missed = np.random.default_rng(7), range(50, 601, 10), 0, 0
     for _ in range(RUNS):
-        one, other = (
+        first, other = (
             {
                 "normal": lambda n: rng.standard_normal(n),
                 "lognormal": lambda n: np.exp(rng.standard_normal(n)),
@@ -168,9 +168,9 @@ def test_what_a_canary_shows_is_wrong_at_any_look_with_probability_alpha_at_most
         mean = {"normal": 0.0, "lognormal": math.exp(0.5), "rare": 0.05}[draw]
         differs = off = False
         for k in looks:
-            canary, control = summarise(one[:k]), summarise(other[: 9 * k])
-            found = difference_interval(canary, control, alpha=0.05, min_outcomes=50)
-            differs |= not found.low <= 0 <= found.high
+            canary, control = summarise(first[:k]), summarise(other[: 9 * k])
+            interval = difference_interval(canary, control, alpha=0.05, min_outcomes=50)
+            differs |= not interval.low <= 0 <= interval.high
             around = mean_interval(canary, max(canary.variance, control.variance), alpha=0.05, min_outcomes=50)
             off |= not around.low <= mean <= around.high
         missed, means_missed = missed + differs, means_missed + off
@@ -200,8 +200,8 @@ def test_verdicts(low, high, expected):
 def test_constant_outcomes_prove_nothing_alone():
     zero, ones, mixed = Summary(60, 0.0, 0.0), Summary(60, 1.0, 0.0), Summary(60, 0.5, 0.25)
 
-    def between(one: Summary, other: Summary) -> Interval:
-        return difference_interval(one, other, alpha=0.05, min_outcomes=50)
+    def between(first: Summary, other: Summary) -> Interval:
+        return difference_interval(first, other, alpha=0.05, min_outcomes=50)
 
     assert between(zero, ones).high == math.inf
     assert verdict(between(zero, mixed), 0.02) == "worse"

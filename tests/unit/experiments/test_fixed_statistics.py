@@ -23,14 +23,14 @@ ARMS = st.builds(Summary, st.integers(2, 500), st.floats(-3, 3), st.floats(0.01,
 def test_welch_is_scipys(n, m):
     rng = np.random.default_rng(n)
     treatment, control = rng.normal(1.2, 3, n), rng.normal(1, 1, m)
-    found, oracle = (
+    interval, oracle = (
         welch(summarise(treatment), summarise(control), 0.1),
         stats.ttest_ind(treatment, control, equal_var=False),
     )
     bounds = oracle.confidence_interval(0.9)
-    assert (found.p_value, found.dof) == pytest.approx((oracle.pvalue, oracle.df))
-    assert (found.difference.low, found.difference.high) == pytest.approx((bounds.low, bounds.high))
-    assert found.percent.estimate == pytest.approx(100 * (treatment.mean() - control.mean()) / control.mean())
+    assert (interval.p_value, interval.dof) == pytest.approx((oracle.pvalue, oracle.df))
+    assert (interval.difference.low, interval.difference.high) == pytest.approx((bounds.low, bounds.high))
+    assert interval.percent.estimate == pytest.approx(100 * (treatment.mean() - control.mean()) / control.mean())
 
 
 @given(ARMS, ARMS, st.floats(0.01, 100))
@@ -38,28 +38,28 @@ def test_welch_scales_and_swaps(treatment, control, scale):
     def scaled(arm: Summary) -> Summary:
         return Summary(arm.n, scale * arm.mean, scale**2 * arm.variance)
 
-    one, other = welch(treatment, control, 0.05), welch(scaled(treatment), scaled(control), 0.05)
-    assert other.p_value == pytest.approx(one.p_value, rel=1e-6)
-    assert other.difference.high == pytest.approx(scale * one.difference.high, rel=1e-6, abs=1e-9)
+    result, other = welch(treatment, control, 0.05), welch(scaled(treatment), scaled(control), 0.05)
+    assert other.p_value == pytest.approx(result.p_value, rel=1e-6)
+    assert other.difference.high == pytest.approx(scale * result.difference.high, rel=1e-6, abs=1e-9)
     swapped = welch(control, treatment, 0.05)
-    assert swapped.p_value == pytest.approx(one.p_value)
-    assert swapped.difference.low == pytest.approx(-one.difference.high)
+    assert swapped.p_value == pytest.approx(result.p_value)
+    assert swapped.difference.low == pytest.approx(-result.difference.high)
 
 
 def test_percent_change_covers_the_true_one():
     rng, covered = np.random.default_rng(0), 0
     for _ in range(400):
         treatment, control = rng.normal(6, 2, 80), rng.normal(5, 2, 120)
-        found = welch(summarise(treatment), summarise(control), 0.1).percent
-        covered += found.low < 20 < found.high
+        percent = welch(summarise(treatment), summarise(control), 0.1).percent
+        covered += percent.low < 20 < percent.high
     assert abs(covered / 400 - 0.9) < 3 * math.sqrt(0.09 / 400)
     assert math.isnan(welch(Summary(9, 1.0, 1.0), Summary(9, 0.0, 1.0), 0.1).percent.estimate)
 
 
 def test_welch_knows_nothing_from_too_little():
     for arm in (Summary(0, math.nan, 0.0), Summary(1, 3.0, 0.0)):
-        found = welch(arm, Summary(50, 1.0, 1.0), 0.05)
-        assert (found.p_value, found.difference.high) == (1, math.inf)
+        test = welch(arm, Summary(50, 1.0, 1.0), 0.05)
+        assert (test.p_value, test.difference.high) == (1, math.inf)
     assert welch(Summary(9, 1.0, 0.0), Summary(9, 0.0, 0.0), 0.05).p_value == 1
 
 
@@ -86,18 +86,18 @@ def test_cuped_is_least_squares_with_a_mean_per_arm():
     rng = np.random.default_rng(0)
     x = {"a": rng.normal(5, 2, 300), "b": rng.normal(5, 2, 200), "empty": np.zeros(0)}
     y = {"a": 3 * x["a"] + rng.normal(0, 2, 300), "b": 1 + 3 * x["b"] + rng.normal(0, 2, 200), "empty": np.zeros(0)}
-    found = cuped(y, x)
+    result = cuped(y, x)
     design = np.zeros((500, 3))
     design[:300, 0] = design[300:, 1] = 1
     design[:, 2] = np.concatenate([x["a"], x["b"]])
     intercept_a, intercept_b, slope = np.linalg.lstsq(design, np.concatenate([y["a"], y["b"]]), rcond=None)[0]
-    assert found.theta == pytest.approx(slope)
-    assert found.arms["b"].mean - found.arms["a"].mean == pytest.approx(intercept_b - intercept_a)
-    assert found.arms["empty"].n == 0
+    assert result.theta == pytest.approx(slope)
+    assert result.arms["b"].mean - result.arms["a"].mean == pytest.approx(intercept_b - intercept_a)
+    assert result.arms["empty"].n == 0
     correlation = np.corrcoef(x["a"], y["a"])[0, 1]
-    assert found.arms["a"].variance == pytest.approx((1 - correlation**2) * y["a"].var(ddof=1), rel=0.02)
+    assert result.arms["a"].variance == pytest.approx((1 - correlation**2) * y["a"].var(ddof=1), rel=0.02)
     moved = cuped(y, {arm: 7 + 2 * values for arm, values in x.items()})
-    assert moved.arms["a"].mean == pytest.approx(found.arms["a"].mean)
+    assert moved.arms["a"].mean == pytest.approx(result.arms["a"].mean)
     constant = cuped(y, {arm: np.ones(len(values)) for arm, values in y.items()})
     assert constant.arms["a"] == summarise(y["a"])
     with pytest.raises(MarlRayError, match="arm 'b'"):
@@ -108,11 +108,11 @@ def test_ratio_varies_as_the_bootstrap_says():
     rng = np.random.default_rng(0)
     steps = rng.poisson(20, 500) + 1.0
     errors = rng.binomial(steps.astype(int), rng.beta(2, 18, 500)).astype(float)
-    found = ratio_summary(errors, steps)
-    assert found.mean == pytest.approx(errors.sum() / steps.sum())
+    summary = ratio_summary(errors, steps)
+    assert summary.mean == pytest.approx(errors.sum() / steps.sum())
     draws = rng.integers(0, 500, (4000, 500))
     bootstrap = (errors[draws].sum(1) / steps[draws].sum(1)).std()
-    assert math.sqrt(found.variance / found.n) == pytest.approx(bootstrap, rel=0.05)
+    assert math.sqrt(summary.variance / summary.n) == pytest.approx(bootstrap, rel=0.05)
     plain, same = ratio_summary(errors, np.ones(500)), summarise(errors)
     assert (plain.mean, plain.variance) == pytest.approx((same.mean, same.variance))
     with pytest.raises(MarlRayError, match="denominators: expected a positive sum"):
@@ -123,22 +123,22 @@ def test_ratio_varies_as_the_bootstrap_says():
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=6))
 def test_holm_is_the_closure_of_bonferroni(p_values):
     """A hypothesis is refuted if every set of hypotheses that holds it is refuted by Bonferroni's test."""
-    found = holm(p_values)
-    assert list(found) == list(p_values)
+    adjusted = holm(p_values)
+    assert list(adjusted) == list(p_values)
     for name in p_values:
         sets = [s for size in range(1, len(p_values) + 1) for s in itertools.combinations(p_values, size) if name in s]
-        assert found[name] == pytest.approx(max(min(1, len(s) * min(p_values[k] for k in s)) for s in sets))
+        assert adjusted[name] == pytest.approx(max(min(1, len(s) * min(p_values[k] for k in s)) for s in sets))
 
 
 @given(ARMS, ARMS)
-def test_two_arms_chances_have_a_closed_form(one, other):
-    found = probability_best({"one": one, "other": other})
-    total = one.n + other.n
-    pooled = (one.n * one.mean + other.n * other.mean) / total
-    means = [(arm.n * arm.mean + pooled) / (arm.n + 1) for arm in (one, other)]
-    error = math.sqrt(sum(arm.variance / (arm.n + 1) for arm in (one, other)))
-    assert found["one"] == pytest.approx(stats.norm.cdf((means[0] - means[1]) / error), abs=1e-4)
-    assert found["one"] + found["other"] == pytest.approx(1)
+def test_two_arms_chances_have_a_closed_form(first, other):
+    chances = probability_best({"one": first, "other": other})
+    total = first.n + other.n
+    pooled = (first.n * first.mean + other.n * other.mean) / total
+    means = [(arm.n * arm.mean + pooled) / (arm.n + 1) for arm in (first, other)]
+    error = math.sqrt(sum(arm.variance / (arm.n + 1) for arm in (first, other)))
+    assert chances["one"] == pytest.approx(stats.norm.cdf((means[0] - means[1]) / error), abs=1e-4)
+    assert chances["one"] + chances["other"] == pytest.approx(1)
 
 
 def test_chances_of_many_arms_are_the_simulations_whatever_their_order():
@@ -148,7 +148,7 @@ def test_chances_of_many_arms_are_the_simulations_whatever_their_order():
         "c": Summary(30, 1.2, 1.0),
         "d": Summary(0, math.nan, 0.0),
     }
-    found, rng, n = probability_best(arms), np.random.default_rng(0), 400_000
+    chances, rng, n = probability_best(arms), np.random.default_rng(0), 400_000
     total = sum(arm.n for arm in arms.values())
     pooled = sum(arm.n * arm.mean for arm in arms.values() if arm.n) / total
     squares = sum((arm.n - 1) * arm.variance + arm.n * (arm.mean - pooled) ** 2 for arm in arms.values() if arm.n)
@@ -157,11 +157,11 @@ def test_chances_of_many_arms_are_the_simulations_whatever_their_order():
         mean = (arm.n * arm.mean + pooled) / (arm.n + 1) if arm.n else pooled
         draws.append(rng.normal(mean, math.sqrt((arm.variance or squares / (total - 1)) / (arm.n + 1)), n))
     best = np.argmax(draws, axis=0)
-    assert list(found.values()) == pytest.approx([(best == k).mean() for k in range(4)], abs=0.004)
+    assert list(chances.values()) == pytest.approx([(best == k).mean() for k in range(4)], abs=0.004)
     turned = probability_best(dict(reversed(arms.items())))
-    assert [turned[arm] for arm in arms] == pytest.approx(list(found.values()))
+    assert [turned[arm] for arm in arms] == pytest.approx(list(chances.values()))
     negated = {name: Summary(arm.n, -arm.mean, arm.variance) for name, arm in arms.items()}
-    assert list(probability_best(negated, higher_is_better=False).values()) == pytest.approx(list(found.values()))
+    assert list(probability_best(negated, higher_is_better=False).values()) == pytest.approx(list(chances.values()))
 
 
 @given(st.dictionaries(st.text(max_size=2), ARMS, min_size=1, max_size=5), st.floats(0, 1))
@@ -206,8 +206,8 @@ def test_off_policy_values_are_the_targets():
         for name, value in values.items():
             covered[name] += value.low < truth
             errors[name].append(value.estimate - truth)
-    for name, found in errors.items():
-        assert abs(np.mean(found)) < 4 * np.std(found) / math.sqrt(300) + 0.01
+    for name, misses in errors.items():
+        assert abs(np.mean(misses)) < 4 * np.std(misses) / math.sqrt(300) + 0.01
         assert covered[name] / 300 > 0.9 - 3 * math.sqrt(0.09 / 300)
     assert np.std(errors["dr"]) < np.std(errors["snips"]) / 1.2
     # A model that knows nothing costs precision, not truth.
@@ -222,21 +222,21 @@ def test_snips_is_the_loop_and_moves_with_the_rewards():
     w = [math.exp(x) for x in weights]
     estimate = sum(a * r for a, r in zip(w, rewards, strict=True)) / sum(w)
     error = math.sqrt(sum((a * (r - estimate)) ** 2 for a, r in zip(w, rewards, strict=True))) / sum(w)
-    found = snips(weights, rewards, 0.05)
-    assert (found.estimate, found.error) == pytest.approx((estimate, error))
-    assert found.effective == pytest.approx(sum(w) ** 2 / sum(a * a for a in w))
-    assert found.mean_weight == pytest.approx(np.mean(w))
-    assert found.low == pytest.approx(estimate - stats.t.ppf(0.95, found.effective - 1) * error)
-    assert snips(weights, rewards + 7, 0.05).low == pytest.approx(found.low + 7)
+    value = snips(weights, rewards, 0.05)
+    assert (value.estimate, value.error) == pytest.approx((estimate, error))
+    assert value.effective == pytest.approx(sum(w) ** 2 / sum(a * a for a in w))
+    assert value.mean_weight == pytest.approx(np.mean(w))
+    assert value.low == pytest.approx(estimate - stats.t.ppf(0.95, value.effective - 1) * error)
+    assert snips(weights, rewards + 7, 0.05).low == pytest.approx(value.low + 7)
     on_policy = snips(np.zeros(50), rewards, 0.05)
     assert (on_policy.estimate, on_policy.effective) == pytest.approx((rewards.mean(), 50))
 
 
 def test_weights_of_long_episodes_do_not_overflow():
     weights = np.array([2000.0, 2000.0, 1999.0, 1000.0, -math.inf])
-    found = snips(weights, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), 0.05)
-    assert found.estimate == pytest.approx((1 + 2 + 3 / math.e) / (2 + 1 / math.e))
-    assert 2 < found.effective < 3
+    value = snips(weights, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), 0.05)
+    assert value.estimate == pytest.approx((1 + 2 + 3 / math.e) / (2 + 1 / math.e))
+    assert 2 < value.effective < 3
     assert not gate(doubly_robust(weights, np.ones(5), np.ones(5), np.ones(5), 0.05), floor=0, min_effective=1).passed
     nowhere = snips(np.full(3, -math.inf), np.ones(3), 0.05)
     assert (nowhere.effective, nowhere.low) == (0, -math.inf)
@@ -248,9 +248,9 @@ def test_weights_of_long_episodes_do_not_overflow():
     [(0.5, 100.0, True, "above 0.4"), (0.4, 100.0, False, "must be above 0.4"), (0.5, 49.0, False, "50 needed")],
 )
 def test_gate_needs_bound_and_episodes(low, effective, passed, reason):
-    found = gate(PolicyValue(1.0, 0.1, low, effective, 1.0), floor=0.4, min_effective=50)
-    assert found.passed is passed
-    assert reason in found.reason
+    verdict = gate(PolicyValue(1.0, 0.1, low, effective, 1.0), floor=0.4, min_effective=50)
+    assert verdict.passed is passed
+    assert reason in verdict.reason
 
 
 def test_gate_fails_on_what_is_not_known():

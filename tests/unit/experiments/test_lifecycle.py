@@ -191,14 +191,14 @@ def experiment(**more) -> ExperimentConfig:
 
 
 def test_a_config_makes_the_plan():
-    one = experiment(strategy="gradual", stages=[0.1, 0.4], guardrails=[{"name": "cost", "margin": 0.5}])
-    cost = one.guardrails[0]
+    config = experiment(strategy="gradual", stages=[0.1, 0.4], guardrails=[{"name": "cost", "margin": 0.5}])
+    cost = config.guardrails[0]
     assert (cost.name, cost.better, cost.margin, cost.alpha, cost.is_binary) == ("cost", "lower", 0.5, 0.05, False)
     assert experiment(guardrails=[{"name": "error"}]).guardrails[0].is_binary
     assert experiment(guardrails=[{"name": "outcome"}]).guardrails[0].better == "higher"
-    assert plan_of(one.resolved()) == RolloutPlan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
+    assert plan_of(config.resolved()) == RolloutPlan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
     assert plan_of(experiment().resolved()).stages == (1.0,)
-    assert parse_config(ExperimentConfig, one.resolved()) == one  # as Serve hands it on
+    assert parse_config(ExperimentConfig, config.resolved()) == config  # as Serve hands it on
     older = {"salt": "s", "arms": {"a": {"digest": "x", "weight": 1}, "b": {"digest": "y", "weight": 3}}}
     assert plan_of(older) == RolloutPlan("a", {"a": 1.0, "b": 3.0})
 

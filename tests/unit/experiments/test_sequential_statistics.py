@@ -67,9 +67,9 @@ def test_tests_move_and_scale_with_the_outcomes(treatment, control, scale, shift
 @given(ARMS, ARMS, st.floats(0, 1))
 def test_smaller_is_better_is_the_same_on_negated_outcomes(treatment, control, margin):
     for test in (harm, promotion):
-        one = test(treatment, control, alpha=0.05, margin=margin, min_outcomes=50, higher_is_better=False)
+        strict = test(treatment, control, alpha=0.05, margin=margin, min_outcomes=50, higher_is_better=False)
         negated = (Summary(arm.n, -arm.mean, arm.variance) for arm in (treatment, control))
-        assert one == test(*negated, alpha=0.05, margin=margin, min_outcomes=50)
+        assert strict == test(*negated, alpha=0.05, margin=margin, min_outcomes=50)
 
 
 @given(ARMS, ARMS, st.floats(0, 1))
@@ -79,10 +79,10 @@ def test_verdict_bound_and_evidence_agree_and_never_contradict(treatment, contro
     assert good.bound < bad.gain == good.gain < bad.bound
     assert bad.proven == (bad.bound < -margin)
     assert good.proven == (good.bound > -margin)
-    for found in (bad, good):
-        if abs(math.log(found.e_value * 0.05)) > 1e-6:
-            assert found.proven == (found.e_value > 20)
-        assert found.p_value == min(1, 1 / found.e_value)
+    for result in (bad, good):
+        if abs(math.log(result.e_value * 0.05)) > 1e-6:
+            assert result.proven == (result.e_value > 20)
+        assert result.p_value == min(1, 1 / result.e_value)
     assert not (bad.proven and good.proven)
 
 
@@ -112,8 +112,8 @@ def test_binary_outcomes_need_no_variance():
     errors = [Summary(arm.n, 1 - arm.mean, arm.variance) for arm in (spotless, Summary(5000, 0.99, 0.0099))]
     successes = spotless, Summary(5000, 0.99, 0.0099)
     for test in (harm, promotion):
-        one, other = test(*errors, **rules, higher_is_better=False), test(*successes, **rules)
-        assert one.e_value == pytest.approx(other.e_value)
+        general, other = test(*errors, **rules, higher_is_better=False), test(*successes, **rules)
+        assert general.e_value == pytest.approx(other.e_value)
     with pytest.raises(MarlRayError, match="binary: expected outcomes 0 or 1"):
         harm(Summary(50, 1.5, 1.0), spotless, **rules)
 
@@ -137,7 +137,7 @@ def test_intrinsic_time_is_information_whatever_the_shares():
 
 
 def test_watched_a_a_runs_err_at_most_alpha_and_real_harm_is_found():
-    rng, wrong, found = np.random.default_rng(1), {harm: 0, promotion: 0}, 0
+    rng, wrong, detected = np.random.default_rng(1), {harm: 0, promotion: 0}, 0
     for _ in range(200):
         control, treatment = rng.standard_t(3, 800), rng.standard_t(3, 800)
         looks = [(summary(treatment[:n]), summary(control[:n])) for n in range(50, 801, 25)]
@@ -145,22 +145,25 @@ def test_watched_a_a_runs_err_at_most_alpha_and_real_harm_is_found():
         at_margin = [(Summary(t.n, t.mean - 0.1, t.variance), c) for t, c in looks]
         wrong[promotion] += any(promotion(*look, **RULES).proven for look in at_margin)
         harmed = [(Summary(t.n, t.mean - 1, t.variance), c) for t, c in looks]
-        found += any(harm(*look, **RULES).proven for look in harmed)
+        detected += any(harm(*look, **RULES).proven for look in harmed)
     assert max(wrong.values()) <= 200 * 0.05 + 3 * math.sqrt(200 * 0.05)
-    assert found > 195
+    assert detected > 195
 
 
 @given(st.lists(st.floats(0, 9), min_size=60, max_size=90), st.lists(st.floats(0, 9), min_size=60, max_size=90))
 def test_a_relative_margin_is_the_test_of_the_scaled_control(treatment, control):
     """The variance is of the contrast "treatment - 0.9 control", not of the plain difference."""
-    one, other = summary(np.array(treatment)), summary(np.array(control))
+    treated, other = summary(np.array(treatment)), summary(np.array(control))
     for higher, k in ((True, 0.9), (False, 1.1)):
         assert relative_scale(0.1, higher) == pytest.approx(k)
         for test in (harm, promotion):
             rules: Any = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": higher}
-            found, expected = test(one, scaled(other, k), **rules), test(one, summary(k * np.array(control)), **rules)
-            assert found.gain == pytest.approx(expected.gain, abs=1e-9)
-            assert found.bound == pytest.approx(expected.bound, abs=1e-6) or math.isinf(expected.bound)
+            result, expected = (
+                test(treated, scaled(other, k), **rules),
+                test(treated, summary(k * np.array(control)), **rules),
+            )
+            assert result.gain == pytest.approx(expected.gain, abs=1e-9)
+            assert result.bound == pytest.approx(expected.bound, abs=1e-6) or math.isinf(expected.bound)
 
 
 @given(st.integers(50, 3000), st.integers(50, 3000), st.floats(0, 1), st.floats(0, 1), st.floats(0.5, 2))
@@ -169,13 +172,13 @@ def test_scaled_events_have_the_variance_of_scaled_events(n, m, p, q, k):
     treatment, control = Summary(n, p, 0.0), Summary(m, k * q, 0.0)
     for test in (harm, promotion):
         rules: Any = {"alpha": 0.05, "min_outcomes": 50, "binary": True}
-        found = test(treatment, control, margin=0.0, scale=k, **rules)
-        assert math.isfinite(found.e_value) and found.gain == pytest.approx(p - k * q)
+        result = test(treatment, control, margin=0.0, scale=k, **rules)
+        assert math.isfinite(result.e_value) and result.gain == pytest.approx(p - k * q)
         if k == 1:
-            assert found == test(treatment, control, margin=0.0, **rules)
+            assert result == test(treatment, control, margin=0.0, **rules)
     rare = Summary(4000, 0.004, 0.0), Summary(4000, 1.1 * 0.02, 0.0)
-    found = promotion(*rare, alpha=0.05, margin=0.0, min_outcomes=50, binary=True, scale=1.1, higher_is_better=False)
-    assert found.proven
+    result = promotion(*rare, alpha=0.05, margin=0.0, min_outcomes=50, binary=True, scale=1.1, higher_is_better=False)
+    assert result.proven
 
 
 def test_relative_margins_err_at_most_alpha_where_the_loss_is_just_the_margin():
@@ -202,11 +205,11 @@ def test_sample_ratio_is_the_product_of_polya_predictions(shares, draws):
         share = shares[arm] / total
         expected += math.log((CONCENTRATION * share + counts[arm]) / (CONCENTRATION + n) / share)
         counts[arm] += 1
-    found = sample_ratio(counts, shares)
-    assert found.log_e == pytest.approx(expected, abs=1e-8)
+    result = sample_ratio(counts, shares)
+    assert result.log_e == pytest.approx(expected, abs=1e-8)
     turned = sample_ratio(dict(reversed(counts.items())), {arm: 3 * share for arm, share in shares.items()})
-    assert turned.log_e == pytest.approx(found.log_e, abs=1e-8)
-    assert found.p_value == pytest.approx(min(1, math.exp(-found.log_e)))
+    assert turned.log_e == pytest.approx(result.log_e, abs=1e-8)
+    assert result.p_value == pytest.approx(min(1, math.exp(-result.log_e)))
 
 
 def test_sample_ratio_of_the_assignment_table():

@@ -36,8 +36,8 @@ def test_a_moment_lies_in_its_block(at, length):
 
 @given(MOMENTS, st.sampled_from([0.5, 1.0, 7.25, 600.0, 86_400.0]), st.integers(2, 5))
 def test_consecutive_blocks_fill_groups_in_order(at, length, size):
-    found = [block_group(block_of(at + k * length, length), size) for k in range(2 * size)]
-    places = [group * size + place for group, place in found]
+    arms = [block_group(block_of(at + k * length, length), size) for k in range(2 * size)]
+    places = [group * size + place for group, place in arms]
     assert places == list(range(places[0], places[0] + 2 * size))
 
 
@@ -46,8 +46,8 @@ def test_with_equal_weights_every_group_of_blocks_has_every_arm_once(arms):
     table = AssignmentTable(dict.fromkeys(arms, 2.0), "salt", 1)
     names = blocks(len(arms) * 60)
     names = names[-block_group(names[0], len(arms))[1] % len(arms) :]
-    found = [table.assign_block(name).arm for name in names]
-    groups = [tuple(found[k : k + len(arms)]) for k in range(0, len(found) - len(arms) + 1, len(arms))]
+    assigned = [table.assign_block(name).arm for name in names]
+    groups = [tuple(assigned[k : k + len(arms)]) for k in range(0, len(assigned) - len(arms) + 1, len(arms))]
     assert {"".join(sorted(group)) for group in groups} == {arms}
     counts = Counter(groups)
     assert len(counts) == math.factorial(len(arms)) or len(arms) == 4
@@ -58,27 +58,27 @@ def test_with_equal_weights_every_group_of_blocks_has_every_arm_once(arms):
 @pytest.mark.parametrize("weights", [{"a": 0.7, "b": 0.3}, {"a": 1.0, "b": 2.0, "c": 5.0, "off": 0.0}])
 def test_a_blocks_chance_of_an_arm_is_the_propensity_that_is_logged(weights):
     total, name = sum(weights.values()), blocks(1)[0]
-    found = [AssignmentTable(weights, f"salt{k}", 1).assign_block(name) for k in range(4_000)]
-    assert all(one.propensity == weights[one.arm] / total for one in found)
+    draws = [AssignmentTable(weights, f"salt{k}", 1).assign_block(name) for k in range(4_000)]
+    assert all(draw.propensity == weights[draw.arm] / total for draw in draws)
     live = [arm for arm in weights if weights[arm]]
-    counts = [sum(one.arm == arm for one in found) for arm in live]
+    counts = [sum(draw.arm == arm for draw in draws) for arm in live]
     assert stats.chisquare(counts, [4_000 * weights[arm] / total for arm in live]).pvalue > 0.001
 
 
 def test_shares_of_blocks_stay_close_to_the_weights():
-    found = [AssignmentTable({"a": 0.7, "b": 0.3}, "s", 1).assign_block(name).arm for name in blocks(2_000)]
-    shares = [found[: k + 1].count("b") / (k + 1) for k in range(99, 2_000, 100)]
+    arms = [AssignmentTable({"a": 0.7, "b": 0.3}, "s", 1).assign_block(name).arm for name in blocks(2_000)]
+    shares = [arms[: k + 1].count("b") / (k + 1) for k in range(99, 2_000, 100)]
     # Coins would be off by more than this now and then: their deviation is 0.046 at first.
     assert max(abs(share - 0.3) for share in shares) < 0.06
 
 
 def test_blocks_do_not_depend_on_the_order_of_arms_and_are_pinned():
-    one = AssignmentTable({"a": 1.0, "b": 3.0}, "salt", 1)
+    table = AssignmentTable({"a": 1.0, "b": 3.0}, "salt", 1)
     other = AssignmentTable({"b": 3.0, "a": 1.0}, "salt", 1)
     names = blocks(50)
-    assert [one.assign_block(name) for name in names] == [other.assign_block(name) for name in names]
+    assert [table.assign_block(name) for name in names] == [other.assign_block(name) for name in names]
     # Fixed for good: another value would change a block's arm while it lasts.
-    assert "".join(one.assign_block(name).arm for name in names[:16]) == PINNED
+    assert "".join(table.assign_block(name).arm for name in names[:16]) == PINNED
 
 
 PINNED = "babbbabbbbabbbbb"
@@ -86,23 +86,23 @@ PINNED = "babbbabbbbabbbbb"
 
 def test_what_is_drawn_is_the_session_the_cluster_or_the_block():
     table = AssignmentTable({"a": 1.0, "b": 1.0}, "salt", 1)
-    asked = {"at": START, "block_s": 600.0}
+    options = {"at": START, "block_s": 600.0}
     for k in range(20):
-        assert draw(table, "session", f"u{k}", cluster="c", **asked) == (table.assign(f"u{k}"), None)
-        assert draw(table, "cluster", f"u{k}", cluster="c", **asked) == (table.assign("c"), "c")
+        assert draw(table, "session", f"u{k}", cluster="c", **options) == (table.assign(f"u{k}"), None)
+        assert draw(table, "cluster", f"u{k}", cluster="c", **options) == (table.assign("c"), "c")
         block = block_of(START, 600.0)
-        assert draw(table, "switchback", f"u{k}", cluster="c", **asked) == (table.assign_block(block), block)
+        assert draw(table, "switchback", f"u{k}", cluster="c", **options) == (table.assign_block(block), block)
     with pytest.raises(ValueError, match="cluster"):
-        draw(table, "cluster", "u", **asked)
+        draw(table, "cluster", "u", **options)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), max_size=30))
 def test_summaries_are_those_of_numpy(values):
-    found, expected = summary_of(values), summarise(np.array(values))
-    assert found.n == expected.n
+    summary, expected = summary_of(values), summarise(np.array(values))
+    assert summary.n == expected.n
     if values:
-        assert found.mean == pytest.approx(expected.mean, abs=1e-9)
-        assert found.variance == pytest.approx(expected.variance, abs=1e-6)
+        assert summary.mean == pytest.approx(expected.mean, abs=1e-9)
+        assert summary.variance == pytest.approx(expected.variance, abs=1e-6)
 
 
 def test_pairs_of_blocks_give_the_paired_tests_variance():
@@ -138,13 +138,13 @@ def test_sessions_of_clusters_roll_back_a_harmless_arm_and_clusters_do_not():
     for _ in range(RUNS):
         treated = rng.random(300) < 0.5
         sessions = rng.normal(size=(300, 1)) + rng.normal(size=(300, 20))
-        means, found = sessions.mean(1), [False, False]
+        means, fired = sessions.mean(1), [False, False]
         for k in range(40, 301, 10):
             arms = [treated[:k], ~treated[:k]]
-            found[0] |= fires(*(summarise(sessions[:k][arm].ravel()) for arm in arms), 50)
+            fired[0] |= fires(*(summarise(sessions[:k][arm].ravel()) for arm in arms), 50)
             if min(arm.sum() for arm in arms) >= 20:
-                found[1] |= fires(*(summarise(means[:k][arm]) for arm in arms), 20)
-        naive, honest = naive + found[0], honest + found[1]
+                fired[1] |= fires(*(summarise(means[:k][arm]) for arm in arms), 20)
+        naive, honest = naive + fired[0], honest + fired[1]
     assert honest <= ALPHA * RUNS
     assert naive > 0.3 * RUNS
 
@@ -165,17 +165,17 @@ def test_switchbacks_whose_blocks_are_alike_or_not_err_at_most_alpha(series, sha
             values[k] = rho * values[k - 1] + math.sqrt(1 - rho**2) * values[k]
         if series == "day and night":
             values = values / 3 + 2 * np.sin(np.arange(240) * 2 * math.pi / 24 + rng.random() * 7)
-        found = [False, False, False]
+        fired = [False, False, False]
         for k in range(60, 241, 30):
             arms = [{groups[j]: values[j] for j in range(k) if treated[j] == arm} for arm in (True, False)]
             first, second = block_summaries([tuple(arms)])
-            found[0] |= fires(first, second, 10)
+            fired[0] |= fires(first, second, 10)
             worse = Summary(first.n, first.mean - 0.3, first.variance)
-            found[1] |= promotion(worse, second, alpha=ALPHA, margin=0.3, min_outcomes=10).proven
+            fired[1] |= promotion(worse, second, alpha=ALPHA, margin=0.3, min_outcomes=10).proven
             # Thirty sessions in each block, as if each were its own observation.
-            whole = (summarise(np.array(list(arm.values()))) for arm in arms)
-            found[2] |= fires(*(Summary(30 * one.n, one.mean, one.variance + 1) for one in whole), 50)
-        wrong, promoted, naive = wrong + found[0], promoted + found[1], naive + found[2]
+            totals = (summarise(np.array(list(arm.values()))) for arm in arms)
+            fired[2] |= fires(*(Summary(30 * total.n, total.mean, total.variance + 1) for total in totals), 50)
+        wrong, promoted, naive = wrong + fired[0], promoted + fired[1], naive + fired[2]
     assert wrong <= ALPHA * RUNS
     assert promoted <= ALPHA * RUNS
     assert naive > ALPHA * RUNS
@@ -204,7 +204,7 @@ def test_strata_add_up_to_the_weighted_difference_and_its_variance(sizes, seed):
     weights = np.array([n * m / (n + m) for n, m in sizes]) / sum(n * m / (n + m) for n, m in sizes)
     assert first.mean - second.mean == pytest.approx(sum(weights * [t.mean - c.mean for t, c in strata]))
     for k, arm in enumerate((first, second)):
-        n = np.array([of[k].n for of in strata])
+        n = np.array([stratum[k].n for stratum in strata])
         assert arm.n == pytest.approx(1 / sum(weights**2 / n), abs=1) and arm.n <= sum(n)
     if len(sizes) == 1:
         assert (first.n, second.n) == sizes[0]
@@ -220,11 +220,11 @@ def test_epochs_add_their_own_variances():
         for units, share, deviation in long:
             treated, values = rng.random(units) < share, deviation * rng.normal(size=units)
             strata.append((summarise(values[treated]), summarise(values[~treated])))
-        treated, values, found = rng.random(400) < 0.5, 8 * rng.normal(size=400), False
+        treated, values, fired = rng.random(400) < 0.5, 8 * rng.normal(size=400), False
         for k in range(20, 401, 20):
-            cut, mine = values[:k], treated[:k]
-            found |= fires(*stratified([*strata, (summarise(cut[mine]), summarise(cut[~mine]))]), 50)
-        false += found
+            cut, in_treatment = values[:k], treated[:k]
+            fired |= fires(*stratified([*strata, (summarise(cut[in_treatment]), summarise(cut[~in_treatment]))]), 50)
+        false += fired
     assert false <= ALPHA * RUNS
     big = [
         (Summary(10**6, 0.3, 4.0), Summary(2 * 10**6, 0.1, 9.0)),
@@ -242,7 +242,7 @@ def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
     pooled = within = 0
     for _ in range(RUNS):
         values = rng.normal(size=3_000) - np.linspace(0, 0.5, 3_000)
-        treated, found = rng.random(3_000) < shares, [False, False]
+        treated, alarms = rng.random(3_000) < shares, [False, False]
         for k in range(600, 3_001, 200):
             cut = [
                 (values[a:b], treated[a:b])
@@ -250,9 +250,9 @@ def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
                 for b in [min(b, k)]
             ]
             strata = [(summarise(v[t]), summarise(v[~t])) for v, t in cut if len(v)]
-            found[0] |= fires(summarise(values[:k][treated[:k]]), summarise(values[:k][~treated[:k]]), 20)
-            found[1] |= fires(*stratified(strata), 20)
-        pooled, within = pooled + found[0], within + found[1]
+            alarms[0] |= fires(summarise(values[:k][treated[:k]]), summarise(values[:k][~treated[:k]]), 20)
+            alarms[1] |= fires(*stratified(strata), 20)
+        pooled, within = pooled + alarms[0], within + alarms[1]
     assert within <= ALPHA * RUNS
     assert pooled > 0.5 * RUNS
 
@@ -260,6 +260,6 @@ def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
 def test_strata_that_all_agree_have_their_mean_exactly():
     # Rounded up by one place it would be no share of sessions any more, and every look would fail.
     counts = [(1870, 370), (1243, 1334), (238, 495), (153, 1587)]
-    pair = stratified([(Summary(one, 1.0, 0.0), Summary(other, 1.0, 0.0)) for one, other in counts])
+    pair = stratified([(Summary(n, 1.0, 0.0), Summary(other, 1.0, 0.0)) for n, other in counts])
     assert [arm.mean for arm in pair] == [1.0, 1.0]
     assert not unequal_reporting(*pair, min_outcomes=50, units=True).alarm

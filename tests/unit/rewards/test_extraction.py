@@ -46,7 +46,7 @@ def test_a_fence_on_a_line_of_a_string_ends_the_block_as_in_markdown():
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "expected"),
     [
         ("def f(): pass", True),
         ("async def f(): pass", True),
@@ -61,8 +61,8 @@ def test_a_fence_on_a_line_of_a_string_ends_the_block_as_in_markdown():
         ("# def f():", False),
     ],
 )
-def test_what_defines_a_name(code, found):
-    assert defines(code, "f") is found
+def test_what_defines_a_name(code, expected):
+    assert defines(code, "f") is expected
 
 
 @given(st.lists(st.text(alphabet="ab=\n \\\"'", max_size=30), max_size=5))
@@ -73,8 +73,8 @@ def test_complete_blocks_come_back_as_they_were(codes):
 
 @given(st.text(alphabet="`~ \npython", max_size=200))
 def test_any_text_has_an_answer(text):
-    found = extract(text, "f")
-    assert found is None or isinstance(found, str)
+    code = extract(text, "f")
+    assert code is None or isinstance(code, str)
 
 
 def test_ten_megabytes_are_searched_quickly():

@@ -328,9 +328,9 @@ LATEX = [
     st.lists(st.sampled_from(LATEX), max_size=14).map("".join),
     st.lists(st.sampled_from(LATEX), max_size=14).map("".join),
 )
-def test_any_two_answers_are_compared_and_each_is_itself(one, other):
-    assert "B" in one + other or answers_match(one, other) is answers_match(other, one)
-    assert answers_match(one, one) or not any(character.isdigit() for character in one)
+def test_any_two_answers_are_compared_and_each_is_itself(first, other):
+    assert "B" in first + other or answers_match(first, other) is answers_match(other, first)
+    assert answers_match(first, first) or not any(character.isdigit() for character in first)
 
 
 @pytest.mark.parametrize(

@@ -42,32 +42,34 @@ def spoken(engine: Scripted, copy: int, begun: tuple[str, ...] = (), attempt: in
         env.step(words[-1])
         paid.append(dict(env.rewards))
     speakers = [env.possible_agents[t % 2] for t in range(len(words))]
-    return [(word, sum(one.get(speakers[t], 0.0) for one in paid[t:])) for t, word in enumerate(words)]
+    return [(word, sum(step.get(speakers[t], 0.0) for step in paid[t:])) for t, word in enumerate(words)]
 
 
 def test_members_answer_again_where_the_first_one_was_and_play_on():
     engine = Scripted(WORDS)
     batch = collector(TALK, BOTH, range(8), PLAN).collect(players(BOTH, engine), 0)
     data = batch.trajectories["shared"]
-    whole = sum(episode.length for episode in batch.episodes)
+    turns = sum(episode.length for episode in batch.episodes)
     assert [episode.length for episode in batch.episodes] == [len(spoken(engine, copy)) for copy in range(8)]
-    expected, played = [], whole
+    expected, played = [], turns
     for first in (0, 4):
         for copy in range(first, first + 4):
-            expected += [(copy, turn % 2, turn // 2, *told) for turn, told in enumerate(spoken(engine, copy))]
+            expected += [
+                (copy, turn % 2, turn // 2, *spoken_turn) for turn, spoken_turn in enumerate(spoken(engine, copy))
+            ]
         trunk = [word for word, _ in spoken(engine, first)]
         for turn, member in itertools.product(range(1, min(3, len(trunk))), range(first + 1, first + 4)):
-            told = spoken(engine, member, tuple(trunk[:turn]), turn << 32)
-            played += len(told) - turn
-            expected.append((member, turn % 2, turn // 2, *told[turn]))
+            said = spoken(engine, member, tuple(trunk[:turn]), turn << 32)
+            played += len(said) - turn
+            expected.append((member, turn % 2, turn // 2, *said[turn]))
     rewards = data.rewards.sum(1)
-    found = [
+    rows = [
         (int(data.episode[r]), int(data.agent[r]), int(data.turn[r]), texts(data)[r], float(rewards[r]))
         for r in range(len(data.mask))
     ]
-    assert sorted(found) == sorted(expected)
-    assert batch.steps == played and len(expected) - whole >= 9
-    assert data.group.tolist() == [member // 4 for member, *_ in found]
+    assert sorted(rows) == sorted(expected)
+    assert batch.steps == played and len(expected) - turns >= 9
+    assert data.group.tolist() == [member // 4 for member, *_ in rows]
     # All that is compared are answers to one prompt, four at the trunk's turns; those of others at later turns are left out.
     kept = compared(data, greedy=False)
     keys = torch.cat([torch.stack((data.group, data.agent, data.turn), 1), data.prompts], 1)
@@ -79,7 +81,7 @@ def test_members_answer_again_where_the_first_one_was_and_play_on():
 
 def test_branches_do_not_depend_on_the_number_of_workers():
     engine = Scripted(WORDS)
-    whole = collector(TALK, BOTH, range(8), PLAN).collect(players(BOTH, engine), 1).trajectories["shared"]
+    single = collector(TALK, BOTH, range(8), PLAN).collect(players(BOTH, engine), 1).trajectories["shared"]
     parts = on_two_workers(
         lambda rank, gather: collector(TALK, BOTH, range(4 * rank, 4 * rank + 4), PLAN, gather=gather).collect(
             players(BOTH, engine), 1
@@ -88,18 +90,18 @@ def test_branches_do_not_depend_on_the_number_of_workers():
 
     # In the same order too: minibatches are drawn by it.
     for key in ("episode", "agent", "turn", "group"):
-        assert torch.equal(getattr(whole, key), torch.cat([getattr(p.trajectories["shared"], key) for p in parts]))
-    assert texts(whole) == [text for part in parts for text in texts(part.trajectories["shared"])]
+        assert torch.equal(getattr(single, key), torch.cat([getattr(p.trajectories["shared"], key) for p in parts]))
+    assert texts(single) == [text for part in parts for text in texts(part.trajectories["shared"])]
 
 
 def test_only_turns_of_policies_that_compare_are_branched():
     plan = replace(PLAN, comparing=("second",))
     engine = Scripted(["a", "no"])
     batch = collector(TALK, EACH, range(8), plan).collect(players(EACH, engine), 0)
-    whole = sum(episode.length for episode in batch.episodes)
+    turns = sum(episode.length for episode in batch.episodes)
     rows = {name: len(data.mask) for name, data in batch.trajectories.items()}
     # The first turn is the asker's, so of the two turns after it one is the teller's, in each of two groups.
-    assert sum(rows.values()) == whole + 2 * 3
+    assert sum(rows.values()) == turns + 2 * 3
     assert (batch.trajectories["second"].turn == 0).sum() == 8 + 2 * 3
 
 
@@ -115,12 +117,12 @@ def test_the_greedy_member_is_the_baseline_of_branches():
 @pytest.mark.parametrize("algorithm", [name for name, spec in SPECS.items() if spec.groups])
 def test_answers_to_other_prompts_say_nothing(algorithm):
     """Members whose prompts differ are as if they were not there."""
-    found = algorithm_of(algorithm)
-    plan = replace(PLAN, greedy=found.spec.greedy, branch_turns=0)
+    judge = algorithm_of(algorithm)
+    plan = replace(PLAN, greedy=judge.spec.greedy, branch_turns=0)
     data = collector(TALK, BOTH, range(8), plan).collect(players(BOTH, Scripted(WORDS)), 0).trajectories["shared"]
-    alone = ~compared(data, found.spec.greedy) & ~data.greedy
+    alone = ~compared(data, judge.spec.greedy) & ~data.greedy
     assert (data.turn[alone] > 0).any() and not alone[(data.turn == 0) & (data.agent == 0)].any()
-    advantages, _ = found.advantages(data, found.spec.hyper.model_validate(dict(found.spec.defaults)))
+    advantages, _ = judge.advantages(data, judge.spec.hyper.model_validate(dict(judge.spec.defaults)))
     assert not advantages[alone].any() and advantages[~alone].any()
 
 
@@ -137,7 +139,7 @@ def test_what_is_left_out_changes_nothing_and_is_counted():
 def test_a_prompt_that_is_too_long_for_the_first_member_is_not_branched():
     class Long(Talk):
         def observe(self, agent: str) -> str:
-            return super().observe(agent) + "x" * 5_000 * (len(self.heard) == 2)
+            return super().observe(agent) + "x" * 5_000 * (len(self.actions_taken) == 2)
 
     batch = collector(Long, BOTH, range(4), PLAN).collect(players(BOTH, Scripted(WORDS[:5])), 0)
     assert [(episode.length, episode.cut) for episode in batch.episodes] == [(2, True)] * 4

@@ -50,17 +50,17 @@ def test_levels_are_the_environments():
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.25, 1.0])), max_size=30), st.integers(0, 30))
 def test_a_running_mean_continues_from_its_state(outcomes, cut):
-    whole, first = Curriculum("easiest_first", Echo(), {}), Curriculum("easiest_first", Echo(), {})
-    whole.add(outcomes)
+    unbroken, first = Curriculum("easiest_first", Echo(), {}), Curriculum("easiest_first", Echo(), {})
+    unbroken.add(outcomes)
     first.add(outcomes[:cut])
     second = Curriculum("easiest_first", Echo(), first.state())
     second.add(outcomes[cut:])
-    assert second.state() == whole.state()
+    assert second.state() == unbroken.state()
     for index in {index for index, _ in outcomes}:
         shares = [share for i, share in outcomes if i == index]
-        assert min(shares) <= whole.solved[index] <= max(shares)
+        assert min(shares) <= unbroken.solved[index] <= max(shares)
         if len(shares) <= 5:
-            assert whole.solved[index] == pytest.approx(sum(shares) / len(shares))
+            assert unbroken.solved[index] == pytest.approx(sum(shares) / len(shares))
 
 
 def test_own_choosers_are_found_by_their_path(monkeypatch):

@@ -43,13 +43,13 @@ def collector(
 @pytest.mark.parametrize("critic", ["local", "central"])
 def test_data_does_not_depend_on_the_number_of_workers(critic):
     team = {"shared": player(critic)}
-    whole, episodes, steps = collector(range(4)).collect(team, iteration=2)
+    together, episodes, steps = collector(range(4)).collect(team, iteration=2)
     first, early, half = collector(range(2)).collect(team, iteration=2)
     second, late, _ = collector(range(2, 4)).collect(team, iteration=2)
     assert steps == 2 * half == 32
     for field in FIELDS:
         parts = torch.cat([getattr(first["shared"], field), getattr(second["shared"], field)])
-        torch.testing.assert_close(getattr(whole["shared"], field), parts)
+        torch.testing.assert_close(getattr(together["shared"], field), parts)
     assert sorted(episodes) == sorted(early + late)
 
 
@@ -80,12 +80,12 @@ def test_rows_are_copies_times_agents_and_boundaries_are_right():
 
 
 def test_bootstrap_is_the_value_of_what_would_have_followed():
-    one = player(norm=ValueNorm().updated(2.0, 8.0))
-    batch = collector(range(1), steps=8, length=6).collect({"shared": one}, 0)[0]["shared"]
+    normalised = player(norm=ValueNorm().updated(2.0, 8.0))
+    batch = collector(range(1), steps=8, length=6).collect({"shared": normalised}, 0)[0]["shared"]
     bit = int(batch.bootstrap[0].nonzero().flatten()[0])
     assert bit == 5
     after = torch.tensor([[0, 0], [0, 1]], dtype=torch.int8)
-    options = one.value_norm.denormalize(one.model.critic.infer(after)).flatten()
+    options = normalised.value_norm.denormalize(normalised.model.critic.infer(after)).flatten()
     assert any(torch.isclose(batch.bootstrap[0, 5], option) for option in options)
     assert batch.bootstrap[0, 7] != 0
     assert batch.bootstrap[1, 2] == 0
@@ -98,13 +98,13 @@ def test_a_true_end_has_no_bootstrap():
 
 
 def test_log_probs_and_values_are_the_networks_own():
-    one = player("central")
-    batch = collector(range(2)).collect({"shared": one}, 0)[0]["shared"]
-    outputs = one.model.distribution.normalize(one.model.actor.infer(batch.observations.flatten(0, 1)))
-    expected = one.model.distribution.log_prob(outputs, batch.actions.flatten())
+    central = player("central")
+    batch = collector(range(2)).collect({"shared": central}, 0)[0]["shared"]
+    outputs = central.model.distribution.normalize(central.model.actor.infer(batch.observations.flatten(0, 1)))
+    expected = central.model.distribution.log_prob(outputs, batch.actions.flatten())
     own = batch.mask.flatten()
     torch.testing.assert_close(batch.log_probs.flatten()[own], expected[own])
-    values = one.model.critic.infer(batch.states.flatten(0, 1)).reshape(2, 8, 2).transpose(1, 2).reshape(4, 8)
+    values = central.model.critic.infer(batch.states.flatten(0, 1)).reshape(2, 8, 2).transpose(1, 2).reshape(4, 8)
     torch.testing.assert_close(batch.values, values)
 
 
@@ -124,10 +124,10 @@ def test_episode_returns_are_means_over_agents():
 
 
 def test_noise_belongs_to_the_copy_and_the_iteration():
-    whole = action_noise(1, 5, range(6), 4, 3)
-    assert np.array_equal(whole[:, 2:4], action_noise(1, 5, range(2, 4), 4, 3))
-    assert not np.array_equal(whole, action_noise(1, 6, range(6), 4, 3))
-    assert not np.array_equal(whole, action_noise(2, 5, range(6), 4, 3))
+    noise = action_noise(1, 5, range(6), 4, 3)
+    assert np.array_equal(noise[:, 2:4], action_noise(1, 5, range(2, 4), 4, 3))
+    assert not np.array_equal(noise, action_noise(1, 6, range(6), 4, 3))
+    assert not np.array_equal(noise, action_noise(2, 5, range(6), 4, 3))
     assert len({episode_seed(0, copy, episode) for copy in range(50) for episode in range(50)}) == 2500
     assert sorted(permutation(0, 0, 0, 9)) == list(range(9))
 
@@ -138,16 +138,18 @@ def test_an_episode_knows_its_start_and_all_its_decisions_whatever_batches_and_w
     # Batches of 4 steps; an episode has 6, in the first 3 of which agent b plays too.
     play = collector(range(2), steps=4, agents=agents)
     ended = [play.collect(team, k).episodes for k in range(2)]
-    assert [one[0].start for one in ended if one] == [0]
+    assert [first[0].start for first in ended if first] == [0]
     assert play.running == [(6, 2)] * 2
     resumed = collector(range(2), steps=4, agents=agents, state=play.state())
     for again in (play, resumed):
-        found = again.collect(team, 2).episodes
-        assert [(e.copy, e.start, e.decisions) for e in found] == [(c, 6, {"first": 6, "second": 3}) for c in range(2)]
+        episodes = again.collect(team, 2).episodes
+        assert [(e.copy, e.start, e.decisions) for e in episodes] == [
+            (c, 6, {"first": 6, "second": 3}) for c in range(2)
+        ]
         assert again.running == [(12, 0)] * 2
-    whole = collector(range(2), agents=agents, plan=CollectPlan(8, episodes=True))
-    assert [(e.start, e.decisions["second"]) for e in whole.collect(team, 5).episodes] == [(40, 3)] * 2
-    assert whole.running == []
+    single = collector(range(2), agents=agents, plan=CollectPlan(8, episodes=True))
+    assert [(e.start, e.decisions["second"]) for e in single.collect(team, 5).episodes] == [(40, 3)] * 2
+    assert single.running == []
 
 
 def test_evaluations_share_no_random_number_with_training_nor_among_each_other():

@@ -77,10 +77,10 @@ def test_costs_are_read_and_those_that_were_not_measured_are_not_zero(tmp_path):
 
 def test_row_groups_are_read_as_one_file(tmp_path):
     rows = [p_row(n, steps=1 + n % 3) for n in range(10)]
-    whole = read(write(tmp_path / "x.parquet", rows))
+    table = read(write(tmp_path / "x.parquet", rows))
     parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "x.parquet", row_group_size=3)
     parts = read(str(tmp_path / "x.parquet"))
-    assert torch.equal(parts.policies["p"].observations, whole.policies["p"].observations)
+    assert torch.equal(parts.policies["p"].observations, table.policies["p"].observations)
     rows[7]["actions"] = [[9], [9]]
     parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "x.parquet", row_group_size=3)
     with pytest.raises(MarlRayError, match="row 7, column actions"):
@@ -92,7 +92,7 @@ def test_row_groups_are_read_as_one_file(tmp_path):
 def test_neither_order_nor_files_change_what_is_read(tmp_path_factory, units, random):
     folder = tmp_path_factory.mktemp("log")
     rows = [row for n, (steps, _) in enumerate(units) for row in (p_row(n, steps=steps), q_row(n, steps))]
-    whole = read(write(folder / "whole.parquet", rows))
+    single = read(write(folder / "whole.parquet", rows))
     parts = [place for _, place in units for _ in range(2)]
     mixed = list(zip(parts, rows, strict=True))
     random.shuffle(mixed)
@@ -100,8 +100,8 @@ def test_neither_order_nor_files_change_what_is_read(tmp_path_factory, units, ra
         write(folder / "parts" / f"day={part}" / "x.parquet", [row for place, row in mixed if place == part])
     write(folder / "parts" / "_unfinished.parquet", rows)
     again = read(f"file://{folder}/parts")
-    assert again.units == whole.units and np.array_equal(again.outcomes, whole.outcomes)
-    for name, batch in whole.policies.items():
+    assert again.units == single.units and np.array_equal(again.outcomes, single.outcomes)
+    for name, batch in single.policies.items():
         for key, value in vars(batch).items():
             assert value is None or torch.equal(value, getattr(again.policies[name], key)), key
 

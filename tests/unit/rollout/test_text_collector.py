@@ -39,11 +39,11 @@ def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
     engine = Scripted()
     batch = collector(Talk, BOTH, range(2)).collect(players(BOTH, engine), 0)
     data = batch.trajectories["shared"]
-    asked = {prompt.stream: prompt for call in engine.calls for prompt in call}
-    assert len(asked) == len(data.mask) == batch.steps
+    prompts = {prompt.stream: prompt for call in engine.calls for prompt in call}
+    assert len(prompts) == len(data.mask) == batch.steps
     for row in range(len(data.mask)):
         copy, agent, turn = int(data.episode[row]), int(data.agent[row]), int(data.turn[row])
-        prompt = asked[response_stream(TRAINING_STREAMS, 0, 0, copy, agent, turn)]
+        prompt = prompts[response_stream(TRAINING_STREAMS, 0, 0, copy, agent, turn)]
         said = engine.say(prompt, 3)
         n = len(said.ids)
         assert data.actions[row, :n].tolist() == said.ids and not data.actions[row, n:].any()
@@ -124,28 +124,28 @@ def test_episodes_are_cut_after_horizon_turns():
 def test_data_does_not_depend_on_the_number_of_workers(scripted):
     engine = Scripted() if scripted else make_engine(POLICY)
     plan = CollectPlan(6, episodes=True, group_size=2, greedy=True)
-    whole = collector(Talk, EACH, range(8), plan).collect(players(EACH, engine), 2)
+    single = collector(Talk, EACH, range(8), plan).collect(players(EACH, engine), 2)
     parts = on_two_workers(
         lambda rank, gather: collector(Talk, EACH, range(4 * rank, 4 * rank + 4), plan, gather=gather).collect(
             players(EACH, engine), 2
         )
     )
-    assert whole.steps == sum(part.steps for part in parts)
-    assert whole.episodes == [episode for part in parts for episode in part.episodes]
+    assert single.steps == sum(part.steps for part in parts)
+    assert single.episodes == [episode for part in parts for episode in part.episodes]
     for name in EACH:
-        data, split = whole.trajectories[name], [part.trajectories[name] for part in parts]
+        data, split = single.trajectories[name], [part.trajectories[name] for part in parts]
         start = 0
         for part in split:
             rows = slice(start, start := start + len(part.mask))
             steps, width = part.mask.shape[1], part.prompts.shape[1]
             for field in (*FIELDS, "actions", "log_probs"):
-                own, ours = getattr(data, field)[rows], getattr(part, field)
+                own, part_values = getattr(data, field)[rows], getattr(part, field)
                 own = own[:, :steps] if own.dim() > 1 else own
-                torch.testing.assert_close(own, ours, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(own, part_values, rtol=1e-4, atol=1e-5)
             assert torch.equal(data.prompts[rows, -width:], part.prompts)
             assert (data.prompts[rows, :-width] == -1).all() and not data.mask[rows, steps:].any()
-    assert sorted(whole.transcripts) == sorted(told for part in parts for told in part.transcripts)
-    assert means([whole.sums]) == pytest.approx(means(part.sums for part in parts))
+    assert sorted(single.transcripts) == sorted(transcript for part in parts for transcript in part.transcripts)
+    assert means([single.sums]) == pytest.approx(means(part.sums for part in parts))
 
 
 def test_a_policy_answers_all_copies_in_one_call_per_wave():
@@ -183,22 +183,24 @@ def test_tokens_are_counted_here_where_they_are_a_cost():
 
 def test_metrics_are_by_role_and_transcripts_are_bounded():
     batch = collector(Talk, BOTH).collect(players(BOTH, Scripted(["no", "banana"])), 0)
-    found = means([batch.sums])
+    metrics = means([batch.sums])
     data = batch.trajectories["shared"]
     lengths = data.mask.sum(1).double()
     for agent, name in enumerate(BOTH["shared"]):
         own = data.agent == agent
-        assert found[f"{name}/response_tokens"] == pytest.approx(float(lengths[own].mean()))
-        assert found[f"{name}/ended"] == 1.0
-    returns = [(found["asker/reward"] + found["teller/reward"]) / 2]
+        assert metrics[f"{name}/response_tokens"] == pytest.approx(float(lengths[own].mean()))
+        assert metrics[f"{name}/ended"] == 1.0
+    returns = [(metrics["asker/reward"] + metrics["teller/reward"]) / 2]
     assert returns == pytest.approx([np.mean([episode.ret for episode in batch.episodes])])
-    assert found["env/words"] == 4.0 and found["env/solved"] == np.mean([e.solved for e in batch.episodes])
+    assert metrics["env/words"] == 4.0 and metrics["env/solved"] == np.mean([e.solved for e in batch.episodes])
     assert len(batch.transcripts) == 2
-    told = batch.transcripts[0]
-    assert [line.agent for line in told.lines] == ["asker", "teller"] * 2
-    assert told.lines[1].prompt.endswith(f"heard {told.lines[0].response!r}")
-    row = int(((data.episode == told.copy) & (data.turn == 0) & (data.agent == 0)).nonzero())
-    assert told.lines[0].response == texts(data)[row] and told.lines[0].reward == float(data.rewards[row].sum())
+    transcript = batch.transcripts[0]
+    assert [line.agent for line in transcript.lines] == ["asker", "teller"] * 2
+    assert transcript.lines[1].prompt.endswith(f"heard {transcript.lines[0].response!r}")
+    row = int(((data.episode == transcript.copy) & (data.turn == 0) & (data.agent == 0)).nonzero())
+    assert transcript.lines[0].response == texts(data)[row] and transcript.lines[0].reward == float(
+        data.rewards[row].sum()
+    )
 
 
 def test_evaluation_plays_held_out_tasks_and_changes_nothing_of_training():
@@ -292,7 +294,7 @@ class Told(Talk):
         self.times, self.first = times, first
 
     def observe(self, agent: str) -> str:
-        return self.first + "".join(self.heard) * self.times
+        return self.first + "".join(self.actions_taken) * self.times
 
 
 @pytest.mark.parametrize("said", ["<|end|><|reply|>", "", "\x00", "{agent}{", "x" * 30])
@@ -326,15 +328,15 @@ def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
     engine = Scripted(["cat"])
     batch = collector(partial(Told, 100), BOTH).collect(players(BOTH, engine), 0)  # 302, 602 and 902 characters
     assert [(e.length, e.cut, e.solved) for e in batch.episodes] == [(2, True, None)] * 8
-    found = means([batch.sums])
-    assert found["asker/prompt_shortened"] == 0 and found["asker/prompt_too_long"] == 0.5
-    assert found["teller/prompt_shortened"] == 1 and found["teller/prompt_too_long"] == 0
+    metrics = means([batch.sums])
+    assert metrics["asker/prompt_shortened"] == 0 and metrics["asker/prompt_too_long"] == 0.5
+    assert metrics["teller/prompt_shortened"] == 1 and metrics["teller/prompt_too_long"] == 0
     assert all(len(prompt.ids) <= 248 for call in engine.calls for prompt in call)
     # What was earned until then counts: 1 for each "a", and 0.5 for the asker's when the teller answers.
     assert [episode.ret for episode in batch.episodes] == [1.25] * 8
     data = batch.trajectories["shared"]
     assert data.rewards.sum(1).tolist() == [1.5, 1.0] * 8 and len(data.mask) == 16
-    assert data.terminated.any(1).all() and "solved" not in "".join(found)
+    assert data.terminated.any(1).all() and "solved" not in "".join(metrics)
 
 
 def test_an_episode_that_nobody_can_begin_is_empty():

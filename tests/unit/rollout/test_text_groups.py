@@ -83,14 +83,14 @@ def test_a_curriculum_is_the_same_for_any_number_of_workers_and_after_a_resume(c
             played.append(play.collect(team, iteration).episodes)
         return played, play.state()
 
-    whole, state = run()
-    tasks = {episode.task for episodes in whole for episode in episodes}
+    unbroken, state = run()
+    tasks = {episode.task for episodes in unbroken for episode in episodes}
     assert tasks <= set(range(Echo.tasks)) and len(tasks) > 2
     assert state["solved"].keys() >= set(map(str, tasks)) and any(mean > 0 for _, mean in state["solved"].values())
-    assert run(resume=True) == (whole, state)
+    assert run(resume=True) == (unbroken, state)
     (first, state_0), (second, state_1) = on_two_workers(partial(run, workers=2))
     assert state_0 == state_1 == state
-    assert [[*a, *b] for a, b in zip(first, second, strict=True)] == whole
+    assert [[*a, *b] for a, b in zip(first, second, strict=True)] == unbroken
 
 
 def test_a_curriculum_needs_to_know_what_is_solved():
@@ -113,9 +113,9 @@ def test_groups_say_how_their_members_differ_and_episodes_their_decisions():
     played = collector(Echo, ALONE, range(16), CollectPlan(2, episodes=True, group_size=4))
     batch = played.collect(players(ALONE, Scripted(WORDS)), 0)
     scores = np.array([episode.ret for episode in batch.episodes]).reshape(4, 4)
-    found = played.group_sums["only"].metrics()
-    assert found["informative_groups"] == np.mean(np.ptp(scores, axis=1) > 0)
-    assert found["group_spread"] == pytest.approx(scores.std(1).mean())
+    metrics = played.group_sums["only"].metrics()
+    assert metrics["informative_groups"] == np.mean(np.ptp(scores, axis=1) > 0)
+    assert metrics["group_spread"] == pytest.approx(scores.std(1).mean())
     mask = batch.trajectories["only"].mask.sum(1)
     assert [episode.decisions for episode in batch.episodes] == [{"only": int(count)} for count in mask]
     assert played.running == []

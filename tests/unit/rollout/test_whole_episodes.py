@@ -132,9 +132,9 @@ def test_groups_say_how_their_members_differ():
     play = collector(range(8), CollectPlan(8, episodes=True, group_size=4))
     data = play.collect(team(Countdown(), AGENTS), 0).trajectories["shared"]
     scores = data.rewards.sum(1).reshape(2, 4, 2).numpy()  # group, member, agent
-    found = play.group_sums["shared"].metrics()
-    assert found["group_spread"] == np.mean([group.std(0).mean() for group in scores])
-    assert found["informative_groups"] == np.mean([(np.ptp(group, axis=0) > 0).any() for group in scores])
+    metrics = play.group_sums["shared"].metrics()
+    assert metrics["group_spread"] == np.mean([group.std(0).mean() for group in scores])
+    assert metrics["informative_groups"] == np.mean([(np.ptp(group, axis=0) > 0).any() for group in scores])
     same, other = np.ones((3, 2)), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 3.0]])
     assert GroupSums.from_scores([same, other]).metrics() == {
         "group_spread": 0.25 * 2**0.5 * 1.0,

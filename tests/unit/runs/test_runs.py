@@ -39,7 +39,7 @@ LOCAL = fs.LocalFileSystem()
 
 def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finished: bool = True) -> RunConfig:
     """A run as its driver leaves it, of three evaluations that end with a score."""
-    whole = config(f"name={name}", f"storage={storage}", *overrides)
+    run_config = config(f"name={name}", f"storage={storage}", *overrides)
     stored = {"name": name, "model": f"models:/{name}/1", "bundle": f"{storage}/{name}/bundle", "curve": None}
     stored |= {
         "tracking_uri": "sqlite:///mlflow.db",
@@ -49,8 +49,8 @@ def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finish
         "summary": [],
     }
     done = {"finished": {"total_steps": 192, "outcome": stored}} if finished else {}
-    write_record(whole, record_of(whole) | {"mlflow_run_id": "0123"} | done)
-    filesystem, folder = filesystem_of(whole)
+    write_record(run_config, record_of(run_config) | {"mlflow_run_id": "0123"} | done)
+    filesystem, folder = filesystem_of(run_config)
     rows = [
         {"iteration": n, "steps": 96 * n, "eval/return": score * n / 2, "eval/return_low": score * n / 2 - 0.5}
         | {"eval/return_high": score * n / 2 + 0.5}
@@ -60,11 +60,11 @@ def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finish
     for row in rows:
         journal.row(row)
     if finished:
-        mark_delivered(whole, len(rows))
-    with RunLog(whole) as log:
+        mark_delivered(run_config, len(rows))
+    with RunLog(run_config) as log:
         log.open()
         log.write("training")
-    return whole
+    return run_config
 
 
 def document(*arguments: str | Path) -> Any:
@@ -139,8 +139,8 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
     assert "  warning     eval/return did not rise: 0.000 at step 0, -1.000 at step 192" in shown
     config_at = shown.index("  config      as given; --all shows the defaults too")
     assert "      lr: 10.0" in shown[config_at:] and not any("gae_lambda" in line for line in shown)
-    whole = marl_ray("runs", "show", "bad", "--storage", storage, "--all").stdout
-    assert "lr: 10.0" in whole and "gae_lambda" in whole
+    output = marl_ray("runs", "show", "bad", "--storage", storage, "--all").stdout
+    assert "lr: 10.0" in output and "gae_lambda" in output
     details = document("runs", "show", "bad", "--storage", storage)
     assert details["given"]["hyper"]["lr"] == 10 and len(details["warnings"]) == 1
     assert document("runs", "show", "first", "--storage", storage)["warnings"] == []
@@ -182,9 +182,9 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
     assert not (storage / "first").exists() and (storage / "second").exists()
     for answer, status in (("n", 1), ("y", 0)):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{answer}\n"))
-        asked = marl_ray("runs", "rm", "second", "--storage", storage)
-        assert asked.returncode == status and (storage / "second").exists() == (answer == "n")
-        assert "4 files" in asked.stderr
+        refusal = marl_ray("runs", "rm", "second", "--storage", storage)
+        assert refusal.returncode == status and (storage / "second").exists() == (answer == "n")
+        assert "4 files" in refusal.stderr
 
 
 def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):
@@ -194,8 +194,8 @@ def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: 
         refused = marl_ray("runs", "rm", "many", "--storage", storage, "--yes")
         assert refused.returncode == 2 and f"sweep 'many' is alive in process {os.getpid()}" in refused.stderr
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
-    asked = marl_ray("runs", "rm", "many", "--storage", storage)
-    assert asked.returncode == 1 and "Delete sweep many?" in asked.stderr and (storage / "many").exists()
+    answer = marl_ray("runs", "rm", "many", "--storage", storage)
+    assert answer.returncode == 1 and "Delete sweep many?" in answer.stderr and (storage / "many").exists()
     assert set(document("runs", "rm", "many", "--storage", storage, "--yes")) == keys_of("runs rm")
     assert not (storage / "many").exists() and (storage / "first").exists()
     assert "run or sweep 'many' is not under" in marl_ray("runs", "rm", "many", "--storage", storage).stderr
@@ -240,7 +240,7 @@ def test_runs_are_compared_by_seeds(storage: Path):
     arguments = ("runs", "compare", "first", "second", "other", "--storage", storage, "--out", picture)
     compared = document(*arguments)
     assert set(compared) == keys_of("runs compare") and compared["metric"] == "eval/return"
-    assert [[one["seed"] for one in group["runs"]] for group in compared["groups"]] == [[0], [1, 2]]
+    assert [[run["seed"] for run in group["runs"]] for group in compared["groups"]] == [[0], [1, 2]]
     both = compared["groups"][1]["score"]
     assert both["value"] == 1.5 and [both["low"], both["high"]] == pytest.approx([1.5 - 6.353, 1.5 + 6.353], abs=1e-3)
     assert picture.read_bytes().startswith(b"\x89PNG")

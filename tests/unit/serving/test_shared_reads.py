@@ -25,8 +25,8 @@ def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
         first = asyncio.create_task(reads.read("a", make))
         await asyncio.sleep(0.002)  # it is under way
         stored[0] = 1
-        found = await asyncio.gather(*(reads.read("a", make) for _ in range(50)))
-        assert found == [1] * 50
+        results = await asyncio.gather(*(reads.read("a", make) for _ in range(50)))
+        assert results == [1] * 50
         await first
         assert len(made) == 2
         reads.close()
@@ -96,19 +96,19 @@ def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_reader()
             go.wait(5)
             raise ValueError("no")
 
-        asked = [asyncio.create_task(reads.read(k, make)) for k in range(6)]
-        asked.append(asyncio.create_task(reads.read(5, make)))
+        readers = [asyncio.create_task(reads.read(k, make)) for k in range(6)]
+        readers.append(asyncio.create_task(reads.read(5, make)))
         await asyncio.sleep(0.01)
         go.set()
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        results = await asyncio.gather(*readers, return_exceptions=True)
         reads.close()
-        return found
+        return results
 
-    found = asyncio.run(body())
-    refused = [error for error in found if isinstance(error, RequestError)]
+    results = asyncio.run(body())
+    refused = [error for error in results if isinstance(error, RequestError)]
     assert 2 <= len(refused) <= 4
     assert all(error.status == 503 and error.headers for error in refused)
-    assert sum(isinstance(error, ValueError) for error in found) == len(found) - len(refused)
+    assert sum(isinstance(error, ValueError) for error in results) == len(results) - len(refused)
 
 
 def test_a_reader_who_goes_away_leaves_the_answer_to_the_others():
@@ -125,8 +125,8 @@ def test_a_reader_who_goes_away_leaves_the_answer_to_the_others():
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        found = await second
+        result = await second
         reads.close()
-        return found
+        return result
 
     assert asyncio.run(body()) == 7

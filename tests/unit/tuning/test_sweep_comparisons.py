@@ -71,8 +71,8 @@ def test_bands_are_those_of_the_stratified_bootstrap():
         expected = stratified_bootstrap(values[:, k : k + 1])
         assert middle[k] == pytest.approx(iqm(values[:, k]))
         assert [low[k], high[k]] == pytest.approx([expected.low, expected.high], abs=0.06 * np.ptp(values[:, k]))
-    one = end_of(Curve(np.array([5.0]), np.array([[2.0]])))
-    assert one == (2.0, 2.0, 2.0)
+    single = end_of(Curve(np.array([5.0]), np.array([[2.0]])))
+    assert single == (2.0, 2.0, 2.0)
 
 
 SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=6).map(np.array)
@@ -80,12 +80,12 @@ SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=6).map(np.
 
 @given(SCORES, SCORES)
 @settings(max_examples=40)
-def test_the_probability_of_improvement_counts_pairs(ours: np.ndarray, theirs: np.ndarray):
-    found = probability_of_improvement(ours, theirs)
-    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in ours for b in theirs]
-    assert found.value == pytest.approx(sum(pairs) / len(pairs))
-    assert 0 <= found.low <= found.high <= 1
-    assert probability_of_improvement(theirs, ours).value == pytest.approx(1 - found.value)
+def test_the_probability_of_improvement_counts_pairs(treated: np.ndarray, control: np.ndarray):
+    probability = probability_of_improvement(treated, control)
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in treated for b in control]
+    assert probability.value == pytest.approx(sum(pairs) / len(pairs))
+    assert 0 <= probability.low <= probability.high <= 1
+    assert probability_of_improvement(control, treated).value == pytest.approx(1 - probability.value)
 
 
 def test_trials_are_compared_where_both_have_been_and_in_the_metrics_own_direction():
@@ -138,19 +138,21 @@ def test_the_key_that_decides_is_the_important_one(tmp_path: Path):
         {"algorithm": "ippo", "hyper.lr": float(10 ** rng.uniform(-4, -2)), "hyper.entropy_coef": rng.uniform(0, 0.05)}
         for _ in range(40)
     ]
-    found = importances(space, [(one, -abs(math.log10(one["hyper.lr"]) + 3)) for one in values])
-    assert next(iter(found)) == "hyper.lr"
-    assert found["hyper.lr"] > 0.6
-    assert "algorithm" not in found  # it did not vary
-    assert importances(space, [(one, 1.0) for one in values]) == {}
-    assert importances(space, [(one, k) for k, one in enumerate(values[:3])]) == {}
+    weights = importances(
+        space, [(values_tried, -abs(math.log10(values_tried["hyper.lr"]) + 3)) for values_tried in values]
+    )
+    assert next(iter(weights)) == "hyper.lr"
+    assert weights["hyper.lr"] > 0.6
+    assert "algorithm" not in weights  # it did not vary
+    assert importances(space, [(row, 1.0) for row in values]) == {}
+    assert importances(space, [(row, k) for k, row in enumerate(values[:3])]) == {}
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-2, 1e6), st.integers(1, 12))
 def test_ticks_are_few_and_inside(low: float, size: float, most: int):
-    found = ticks(low, low + size, most)
-    assert len(found) <= most + 1
-    assert all(low - 1e-6 * size <= value <= low + size * (1 + 1e-6) for value in found)
+    numbers = ticks(low, low + size, most)
+    assert len(numbers) <= most + 1
+    assert all(low - 1e-6 * size <= value <= low + size * (1 + 1e-6) for value in numbers)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def sweep(space: Any = LR, **keys: Any) -> SweepConfig:
 
 
 def test_a_grid_is_every_combination_with_conditional_keys_only_where_they_apply():
-    found = combinations(sweep(GROUPS | LR))
-    assert len(found) == 2 + 2 * 2 * 2
-    assert all(("train.group_size" in one) == (one["algorithm"] != "ppo") for one in found)
+    grid = combinations(sweep(GROUPS | LR))
+    assert len(grid) == 2 + 2 * 2 * 2
+    assert all(("train.group_size" in point) == (point["algorithm"] != "ppo") for point in grid)
 
 
 def test_a_condition_may_look_at_a_key_that_does_not_vary():
@@ -127,19 +127,19 @@ def test_a_random_search_goes_through_its_grid_keys_with_each_draw():
     search = RandomSearch(
         sweep(LR | {"hyper.entropy_coef": {"uniform": [0, 1]}}, search="random", budget={"trials": 4})
     )
-    found = [search.ask(number) for number in range(4)]
-    assert [one["hyper.lr"] for one in found] == [0.1, 0.2, 0.1, 0.2]
-    assert found[0]["hyper.entropy_coef"] == found[1]["hyper.entropy_coef"] != found[2]["hyper.entropy_coef"]
+    draws = [search.ask(number) for number in range(4)]
+    assert [draw["hyper.lr"] for draw in draws] == [0.1, 0.2, 0.1, 0.2]
+    assert draws[0]["hyper.entropy_coef"] == draws[1]["hyper.entropy_coef"] != draws[2]["hyper.entropy_coef"]
 
 
 def optimise(search: TpeSearch, first: int, last: int) -> list[float]:
-    found = []
+    objectives = []
     for number in range(first, last):
         values = search.ask(number)
         assert values is not None
-        found.append(-abs(values["hyper.entropy_coef"] - 0.3) - (values["algorithm"] != "rloo"))
-        search.tell(number, values, [found[-1]])
-    return found
+        objectives.append(-abs(values["hyper.entropy_coef"] - 0.3) - (values["algorithm"] != "rloo"))
+        search.tell(number, values, [objectives[-1]])
+    return objectives
 
 
 TPE = {
@@ -150,13 +150,13 @@ TPE = {
 
 
 def test_the_estimator_finds_the_better_half_and_can_be_taken_up_again():
-    found = optimise(TpeSearch(sweep(**TPE)), 0, 40)
-    assert sum(found[20:]) > sum(found[:20])
+    uninterrupted = optimise(TpeSearch(sweep(**TPE)), 0, 40)
+    assert sum(uninterrupted[20:]) > sum(uninterrupted[:20])
     # A new process is told what is known, also of trials that it has not asked for.
     again = TpeSearch(sweep(**TPE))
-    whole = TpeSearch(sweep(**TPE))
+    unbroken = TpeSearch(sweep(**TPE))
     for number in range(30):
-        values = whole.ask(number)
+        values = unbroken.ask(number)
         assert values is not None
         again.tell(number, values, [-abs(values["hyper.entropy_coef"] - 0.3)])
     values = again.ask(30)
@@ -215,14 +215,14 @@ COSTLY = RUN | {"constraints": [{"budget": 3}], "hyper": {"multiplier_init": 0.5
 def test_a_hyper_parameter_goes_only_to_the_algorithms_that_read_it():
     config = sweep(MIXED, run=COSTLY, set={"hyper.cost_gamma": 0.9, "team.shared.hyper": {"pid_kd": 0.5}})
     check_space(config)
-    found = combinations(config)
-    assert [(one["algorithm"], one.get("hyper.pid_kp")) for one in found] == [
+    grid = combinations(config)
+    assert [(point["algorithm"], point.get("hyper.pid_kp")) for point in grid] == [
         ("mappo", None),
         ("pid_lagrangian", 0.1),
         ("pid_lagrangian", 0.2),
         ("grpo", None),
     ]
-    runs = [config.run_config(one, "n", 0) for one in found]
+    runs = [config.run_config(point, "n", 0) for point in grid]
     assert [set(run.hyper.model_dump(exclude_unset=True)) for run in runs] == [
         {"lr", "gae_lambda"},
         {"lr", "gae_lambda", "multiplier_init", "cost_gamma", "pid_kp"},
@@ -230,8 +230,8 @@ def test_a_hyper_parameter_goes_only_to_the_algorithms_that_read_it():
         {"lr"},
     ]
     assert [run.team["shared"].hyper for run in runs] == [{}, {"pid_kd": 0.5}, {"pid_kd": 0.5}, {}]
-    assert config.unread(found[1]) == []
-    assert set(config.unread(found[0])) == {
+    assert config.unread(grid[1]) == []
+    assert set(config.unread(grid[0])) == {
         "hyper.multiplier_init",
         "hyper.cost_gamma",
         "hyper.pid_kp",
@@ -248,7 +248,7 @@ def test_a_hyper_parameter_of_a_mixed_team_is_kept_where_one_policy_reads_it():
         {"team.b.algorithm": "mappo"},
         {"team.b.algorithm": "ppo_lagrangian", "team.b.hyper.multiplier_lr": 0.1},
     ]
-    assert all(config.run_config(one, "n", 0).hyper.pid_ki == 0.3 for one in combinations(config))
+    assert all(config.run_config(point, "n", 0).hyper.pid_ki == 0.3 for point in combinations(config))
 
 
 @pytest.mark.parametrize("kind", ["random", "tpe"])
@@ -258,9 +258,11 @@ def test_searches_ask_for_a_hyper_parameter_only_where_it_is_read(kind: str):
     config = sweep(space, run=COSTLY, search={"kind": kind, "startup": 5}, budget={"trials": 20})
     check_space(config)
     search = {"random": RandomSearch, "tpe": TpeSearch}[kind](config)
-    found = [search.ask(number) for number in range(20)]
-    assert {one["algorithm"] for one in found if one} == {"mappo", "pid_lagrangian"}
-    assert all(one is not None and ("hyper.pid_kp" in one) == (one["algorithm"] == "pid_lagrangian") for one in found)
+    draws = [search.ask(number) for number in range(20)]
+    assert {draw["algorithm"] for draw in draws if draw} == {"mappo", "pid_lagrangian"}
+    assert all(
+        draw is not None and ("hyper.pid_kp" in draw) == (draw["algorithm"] == "pid_lagrangian") for draw in draws
+    )
 
 
 NESTED = st.sampled_from(
@@ -288,22 +290,22 @@ def test_making_the_config_of_a_trial_is_pure(fixed: dict[str, Any], keys: set[s
     space = {key: DIMENSIONS[key] for key in sorted(keys)}
     config = sweep(space, run=COSTLY, set=fixed)
     before = config.model_dump_json()
-    found = combinations(config)
-    given = copy.deepcopy(found)
+    grid = combinations(config)
+    given = copy.deepcopy(grid)
 
     def run(values: dict[str, Any]) -> dict[str, Any]:
         fresh = sweep(space, run=COSTLY, set=fixed)
-        alone, whole = fresh.run_config(copy.deepcopy(values), "n", 0), config.run_config(values, "n", 0)
-        assert alone == whole == config.run_config(values, "n", 0)
-        assert alone.given() == whole.given()
-        return whole.given()
+        alone, together = fresh.run_config(copy.deepcopy(values), "n", 0), config.run_config(values, "n", 0)
+        assert alone == together == config.run_config(values, "n", 0)
+        assert alone.given() == together.given()
+        return together.given()
 
-    first = [run(values) for values in found]
-    order = list(range(len(found)))
+    first = [run(values) for values in grid]
+    order = list(range(len(grid)))
     random.shuffle(order)
     for number in order:
-        assert run(found[number]) == first[number]
-    assert found == given
+        assert run(grid[number]) == first[number]
+    assert grid == given
     assert config.model_dump_json() == before
 
 

@@ -124,8 +124,8 @@ def test_asha_promotes_the_same_trials_in_whatever_order_they_arrive():
 
 def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
     bench = Bench(config_of(40, **ASHA), by_lr)
-    asked, decide = [], bench.plan.scheduler.decide
-    bench.plan.scheduler.decide = lambda trials, more: asked.append(more) or decide(trials, more)  # type: ignore[method-assign]
+    calls, decide = [], bench.plan.scheduler.decide
+    bench.plan.scheduler.decide = lambda trials, more: calls.append(more) or decide(trials, more)  # type: ignore[method-assign]
     running: list[TrialRecord] = []
     while True:
         suggested = [bench.plan.next_trial() for _ in range(5)]  # Ray Tune asks again and again while it has room
@@ -137,7 +137,7 @@ def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
         bench.plan.leg_ended(record.number, score, False, until)
     assert bench.statuses().count("finished") == 5
     legs = sum(record.legs for record in bench.records.trials)
-    assert len(asked) <= legs + 2
+    assert len(calls) <= legs + 2
 
 
 def test_asha_without_a_known_number_of_trials_promotes_as_they_come():
@@ -222,11 +222,11 @@ def test_the_upper_bound_is_high_where_changes_were_good_and_where_nothing_is_kn
 
 @pytest.mark.parametrize("keys", [{}, ASHA, PBT, {"scheduler": {"kind": "median", "grace": 200, "interval": 100}}])
 def test_a_plan_taken_up_from_any_of_its_records_comes_to_the_same_end(keys: dict[str, Any]):
-    whole = Bench(config_of(**keys), by_lr).run(slots=1)
-    for snapshot in whole.snapshots[:: max(1, len(whole.snapshots) // 12)]:
+    unbroken = Bench(config_of(**keys), by_lr).run(slots=1)
+    for snapshot in unbroken.snapshots[:: max(1, len(unbroken.snapshots) // 12)]:
         resumed = Bench(config_of(**keys), by_lr, copy.deepcopy(snapshot)).run(slots=1)
         ends = [(r.status, r.values, r.objectives, r.steps) for r in resumed.records.trials]
-        assert ends == [(r.status, r.values, r.objectives, r.steps) for r in whole.records.trials]
+        assert ends == [(r.status, r.values, r.objectives, r.steps) for r in unbroken.records.trials]
         done = [record.number for record in snapshot.trials if record.state == "ended"]
         assert all(resumed.records.trials[n].legs == snapshot.trials[n].legs for n in done)
 

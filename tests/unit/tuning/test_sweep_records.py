@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
-from toys.sweeps import whole
+from toys.sweeps import finished_sweep
 
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, stored
@@ -139,7 +139,7 @@ def test_a_disk_that_was_full_costs_no_change(tmp_path: Path, monkeypatch: pytes
 
 
 def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path: Path):
-    sweep = whole(tmp_path, trials=3)
+    sweep = finished_sweep(tmp_path, trials=3)
     folder = sweep.end()
     file = RecordsFile(folder, sweep.records)
     file.save()

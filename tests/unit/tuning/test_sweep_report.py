@@ -10,7 +10,7 @@ import pytest
 import yaml
 from processes.command_line import keys_of
 from rich.console import Console
-from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, whole, write_rows
+from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, finished_sweep, write_rows
 
 from marl_ray.cli import main
 from marl_ray.cli.training.sweep import document_of, sweep_lines
@@ -41,19 +41,19 @@ class Tags(HTMLParser):
     def __init__(self, page: str):
         super().__init__()
         self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
         self.feed(page)
         assert self.open == []
         self.text = re.sub(r"\s+", " ", " ".join(self.words))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -63,7 +63,7 @@ class Tags(HTMLParser):
             self.words.append(data)
 
     def styled(self, tag: str, style: str) -> int:
-        return sum(name == tag and style in (a.get("class") or "").split() for name, a in self.found)
+        return sum(name == tag and style in (a.get("class") or "").split() for name, a in self.elements)
 
 
 def page_of(folder: Folder) -> Tags:
@@ -74,16 +74,16 @@ def page_of(folder: Folder) -> Tags:
     assert path == Path(folder.path, "report.html")
     raw = path.read_text()
     tags = Tags(raw)
-    assert not {"script", "img", "iframe", "object"} & {tag for tag, _ in tags.found}
-    assert [attrs["href"] for tag, attrs in tags.found if "href" in attrs] == ["data:,"]
-    assert not any("src" in attrs for _, attrs in tags.found)
+    assert not {"script", "img", "iframe", "object"} & {tag for tag, _ in tags.elements}
+    assert [attrs["href"] for tag, attrs in tags.elements if "href" in attrs] == ["data:,"]
+    assert not any("src" in attrs for _, attrs in tags.elements)
     assert not re.search(r"url\((?!#)|@import|https?://", raw)
     assert "nan" not in raw.replace("finance", "").lower().split() and "inf" not in raw.split()
     return tags
 
 
 def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_path: Path):
-    sweep = whole(tmp_path)
+    sweep = finished_sweep(tmp_path)
     page = page_of(sweep.end())
     assert page.text.count("eval/return (max, window 1)") == 1
     assert "18: 9 stopped, 5 finished, 2 failed, 1 lost, 1 refused" in page.text
@@ -105,7 +105,9 @@ def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_
 
 
 def test_the_winners_config_and_command_are_exact(tmp_path: Path):
-    sweep = whole(tmp_path, trials=4, run={"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}})
+    sweep = finished_sweep(
+        tmp_path, trials=4, run={"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}}
+    )
     folder = sweep.end()
     page = page_of(folder)
     assert f"marl-ray train {tmp_path}/toy/winner.yaml" in page.text
@@ -151,7 +153,7 @@ def test_a_sweep_that_failed_before_its_first_trial_and_one_whose_driver_was_kil
 
 
 def test_rows_that_are_missing_or_cut_off_leave_the_rest_as_it_is(tmp_path: Path):
-    sweep = whole(tmp_path, trials=3)
+    sweep = finished_sweep(tmp_path, trials=3)
     folder = sweep.end()
     Path(folder.path, "trials/0001/rows.jsonl").write_text('{"steps": 3')
     Path(folder.path, "trials/0002/rows.jsonl").unlink()
@@ -181,7 +183,7 @@ def test_several_metrics_have_their_own_columns_and_a_front(tmp_path: Path):
     for lr, level, cost in ((0.001, 1.0, 0.2), (0.002, 2.0, 0.6), (0.003, 0.9, 0.7)):
         sweep.train(sweep.add(PLAIN | {"hyper.lr": lr}), level).objectives = [level, cost]
     page = page_of(sweep.end())
-    assert [attrs["data-label"] for _, attrs in page.found if "data-label" in attrs][:5] == [
+    assert [attrs["data-label"] for _, attrs in page.elements if "data-label" in attrs][:5] == [
         "Trial",
         "Values",
         "return",
@@ -201,7 +203,7 @@ def test_why_a_trial_did_not_train_to_its_end():
 
 
 def test_the_end_of_a_sweep_is_a_document(tmp_path: Path):
-    sweep = whole(tmp_path, trials=2)
+    sweep = finished_sweep(tmp_path, trials=2)
     sweep.end()
     result = SweepResult("toy", f"{tmp_path}/toy", sweep.records, "")
     document = document_of(sweep.config, result)
@@ -225,7 +227,7 @@ def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path: Path):
 
 
 def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    whole(tmp_path, trials=2).end()
+    finished_sweep(tmp_path, trials=2).end()
     assert find_sweep(f"{tmp_path}/toy/")[1].name == find_sweep("toy", str(tmp_path))[1].name == "toy"
     with pytest.raises(SystemExit) as done:
         main(["report", "toy", "--storage", str(tmp_path)])
@@ -244,11 +246,11 @@ def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, 
 
 
 def test_a_winner_is_named_or_why_there_is_none(tmp_path: Path):
-    whole(tmp_path, trials=3).end()
-    model, told = winner_of(str(tmp_path / "toy"))
+    finished_sweep(tmp_path, trials=3).end()
+    model, message = winner_of(str(tmp_path / "toy"))
     assert model == "models:/toy/1"
-    assert re.fullmatch(r"winner of sweep toy: trial 0000 \(algorithm=ippo lr=.* entropy_coef=.*\)", told)
-    whole(tmp_path, trials=3, name="unregistered").end(model="")
+    assert re.fullmatch(r"winner of sweep toy: trial 0000 \(algorithm=ippo lr=.* entropy_coef=.*\)", message)
+    finished_sweep(tmp_path, trials=3, name="unregistered").end(model="")
     with pytest.raises(MarlRayError, match=r"winner, trial 0000, is not registered in MLflow; run the sweep's command"):
         winner_of("unregistered", str(tmp_path))
     for status, error, reason in (
@@ -267,7 +269,7 @@ def screen(height: int = 40) -> Console:
 
 
 def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path: Path):
-    sweep = whole(tmp_path, trials=4)
+    sweep = finished_sweep(tmp_path, trials=4)
     sweep.add(PLAIN, "running", steps=25_000)
     console = screen()
     with SweepProgress(sweep.config, sweep.records, console):
@@ -297,7 +299,7 @@ def test_a_table_of_many_trials_fits_the_terminal(tmp_path: Path):
 def test_where_there_is_no_terminal_a_line_comes_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    sweep = whole(tmp_path, trials=4)
+    sweep = finished_sweep(tmp_path, trials=4)
     console = Console(file=io.StringIO())
     with SweepProgress(sweep.config, sweep.records, console) as shown:
         shown.show()
@@ -334,10 +336,10 @@ def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path
     assert page.styled("line", "budget") == 2 and page.styled("svg", "chart") == 4
     assert trial.number == 0
     # Without constraints nothing is said of costs.
-    assert "of budget" not in page_of(whole(tmp_path / "b", trials=2).end()).text
+    assert "of budget" not in page_of(finished_sweep(tmp_path / "b", trials=2).end()).text
 
 
 def test_a_trial_says_which_hyper_parameters_it_was_not_given(tmp_path: Path):
-    sweep = whole(tmp_path)
+    sweep = finished_sweep(tmp_path)
     sweep.records.trials[0].unread = ["hyper.pid_kp", "team.rival.hyper.clip"]
     assert page_of(sweep.end()).text.count("not applicable: pid_kp, team.rival.hyper.clip") == 1

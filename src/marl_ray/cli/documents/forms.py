@@ -25,6 +25,11 @@ STATE = {
     "reason, message": "The operator's word and line.",
     "status": "Exit status of a RayJob's entrypoint, or null.",
 }
+JOB = {
+    "name": "The run or sweep.",
+    "job": "The job's id; `rayjob/NAME` with --kuberay.",
+    "status": "Exit status of the job, and of this command.",
+}
 FORMS: dict[str, dict[str, str]] = {
     "train": RESULT | {"...": "With --dry-run the resolved config instead."},
     "plan": {
@@ -32,6 +37,21 @@ FORMS: dict[str, dict[str, str]] = {
         "plans": "Of each number of `gpus` the bytes of one GPU: `weights`, `gradients`, `optimizer`, `gathered`, "
         "`activations`, `reference`, `sampling`, their `total`, and `resting`, what stays between steps; and `main_memory` "
         "of a worker with `cpu_offload`.",
+    },
+    "try": {
+        "before, after": "Mean return before training, and of the best bundle on other starts: value, low, high.",
+        "episodes": "Number of the episodes of `after`.",
+        "over_http": "Mean return of the episodes over HTTP.",
+        "action_ms": "Median milliseconds of an action over HTTP.",
+        "model, bundle, curve": "The best bundle, and the picture of the curve.",
+        "url, key": "The gateway, and its admin key.",
+        "seconds": "Until the gateway served.",
+    },
+    "demo": {
+        "experiments": "Of each `report` (as of `experiment status`), `audit` (as of `experiment audit`), `episodes`, and "
+        "`latencies_ms`: arm -> median and 99th percentile of an action.",
+        "curves, tracking_uri, database": "Where the learning curves, the runs and the experiments are.",
+        "url, key, dashboard, token": "The gateway with its admin key, and Ray's dashboard with its token.",
     },
     "runs ls": {
         "[].name, [].kind": "The run or sweep; `run` or `sweep`.",
@@ -92,7 +112,7 @@ FORMS: dict[str, dict[str, str]] = {
     "serve": {"urls": "Application -> URL."},
     "deploy": EXPERIMENT,
     "experiment create": EXPERIMENT,
-    "experiment list": {
+    "experiment ls": {
         "[].name, [].status, [].epoch": "The experiment.",
         "[].arms": "Arm -> share of the traffic.",
         "...": "All that `GET /v1/experiments` answers.",
@@ -131,6 +151,8 @@ FORMS: dict[str, dict[str, str]] = {
         "units, sequences, decisions": "Counts of what it has.",
         "censored, mixed": "Units that were left out: without an outcome, and with acts of another bundle.",
     },
+    "submit train": JOB,
+    "submit sweep": JOB,
     "lint": {
         "files": "Number of files.",
         "passed": "False if the exit status is 2.",
@@ -141,6 +163,7 @@ FORMS: dict[str, dict[str, str]] = {
     "cluster apply": {"dry_run": "True if nothing was kept.", "applied": "KIND/NAME of each manifest."},
     "cluster status": STATE,
     "cluster wait": STATE,
+    "cluster delete": {"resource": "KIND/NAME.", "gone": "False if it was only asked to end (--timeout-s 0)."},
     "new": {"files": "What was written.", "next": "The commands that use it."},
     "check plugin": {
         "kind, name": "The part.",

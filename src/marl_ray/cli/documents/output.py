@@ -17,7 +17,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; all
 def show(as_json: bool, document: Any, lines: Iterable[str]) -> None:
     """Print a command's result on stdout: the document as JSON, or the lines."""
     if as_json:
-        print(json.dumps(plain(document), indent=1, ensure_ascii=False))
+        print(json.dumps(plain(document), indent=1, ensure_ascii=False), flush=True)  # some commands serve on
         return
     for line in lines:
         print(line)

@@ -33,7 +33,7 @@ def experiment_create(
     show(as_json, report, lines(report))
 
 
-@experiment_app.command("list")
+@experiment_app.command("ls")
 def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """List the experiments of the gateway."""
     from marl_ray.serving.client.admin import ask

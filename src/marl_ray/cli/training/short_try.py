@@ -1,9 +1,12 @@
 """`marl-ray try`."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from marl_ray.cli.documents.output import Json, only_result, show
 
 
 def try_it(
@@ -12,11 +15,22 @@ def try_it(
     ),
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the gateway's page in a browser.")] = True,
     leave: Annotated[bool, typer.Option("--exit", help="End after the check, and serve no longer.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train, score and serve a small team, and open its page.
 
     This first look takes less than a minute on two cores. The scores are of whole episodes.
     """
-    from marl_ray.first_steps.short_try import run_short_try
+    from marl_ray.first_steps.short_try import lines_of, open_in_browser, short_try
+    from marl_ray.first_steps.steps import serve_until_interrupted
 
-    run_short_try(folder, open_page and not leave, leave)
+    with contextlib.ExitStack() as serving:
+        with only_result(as_json):
+            tried = serving.enter_context(short_try(folder))
+        show(as_json, tried, lines_of(tried))
+        with only_result(as_json):
+            if open_page and not leave:
+                open_in_browser(f"{tried.url}/ui")
+            if not leave:
+                serve_until_interrupted()
+            serving.close()

@@ -8,6 +8,7 @@ from typing import Literal
 import typer
 
 from marl_ray.cli.cluster import submit_to_kuberay
+from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import (
     LOCAL_DASHBOARD,
     Address,
@@ -33,6 +34,7 @@ def submit_train(
     kuberay: KubeRay = None,
     context: Context = None,
     namespace: Namespace = None,
+    as_json: Json = False,
 ) -> None:
     """Train as a Ray Job, or with --kuberay as a RayJob.
 
@@ -43,7 +45,7 @@ def submit_train(
     run, given = load_named(config, overrides or ())
     if len(given) > len(overrides or ()):  # every attempt of the job has the name that is made here
         print(f"{run.name}: the config has no name, and gets this one", file=sys.stderr)
-    _submit("train", config, given, address, submission_id, kuberay, context, namespace)
+    _submit("train", config, given, address, submission_id, kuberay, context, namespace, as_json)
 
 
 @submit_app.command("sweep")
@@ -55,12 +57,13 @@ def submit_sweep(
     kuberay: KubeRay = None,
     context: Context = None,
     namespace: Namespace = None,
+    as_json: Json = False,
 ) -> None:
     """Sweep as a Ray Job, or with --kuberay as a RayJob.
 
     It submits, follows the job's log, and exits with its status.
     """
-    _submit("sweep", config, overrides or (), address, submission_id, kuberay, context, namespace)
+    _submit("sweep", config, overrides or (), address, submission_id, kuberay, context, namespace, as_json)
 
 
 def _submit(
@@ -72,9 +75,16 @@ def _submit(
     kuberay: Path | None,
     context: str | None,
     namespace: str | None,
+    as_json: bool,
 ) -> None:
-    if kuberay is not None:
-        raise typer.Exit(submit_to_kuberay(kind, config, overrides, kuberay, submission_id, context, namespace))
-    from marl_ray.cluster.jobs import submit
+    from marl_ray.cluster.jobs import new_submission_id, read_config, submit
 
-    raise typer.Exit(submit(kind, config, overrides, address=address, submission_id=submission_id))
+    name = read_config(kind, config, overrides).name
+    with only_result(as_json):
+        if kuberay is not None:
+            job, status = submit_to_kuberay(kind, config, overrides, kuberay, submission_id, context, namespace)
+        else:
+            job = submission_id or new_submission_id()
+            status = submit(kind, config, overrides, address=address, submission_id=job)
+    show(as_json, {"name": name, "job": job, "status": status}, ())
+    raise typer.Exit(status)

@@ -1,5 +1,6 @@
 """`marl-ray train` and `marl-ray demo`."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +76,20 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the gateway serving until Ctrl-C.")] = False,
     folder: Annotated[Path, typer.Option(help="Where runs, plots and databases are written.")] = Path("runs/demo"),
     episodes: Annotated[int, typer.Option(min=1, help="Episodes played through HTTP.")] = 400,
+    as_json: Json = False,
 ) -> None:
     """Train two teams, serve both, A/B them over HTTP."""
-    from marl_ray.first_steps.demo import run_demo
+    from marl_ray.first_steps.demo import demonstrate, tell
+    from marl_ray.first_steps.steps import serve_until_interrupted
 
-    run_demo(folder, episodes, keep)
+    with contextlib.ExitStack() as serving:
+        with only_result(as_json):
+            result = serving.enter_context(demonstrate(folder, episodes))
+        if as_json:
+            show(as_json, result, ())
+        else:
+            tell(result, keep)
+        with only_result(as_json):
+            if keep:
+                serve_until_interrupted()
+            serving.close()

@@ -45,7 +45,7 @@ def submit(
     config_path: str | Path,
     overrides: Sequence[str],
     cluster: ClusterConfig,
-    name: str | None = None,
+    name: str,
     timeout_s: float = WEEK_S,
 ) -> int:
     """Run `marl-ray KIND CONFIG key=value...` as a RayJob on a cluster made by `cluster`; the entrypoint's exit status.
@@ -58,7 +58,6 @@ def submit(
     config = read_config(kind, config_path, overrides)
     refuse_relative_paths(config)
     _refuse_what_a_retry_loses(config, cluster)
-    name = name or f"{cluster.name[:LONGEST].rstrip('-')}-{secrets.token_hex(3)}"
     if not re.fullmatch(NAME, name):
         raise MarlRayError(f"--submission-id {name!r}: expected a-z, 0-9 and -, a letter first, 47 characters at most")
     own = (cluster.job or JobConfig(entrypoint="-")).model_copy(
@@ -68,6 +67,11 @@ def submit(
     if read(connection, "RayJob", name) is not None or not _create(connection, settings, config):
         _tell(name, "it is there already, and runs what it was submitted with")
     return _follow(connection, name, timeout_s, own.start_deadline_s + OPERATOR_S)
+
+
+def new_job_name(cluster: ClusterConfig) -> str:
+    """A name for a RayJob on a cluster like this, that no other has."""
+    return f"{cluster.name[:LONGEST].rstrip('-')}-{secrets.token_hex(3)}"
 
 
 def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> bool:

@@ -13,13 +13,12 @@ from pydantic import (
     model_validator,
 )
 
-from marl_ray.config.base import Config, known
+from marl_ray.config.base import NAME_PATTERN, Config, known
 from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import BENCHMARK, TRACKER
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 NAME_FIELD = Field(pattern=NAME_PATTERN)
 
 
@@ -48,7 +47,7 @@ class EnvConfig(Config):
 class NetworkConfig(Config):
     """Shape of an actor-critic's networks (actor and critic have one of these each)."""
 
-    hidden: tuple[PositiveInt, ...] = Field((64, 64), min_length=1)
+    hidden: tuple[PositiveInt, ...] = Field(default=(64, 64), min_length=1)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation function of the hidden layers."""
@@ -153,7 +152,7 @@ class WarmStartConfig(Config):
     """Learning rate of actor and critic. When not given `hyper.lr` of each policy, ten times that of a language model."""
     batch: PositiveInt = 1024
     """Decisions (responses, for language models) per gradient step, over all workers."""
-    top: float = Field(1.0, gt=0, le=1)
+    top: float = Field(default=1.0, gt=0, le=1)
     """Share of the units, the best by outcome, whose decisions are imitated. The critic learns from all."""
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from marl_ray.config.run.sections import NAME_PATTERN
+from marl_ray.config.base import NAME_PATTERN
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (

@@ -114,6 +114,14 @@ def tied_names(lm: nn.Module) -> list[list[str]]:
     return list(names.values())
 
 
+def not_a_model(path: str, error: Exception) -> MarlRayError:
+    """The error for a folder, or a name at huggingface.co, that transformers does not take."""
+    if Path(path).is_dir():
+        return MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}")
+    expected = "expected a folder, or the name of a causal language model at huggingface.co"
+    return MarlRayError(f"model.path {path!r} cannot be loaded: {expected}: {one_line(error)}")
+
+
 def _settings(path: str, context: int) -> Any:
     """The model's config. Raises MarlRayError if there is none, or it has fewer positions than `context`."""
     if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
@@ -121,7 +129,7 @@ def _settings(path: str, context: int) -> Any:
     try:
         settings = AutoConfig.from_pretrained(path)
     except Exception as error:  # transformers raises different errors for different models
-        raise MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}") from error
+        raise not_a_model(path, error) from error
     positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or context
     if positions < context:
         raise MarlRayError(f"model.context={context}: {path!r} has positions for {positions} tokens")

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyarrow import fs
 from pydantic import Field, TypeAdapter, ValidationError
 
-from marl_ray.config.run.sections import NAME_PATTERN
+from marl_ray.config.base import NAME_PATTERN
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.serving.logs.spool import Segment
 from marl_ray.storages import open_storage

@@ -2,13 +2,17 @@
 
 A checkpoint is `checkpoint_ITERATION_ATTEMPT`, where ATTEMPT numbers the groups of workers. Names sort by age. A group never
 writes into a folder of another, which may still be alive on a machine that was cut off.
+
+`starts/ATTEMPT` says that a group has taken this number, and `starts/ATTEMPT_ITERATION` that it has begun, and from the
+checkpoint of which iteration: it plays all later ones again, and their rows of metrics are its own. A later checkpoint of an
+earlier group is thus a stray and counts for nothing, even where that group completes it only afterwards.
 """
 
 import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pyarrow import fs
@@ -30,10 +34,17 @@ PREFIX = "checkpoint_"
 NAME = re.compile(rf"{PREFIX}(\d+)(?:_(\d+))?")
 """Name of a checkpoint's folder, with iteration and attempt. Other folders, such as `checkpoint_backup`, are neither read
 nor removed."""
+STARTS = "starts"
+"""Folder of the starts of groups in a run's folder; each is an empty file."""
+START = re.compile(r"(\d+)(?:_(\d+|anew))?")
 STATE = "state.json"
 """The file of a checkpoint with the state that is equal on all workers."""
 BUNDLE = "bundle"
 """Folder of the bundle in a checkpoint that was the best so far."""
+
+
+class Replaced(MarlRayError):
+    """Another group of workers has begun in place of this one."""
 
 
 class Published(NamedTuple):
@@ -51,12 +62,15 @@ class Published(NamedTuple):
         return any(file.startswith(f"{BUNDLE}/") for file in self.manifest.files)
 
 
-def attempt_number(folder: StoredFolder) -> int:
-    """A number for a new group of workers, greater than those of the groups before it, whose checkpoints are in the folder:
-    milliseconds, or one more than theirs where groups begin at once or the clock was set back. Raises OSError."""
+def take_number(folder: StoredFolder) -> int:
+    """A number for a new group of workers, greater than those of the groups before it: milliseconds, or one more than
+    theirs where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group that sleeps
+    afterwards learns of the next. Raises OSError."""
     names = (_named(place) for place in _folders(folder))
     before = [int(name[2]) for name in names if name is not None and name[2] is not None]
-    return max(time.time_ns() // 1_000_000, 1 + max(before, default=0))
+    attempt = max(time.time_ns() // 1_000_000, 1 + max([*before, *_starts(folder)], default=0))
+    _write_start(folder, f"{attempt:010d}")
+    return attempt
 
 
 def checkpoint_name(iteration: int, attempt: int) -> str:
@@ -64,15 +78,45 @@ def checkpoint_name(iteration: int, attempt: int) -> str:
     return f"{PREFIX}{iteration:08d}_{attempt:010d}"
 
 
+def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
+    """Say that this group goes on from the checkpoint of iteration `after`, or begins anew where it is None. It is called
+    before the rows after it are removed. Raises OSError."""
+    _write_start(folder, f"{attempt:010d}_{'anew' if after is None else f'{after:08d}'}")
+
+
+def check_last_group(folder: StoredFolder, attempt: int) -> None:
+    """Raise Replaced if a later group has taken a number; raises OSError."""
+    last = max(_starts(folder), default=attempt)
+    if last > attempt:
+        raise Replaced(f"{folder}: other workers have begun in place of these, which gave no sign; these stop")
+
+
+def check_rows_own(folder: StoredFolder, attempt: int, after: int | None) -> None:
+    """Raise Replaced if a later group has taken a number. It is called when the rows after iteration `after` have been
+    removed, which may be the later group's: the checkpoints that cover them are strays from then on. Raises OSError."""
+    try:
+        check_last_group(folder, attempt)
+    except Replaced:
+        note_start(folder, take_number(folder), after)
+        raise
+
+
+def _write_start(folder: StoredFolder, name: str) -> None:
+    folder.filesystem.create_dir((folder / STARTS).path)
+    with folder.filesystem.open_output_stream((folder / STARTS / name).path) as stream:
+        stream.write(b"")
+
+
 def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
-    """The folders with a manifest, the oldest first. Raises OSError, and MarlRayError if all that is there is of an older
-    format."""
+    """The folders with a manifest that are no strays, the oldest first. Raises OSError, and MarlRayError if all that is
+    there is of an older format."""
     folders = _folders(folder)
     complete = [place for place in folders if _named(place) and is_checkpoint(place)]
     if not complete:
         for place in folders:
             refuse_older(place)
-    return complete
+    starts = _starts(folder) if complete else {}
+    return [place for place in complete if not _is_stray(place, starts)]
 
 
 def own_checkpoints(
@@ -95,6 +139,8 @@ def own_checkpoints(
         say(f"{problem}; it is left out")
         with contextlib.suppress(OSError, NotImplementedError):  # then the next start leaves it out again
             withdraw(place)
+    for place in _strays(folder):
+        say(f"{place} is of workers whose iterations others have played again; it is left out")
     return own
 
 
@@ -197,6 +243,8 @@ def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) ->
     for checkpoint in unneeded(published(folder), keep, interval):
         folder.filesystem.delete_file((checkpoint.place / MANIFEST).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
+    for place in _strays(folder):
+        withdraw(place)
     for place in _folders(folder):
         name = _named(place)
         ended = name is not None and name[2] is not None and int(name[2]) <= attempt
@@ -217,6 +265,31 @@ def refuse_older(place: StoredFolder) -> None:
 
 def _named(place: StoredFolder) -> re.Match[str] | None:
     return NAME.fullmatch(place.path.rpartition("/")[2])
+
+
+def _starts(folder: StoredFolder) -> dict[int, int | None]:
+    """Attempt -> the iteration of the checkpoint that it went on from, -1 where it began anew, and None before it has
+    begun. Raises OSError."""
+    infos = folder.filesystem.get_file_info(fs.FileSelector((folder / STARTS).path, allow_not_found=True))
+    starts: dict[int, int | None] = {}
+    for name in filter(None, (START.fullmatch(info.base_name) for info in infos)):
+        attempt, after = int(name[1]), name[2]
+        starts[attempt] = starts.get(attempt) if after is None else -1 if after == "anew" else int(after)
+    return starts
+
+
+def _strays(folder: StoredFolder) -> list[StoredFolder]:
+    starts = _starts(folder)
+    return [place for place in _folders(folder) if _is_stray(place, starts) and is_checkpoint(place)]
+
+
+def _is_stray(place: StoredFolder, starts: Mapping[int, int | None]) -> bool:
+    """True for the checkpoint of iterations that a later group plays again."""
+    name = _named(place)
+    if name is None or name[2] is None:
+        return False
+    begun = ((attempt, after) for attempt, after in starts.items() if after is not None)
+    return any(int(name[2]) < attempt and after < int(name[1]) for attempt, after in begun)
 
 
 def _folders(folder: StoredFolder) -> list[StoredFolder]:

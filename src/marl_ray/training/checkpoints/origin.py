@@ -13,6 +13,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.bundles.manifest import MANIFEST as BUNDLE
 from marl_ray.training.checkpoints.index import STATE, is_checkpoint, newest, refuse_older
 from marl_ray.training.checkpoints.manifest import MANIFEST, read_manifest
 from marl_ray.training.checkpoints.storage import StoredFolder, read_known
@@ -47,10 +48,19 @@ def source_of(config: RunConfig) -> str | None:
     except (OSError, ValueError) as error:
         raise MarlRayError(f"resume_from: {given!r} cannot be read: {one_line(error)}") from error
     if latest is None:
+        if given.startswith("models:/") or _is_bundle(place):
+            raise MarlRayError(
+                f"resume_from: {given!r} is a bundle, which has no optimiser; expected a run's name, its folder or a "
+                f"checkpoint in it; a new run from a bundle's weights has team.NAME.bundle={given}"
+            )
         raise MarlRayError(
             f"resume_from: {given!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
         )
     return f"{folder}/{latest.name}"
+
+
+def _is_bundle(place: StoredFolder) -> bool:
+    return bool(place.filesystem.get_file_info((place / BUNDLE).path).type == fs.FileType.File)
 
 
 def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> None:

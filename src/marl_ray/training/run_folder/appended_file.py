@@ -234,13 +234,12 @@ class _Parts:
                 del self.parts[part]
 
     def keep(self, count: int) -> None:
+        # The last part is written again also where all lines stay: whoever was about to write can write no more.
         self.flush()
         stored = parts_of(self.filesystem, self.path)
         kept = [info for info in stored if int(info.base_name) <= count][-1:] or stored[:1]
         for last in kept:
             first, content = int(last.base_name), _read(self.filesystem, last.path)
-            if last is stored[-1] and first + content.count(b"\n") <= count:
-                return
             self.tried |= {(info.base_name, info.size) for info in stored}  # it may fail between two parts
             for later in reversed(stored[stored.index(last) + 1 :]):
                 self.filesystem.delete_file(later.path)

@@ -7,7 +7,7 @@ NAME/events.jsonl    and failures.jsonl, transcripts/, sinks/: the rest of the j
 NAME/run.log         what the driver prints and workers' errors, with times (run_log.py)
 NAME/bundle          the best bundle so far: a link, or on remote storage a file with its URI (bundle_link.py)
 NAME/return.png      the curve of a finished run
-NAME/checkpoint_*    the checkpoints (checkpoints/)
+NAME/checkpoint_*    the checkpoints, and starts/: where each group of workers began (checkpoints/)
 NAME/errors/         the last traceback of each worker that failed, and of the driver's checks
 """
 

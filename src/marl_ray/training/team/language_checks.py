@@ -11,10 +11,11 @@ from transformers import GenerationConfig as ModelGenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from marl_ray.config import GenerationConfig, ModelConfig, RunConfig
-from marl_ray.errors import MarlRayError, install_hint, one_line
+from marl_ray.errors import MarlRayError, install_hint
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.models.llama import FAMILY, is_llama
 from marl_ray.policies.language.lora import add_adapters
+from marl_ray.policies.language.model_files import not_a_model
 from marl_ray.policies.language.sharding.tensor_parallel import check_divisible
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.language.token_policy import model_folder
@@ -129,7 +130,7 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
                 with torch.device("meta"):
                     lm = AutoModelForCausalLM.from_config(settings)
             except Exception as error:  # transformers raises different errors for different models
-                raise MarlRayError(f"model.path {folder!r} is no causal language model: {one_line(error)}") from error
+                raise not_a_model(folder, error) from error
             tokenizer = load_tokenizer(folder)
             check_vocabulary(tokenizer, lm, str(model.path))
             _check_weights(folder, str(model.path))

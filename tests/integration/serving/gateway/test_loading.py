@@ -104,8 +104,10 @@ def test_the_control_answers_for_a_live_arm_whose_bundle_is_gone_and_the_log_say
     for answer in answers(config):
         assert set(answer["actions"].values()) == {0}
         assert answer["arm"] == "zero"
-    told = [record.message for record in caplog.records if "arms.one" in record.message and record.levelname == "ERROR"]
-    assert len(told) <= 2  # as the config is read, and as the replica begins to serve
+    errors = [
+        record.message for record in caplog.records if "arms.one" in record.message and record.levelname == "ERROR"
+    ]
+    assert len(errors) <= 2  # as the config is read, and as the replica begins to serve
 
 
 def test_a_deployment_whose_control_is_gone_is_refused_by_name(folder):
@@ -132,9 +134,9 @@ def test_a_content_is_held_once_whatever_names_it(folder):
         async with serving(config_of(folder, *both)) as (_, app):
             return [arm.bundle for router in app.service.endpoints.routers.values() for arm in router.arms.values()]
 
-    found = asyncio.run(body())
-    assert len(found) == 4
-    assert len({id(bundle) for bundle in found}) == 2
+    message = asyncio.run(body())
+    assert len(message) == 4
+    assert len({id(bundle) for bundle in message}) == 2
 
 
 def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
@@ -300,7 +302,7 @@ def test_what_is_needed_is_what_serves_and_what_may_still_have_sessions():
     assert needed([draft, won], now) == {"draft": {"a", "d"}, "won": {"a", "b"}}  # which serves until the draft starts
     older = state("older", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "e": 0.0})
     successor = state("successor", ExperimentStatus.RUNNING, now - 60, {"a": 1.0})
-    found = needed([older, successor, won], now)  # sessions of the last one finish there
-    assert (found["won"], found["older"]) == ({"a", "b", "c"}, set())
-    gone = state("gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), cut=True)
-    assert needed([gone], now) == {"gone": {"a"}}
+    wanted = needed([older, successor, won], now)  # sessions of the last one finish there
+    assert (wanted["won"], wanted["older"]) == ({"a", "b", "c"}, set())
+    ended = state("gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), cut=True)
+    assert needed([ended], now) == {"gone": {"a"}}

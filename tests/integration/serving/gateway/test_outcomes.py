@@ -36,7 +36,7 @@ def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_then(c
     assert posts[2].json() == {"experiment": "exp", "arm": arm, "value": 0.6, "counts": True}
     message = "session 's' already has outcome 0.6, got 0.7; its window of 600 s for corrections is over"
     assert posts[4].json()["error"] == {"field": "value", "message": message}
-    assert [(one.old, one.new, one.actor) for one in corrections] == [(0.5, 0.6, "anyone")]
+    assert [(change.old, change.new, change.actor) for change in corrections] == [(0.5, 0.6, "anyone")]
     assert [early[key] for key in ("exposures", "judged", "in_window", "outcomes", "mean")] == [1, 0, 1, 0, None]
     assert [report[key] for key in ("exposures", "judged", "in_window", "outcomes", "mean")] == [1, 1, 0, 1, 0.6]
 
@@ -120,8 +120,8 @@ def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(co
     async def run():
         async with serving(bounded) as (client, app):
 
-            async def post(session: str, **told: object):
-                return await client.post("/v1/outcomes", json={"session_id": session} | told)
+            async def post(session: str, **fields: object):
+                return await client.post("/v1/outcomes", json={"session_id": session} | fields)
 
             first = (await act(client, "s"))["arm"]
             refused = [await post("s", value=1.5), await post("s", value=0.5, metrics={"cost": -1})]
@@ -160,20 +160,20 @@ def test_the_report_has_lineage_intervals_and_a_verdict(config):
             return (await client.get("/v1/experiments/exp")).json()
 
     report = asyncio.run(run())
-    one, four = report["arms"]["one"], report["arms"]["four"]
+    arm_one, arm_four = report["arms"]["one"], report["arms"]["four"]
     assert report["control"] == "one"
     assert report["config"]["min_outcomes"] == 5
     (reports,) = report["reporting"]
-    assert (reports["arm"], reports["reported"], reports["alarm"]) == ("four", four["judged"], False)
+    assert (reports["arm"], reports["reported"], reports["alarm"]) == ("four", arm_four["judged"], False)
     (warning,) = report["warnings"]
     assert "declare bounds or winsorize" in warning
-    assert "verdict" not in one
-    assert four["verdict"] == "better"
-    assert four["difference_interval"][0] < four["difference"] < four["difference_interval"][1]
-    assert four["interval"][0] < four["mean"] < four["interval"][1]
-    assert four["lineage"]["metrics"] == {"return": 0.5}
-    assert len(four["digest"]) == 64
-    assert one["exposures"] + four["exposures"] == one["outcomes"] + four["outcomes"] == 60
+    assert "verdict" not in arm_one
+    assert arm_four["verdict"] == "better"
+    assert arm_four["difference_interval"][0] < arm_four["difference"] < arm_four["difference_interval"][1]
+    assert arm_four["interval"][0] < arm_four["mean"] < arm_four["interval"][1]
+    assert arm_four["lineage"]["metrics"] == {"return": 0.5}
+    assert len(arm_four["digest"]) == 64
+    assert arm_one["exposures"] + arm_four["exposures"] == arm_one["outcomes"] + arm_four["outcomes"] == 60
 
 
 def test_a_fresh_experiment_knows_nothing_yet(config):
@@ -328,9 +328,9 @@ def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path):
     config = gateway_config(bundles, tmp_path / "e.db", replicas=2)
 
     async def run():
-        async with serving(config) as (one, app), serving(config) as (two, _):
+        async with serving(config) as (first_app, app), serving(config) as (two, _):
             app.service.exposures.flush = lambda: None  # its exposure is under way ...
-            await act(one, "s")
+            await act(first_app, "s")
             post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
             await asyncio.sleep(0.05)
             ExposureLog.flush(app.service.exposures)  # ... and arrives

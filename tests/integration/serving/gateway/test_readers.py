@@ -37,10 +37,10 @@ def test_reading_needs_the_scope_read_which_admin_holds(keyed):
     async def body(client) -> dict[str, list[int]]:
         shown = {"none": {}, "wrong": bearer("x"), "game": bearer("game"), "eye": bearer("eye"), "ops": bearer("ops")}
         shown |= {"browser": basic("eye"), "odd": {"authorization": "Basic !!"}}
-        return {who: [(await client.get(path, headers=h)).status_code for path in READ] for who, h in shown.items()}
+        return {key: [(await client.get(path, headers=h)).status_code for path in READ] for key, h in shown.items()}
 
-    found = with_gateway(keyed, body)
-    for who, status in {
+    statuses = with_gateway(keyed, body)
+    for holder, status in {
         "none": 401,
         "wrong": 401,
         "odd": 401,
@@ -49,13 +49,13 @@ def test_reading_needs_the_scope_read_which_admin_holds(keyed):
         "ops": 200,
         "browser": 200,
     }.items():
-        assert set(found[who]) == {status}, who
+        assert set(statuses[holder]) == {status}, holder
 
 
 def test_models_are_for_players_too_and_some_paths_for_anybody(keyed):
     async def body(client) -> list[int]:
-        asked = [("/v1/models", bearer("game")), ("/v1/models", bearer("eye")), *((path, {}) for path in OPEN)]
-        return [(await client.get(path, headers=headers)).status_code for path, headers in asked]
+        requests = [("/v1/models", bearer("game")), ("/v1/models", bearer("eye")), *((path, {}) for path in OPEN)]
+        return [(await client.get(path, headers=headers)).status_code for path, headers in requests]
 
     assert set(with_gateway(keyed, body)) == {200}
 
@@ -98,20 +98,20 @@ def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path)
         async with serving(gateway_config(bundles, tmp_path / "x.db")) as (client, app):
             ready, health = await client.get("/ready"), await client.get("/health")
             router = app.service.endpoints.routers["exp"]
-            one = router.arms["one"]
+            arm = router.arms["one"]
             app.service.follower.close()
             app.service.endpoints.hold(router, {"four": router.arms["four"]})
             lacking = await client.get("/ready")  # the control is still to come
-            app.service.endpoints.hold(router, {"one": one})
+            app.service.endpoints.hold(router, {"one": arm})
             app.service.follower._missing["exp"] = {"four": "its bundle is gone"}
             degraded = await client.get("/ready")
             return ready, health, lacking, degraded
 
     ready, health, lacking, degraded = asyncio.run(body())
-    told = ready.json()
-    assert (ready.status_code, told["ready"], told["missing"]) == (200, True, [])
-    assert told["arms"] == {"exp": {"one": "loaded", "four": "loaded"}}
-    assert told["version"] == __version__ and told["device"] and told["uptime_s"] >= 0 and told["since"] > 1e9
+    state = ready.json()
+    assert (ready.status_code, state["ready"], state["missing"]) == (200, True, [])
+    assert state["arms"] == {"exp": {"one": "loaded", "four": "loaded"}}
+    assert state["version"] == __version__ and state["device"] and state["uptime_s"] >= 0 and state["since"] > 1e9
     assert health.json()["status"] == "ok"
     assert (lacking.status_code, lacking.json()["ready"], lacking.json()["missing"]) == (503, False, ["exp/one"])
     # The control answers for it, so the replica is none to be taken out of traffic.
@@ -125,9 +125,9 @@ def test_an_experiment_that_loads_after_the_start_takes_no_replica_out_of_traffi
             app.service.endpoints.hold(app.service.endpoints.routers["new"], {})  # created over HTTP at another replica
             return await client.get("/ready")
 
-    told = asyncio.run(body())
-    assert (told.status_code, told.json()["arms"]["new"]) == (200, {"one": "loading", "four": "loading"})
-    assert told.json()["missing"] == ["new/one", "new/four"]
+    answer = asyncio.run(body())
+    assert (answer.status_code, answer.json()["arms"]["new"]) == (200, {"one": "loading", "four": "loading"})
+    assert answer.json()["missing"] == ["new/one", "new/four"]
 
 
 def test_a_replica_that_has_not_begun_is_not_ready(bundles, tmp_path):
@@ -136,9 +136,9 @@ def test_a_replica_that_has_not_begun_is_not_ready(bundles, tmp_path):
     async def body() -> int:
         app = Gateway(gateway_config(bundles, tmp_path / "x.db"))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
-            found = (await client.get("/ready")).status_code
+            status = (await client.get("/ready")).status_code
         app.service.close()
-        return found
+        return status
 
     assert asyncio.run(body()) == 503
 
@@ -186,9 +186,9 @@ def test_pages_of_named_sites_may_ask_and_no_others(bundles, tmp_path):
         assert allowed.headers["access-control-allow-origin"] == "https://play.example.com"
         assert allowed.headers["vary"] == "origin"
     assert (other.status_code, plain.status_code, foreign.status_code) == (405, 405, 200)
-    for found in (other, plain, foreign):
-        assert "access-control-allow-origin" not in found.headers
-    assert not any("credentials" in name for found in (before, answer) for name in found.headers)
+    for response in (other, plain, foreign):
+        assert "access-control-allow-origin" not in response.headers
+    assert not any("credentials" in name for response in (before, answer) for name in response.headers)
 
 
 def test_any_site_may_ask_where_the_config_says_so_and_none_where_it_says_nothing(bundles, tmp_path, config):
@@ -198,11 +198,11 @@ def test_any_site_may_ask_where_the_config_says_so_and_none_where_it_says_nothin
         )
 
     anybody = with_gateway(gateway_config(bundles, tmp_path / "y.db", cors=["*"]), body)
-    assert [found.headers["access-control-allow-origin"] for found in anybody] == ["*", "*"]
-    assert not any("credentials" in name for found in anybody for name in found.headers)
+    assert [response.headers["access-control-allow-origin"] for response in anybody] == ["*", "*"]
+    assert not any("credentials" in name for response in anybody for name in response.headers)
     silent = with_gateway(config, body)
     assert silent[0].status_code == 405
-    assert not any(name.startswith("access-control") for found in silent for name in found.headers)
+    assert not any(name.startswith("access-control") for response in silent for name in response.headers)
 
 
 @pytest.mark.parametrize("origin", ["play.example.com", "https://a.b/path", "https://*.b", "null"])

@@ -23,39 +23,39 @@ def test_text_is_what_the_policy_says_and_its_stream_is_the_same(text_gateway, t
     async def body(client):
         answers = []
         for k in range(8):
-            asked = {"session_id": f"s{k}", "prompt": "hello", "seed": k}
-            answers.append((await post(client, "/generate", asked), await events(client, "/generate", asked)))
+            request = {"session_id": f"s{k}", "prompt": "hello", "seed": k}
+            answers.append((await post(client, "/generate", request), await events(client, "/generate", request)))
         return answers, (await client.get("/v1/experiments/exp")).json()
 
     answers, report = with_gateway(text_gateway, body)
     engines = {arm: TorchEngine(load_bundle(text_bundles[arm]).policies["lm"]) for arm in text_bundles}
     ids = tuple(encode_prompt(TOKENIZER, "hello", True))
-    for k, (whole, parts) in enumerate(answers):
-        [expected] = engines[whole["arm"]].generate([Prompt(ids, k)], 0)
-        assert whole["tokens"] == expected.ids
-        assert whole["log_probs"] == pytest.approx(expected.log_probs, abs=1e-5)
-        assert whole["text"] == TOKENIZER.decode(expected.ids, skip_special_tokens=True)
-        assert whole["finish_reason"] == ("stop" if expected.ended else "length")
-        assert (whole["experiment"], whole["epoch"], whole["propensity"]) == ("exp", 1, 0.5)
-        assert "".join(part["text"] for part in parts) == whole["text"]
-        assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    for k, (full, parts) in enumerate(answers):
+        [expected] = engines[full["arm"]].generate([Prompt(ids, k)], 0)
+        assert full["tokens"] == expected.ids
+        assert full["log_probs"] == pytest.approx(expected.log_probs, abs=1e-5)
+        assert full["text"] == TOKENIZER.decode(expected.ids, skip_special_tokens=True)
+        assert full["finish_reason"] == ("stop" if expected.ended else "length")
+        assert (full["experiment"], full["epoch"], full["propensity"]) == ("exp", 1, 0.5)
+        assert "".join(part["text"] for part in parts) == full["text"]
+        assert [token for part in parts for token in part["tokens"]] == full["tokens"]
         assert {key: parts[-1][key] for key in ("arm", "finish_reason")} == {
-            k: whole[k] for k in ("arm", "finish_reason")
+            k: full[k] for k in ("arm", "finish_reason")
         }
-    assert {whole["arm"] for whole, _ in answers} == {"one", "four"}
+    assert {full["arm"] for full, _ in answers} == {"one", "four"}
     assert sum(arm["exposures"] for arm in report["arms"].values()) == 8
 
 
 def test_a_response_does_not_depend_on_its_company(text_gateway):
-    asked = [
+    requests = [
         {"session_id": "s", "prompt": "a" * (1 + 7 * k % 40), "seed": k, "max_tokens": 3 + 5 * (k % 4)}
         | ({"temperature": 0.5 * (k % 3)} if k % 2 else {"top_k": 5, "top_p": 0.9})
         for k in range(12)
     ]
 
     async def body(client):
-        together = await asyncio.gather(*(post(client, "/generate", one) for one in asked))
-        alone = [await post(client, "/generate", one) for one in asked]
+        together = await asyncio.gather(*(post(client, "/generate", request) for request in requests))
+        alone = [await post(client, "/generate", request) for request in requests]
         return together, alone
 
     for together, alone in zip(*with_gateway(text_gateway.model_copy(update={"max_batch": 5}), body), strict=True):
@@ -77,26 +77,26 @@ def test_a_session_meets_one_arm_by_every_route(text_gateway):
             assert chat.headers["x-experiment"] == "exp" and chat.headers["x-session-id"] == session
         alone = await client.post("/v1/chat/completions", json=CHAT | {"user": None})
         assert alone.headers["x-session-id"] == alone.json()["id"]
-        told = await post(client, "/v1/outcomes", {"session_id": alone.json()["id"], "value": 1})
-        assert told["arm"] == alone.headers["x-arm"]
+        outcome = await post(client, "/v1/outcomes", {"session_id": alone.json()["id"], "value": 1})
+        assert outcome["arm"] == alone.headers["x-arm"]
         return arms
 
     arms = with_gateway(text_gateway, body)
-    assert all(len(one) == 1 for one in arms) and len(set().union(*arms)) == 2
+    assert all(len(names) == 1 for names in arms) and len(set().union(*arms)) == 2
 
 
 def test_texts_are_for_the_population_and_the_hold_out_too(text_bundles, tmp_path):
     config = text_config(text_bundles, tmp_path, holdouts={"exp": 0.4})
     given = {"population": {"attributes": {"country": ["de"]}}}
     experiment = parse_config(ExperimentConfig, config.experiments[0].model_dump(mode="json") | given)
-    told = {"attributes": {"country": "de"}}
+    attributes = {"attributes": {"country": "de"}}
 
     async def body(client):
         for k in range(6):
             out, fast = held_out("exp", 0.4, f"s{k}"), {"max_tokens": 1}
             outside = await post(client, "/generate", ASK | fast | {"session_id": f"s{k}"})
-            said = await post(client, "/generate", ASK | fast | told | {"session_id": f"s{k}"})
-            chat = await client.post("/v1/chat/completions", json=CHAT | fast | told | {"user": f"s{k}"})
+            said = await post(client, "/generate", ASK | fast | attributes | {"session_id": f"s{k}"})
+            chat = await client.post("/v1/chat/completions", json=CHAT | fast | attributes | {"user": f"s{k}"})
             assert said.get("holdout", False) is outside.get("holdout", False) is out
             assert (chat.headers.get("x-holdout"), chat.headers["x-arm"]) == ("true" if out else None, said["arm"])
             assert outside["arm"] == "one"
@@ -138,7 +138,7 @@ def test_teams_name_the_agent(tmp_path):
     listed, unnamed, chats, said, both = with_gateway(config, body)
     assert listed == ["exp/planner", "exp/critic"]
     assert unnamed.status_code == 400 and unnamed.json()["error"]["param"] == "model"
-    assert [chat["choices"][0]["message"]["content"] for chat in chats] == [one["text"] for one in said]
+    assert [chat["choices"][0]["message"]["content"] for chat in chats] == [reply["text"] for reply in said]
     assert said[0]["text"] != said[1]["text"] and set(both["actions"]) == set(agents)
 
 

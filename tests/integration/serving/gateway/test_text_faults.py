@@ -83,13 +83,13 @@ def test_a_client_that_leaves_frees_its_row(text_gateway, path):
                 for arm in app.service.endpoints.routers["exp"].arms.values():
                     model = arm.model("writer")
                     model.generation = model.generation.model_copy(update={"max_tokens": CONTEXT - 20})
-            sent, gone = [], asyncio.Event()
+            sent, left = [], asyncio.Event()
             received = iter([{"type": "http.request", "body": json.dumps(bodies[path]).encode()}])
 
             async def receive():
                 if (message := next(received, None)) is not None:
                     return message
-                await gone.wait()
+                await left.wait()
                 return {"type": "http.disconnect"}
 
             async def send(message):
@@ -98,7 +98,7 @@ def test_a_client_that_leaves_frees_its_row(text_gateway, path):
             scope = {"type": "http", "method": "POST", "path": path, "headers": []}
             task = asyncio.create_task(app(scope, receive, send))
             await until(lambda: rows(app) == 1)
-            gone.set()
+            left.set()
             await asyncio.wait_for(task, 10)
             await until(lambda: rows(app) == 0)
             assert all(b"DONE" not in message.get("body", b"") for message in sent)
@@ -120,10 +120,10 @@ def test_a_deadline_frees_the_row(text_gateway):
 def test_closing_is_not_the_arms_fault(text_gateway):
     async def run():
         async with serving(text_gateway) as (client, app):
-            asked = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
+            calls = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
             await until(lambda: rows(app) == 8)
             await asyncio.to_thread(app.service.endpoints.routers["exp"].close)
-            answers = await asyncio.gather(*asked)
+            answers = await asyncio.gather(*calls)
             assert {answer.status_code for answer in answers} == {503} and "closing" in answers[0].text
             assert all(not circuit.opened for circuit in app.service.endpoints.routers["exp"].circuits.values())
 
@@ -134,8 +134,8 @@ def test_a_full_queue_is_a_503_with_retry_after(text_gateway, monkeypatch):
     monkeypatch.setattr("marl_ray.serving.arms.text.batcher.WAITING", 2)
 
     async def body(client):
-        asked = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]
-        return await asyncio.gather(*asked)
+        calls = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]
+        return await asyncio.gather(*calls)
 
     answers = with_gateway(text_gateway.model_copy(update={"max_batch": 1}), body)
     statuses = [answer.status_code for answer in answers]
@@ -149,8 +149,8 @@ def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
         async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, app):
             for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm._patience_s = 0.02
-            asked = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
-            answers = await asyncio.gather(*asked)
+            calls = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
+            answers = await asyncio.gather(*calls)
             assert {answer.status_code for answer in answers} <= {200, 503}
             assert any("no room in the batch" in answer.text for answer in answers)
             await until(lambda: rows(app) == 0)
@@ -163,9 +163,9 @@ def test_a_whole_answer_may_take_longer_than_a_token_may(text_gateway):
         async with serving(text_gateway) as (client, app):
             for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm._patience_s = 0.5
-            whole = await post(client, "/generate", ASK | LONG)
+            full = await post(client, "/generate", ASK | LONG)
             parts = await events(client, "/generate", ASK | LONG)
-            assert len(whole["tokens"]) == LONG["max_tokens"]
-            assert whole["text"] == "".join(part["text"] for part in parts)
+            assert len(full["tokens"]) == LONG["max_tokens"]
+            assert full["text"] == "".join(part["text"] for part in parts)
 
     asyncio.run(run())

@@ -157,19 +157,19 @@ def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
 
 @pytest.mark.parametrize("name", ["weights/__1_0.distcp", "envs-1.json"])
 def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_path: Path, name: str):
-    whole = two_workers(trained, str(tmp_path), "resources.workers=2", "evaluation.every=0")
+    intact = two_workers(trained, str(tmp_path), "resources.workers=2", "evaluation.every=0")
     flip(tmp_path / "4" / name)
     rows, (line,) = two_workers(goes_on_with_two, str(tmp_path))
     assert f"{tmp_path}/4/{name} has another content" in line
-    assert timeless(rows) == timeless([row for row in whole if row["iteration"] > 2])
+    assert timeless(rows) == timeless([row for row in intact if row["iteration"] > 2])
 
 
 def test_another_number_of_workers_reads_all_parts(base: Path, tmp_path: Path):
     run = ("evaluation.every=0", "hyper.lr=1e-12")  # so that rounding, which depends on the workers, decides nothing
     two_workers(trained, str(tmp_path), *run, "resources.workers=2")
-    whole = train_alone(config(*run))
+    unsharded = train_alone(config(*run))
     again = train_alone(config(*run), resume=tmp_path / "4")
-    returns = {row["iteration"]: row.get("return") for row in whole}
+    returns = {row["iteration"]: row.get("return") for row in unsharded}
     assert [row.get("return") for row in again] == [returns[row["iteration"]] for row in again] != []
 
 

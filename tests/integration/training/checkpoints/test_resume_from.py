@@ -85,25 +85,25 @@ def test_language_models_go_on_with_their_tasks(tmp_path: Path):
 def test_on_ray_a_run_names_its_origin_and_outlives_it(ray_cluster: LocalRay, tmp_path: Path):
     keys = (f"storage={tmp_path}", "tracking.progress=false", "train.total_steps=64")
     train(config(*keys))
-    whole = config(*keys, "name=next", "resume_from=toy", "train.total_steps=128", "hyper.lr=0.02")
-    check_run(whole)
-    outcome = train(whole)
+    run_config = config(*keys, "name=next", "resume_from=toy", "train.total_steps=128", "hyper.lr=0.02")
+    check_run(run_config)
+    outcome = train(run_config)
     origin = load_bundle(outcome.bundle).manifest.lineage.origin
     assert origin is not None and (origin.run, origin.steps) == ("toy", 64)
-    tags = Tracker(whole, outcome.run_id).client.get_run(outcome.run_id).data.tags
-    assert tags["resume_from"] == origin.checkpoint == source_of(whole)
+    tags = Tracker(run_config, outcome.run_id).client.get_run(outcome.run_id).data.tags
+    assert tags["resume_from"] == origin.checkpoint == source_of(run_config)
     rows = read_metrics(fs.LocalFileSystem(), str(tmp_path / "next"))
     assert [iteration_of(row) for row in rows] == [2, 3, 4]
-    assert history_of(rows, "return") == Tracker(whole, outcome.run_id).history("return")
+    assert history_of(rows, "return") == Tracker(run_config, outcome.run_id).history("return")
     shutil.rmtree(tmp_path / "toy")
     longer = config(*keys, "name=next", "resume_from=toy", "train.total_steps=160", "hyper.lr=0.02")
     check_run(longer)
     assert train(longer).metrics["steps"] == 160
 
 
-def refusal(whole: RunConfig) -> str:
+def refusal(run_config: RunConfig) -> str:
     with pytest.raises(MarlRayError) as caught:
-        check_run(whole)
+        check_run(run_config)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -152,6 +152,10 @@ def damage(folder: Path, how: str) -> None:
             (folder / "manifest.json").unlink()
         case "all":
             shutil.rmtree(folder)
+        case "bundle":
+            shutil.rmtree(folder)
+            folder.mkdir()
+            (folder / "bundle.json").write_text("{}")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,7 @@ def damage(folder: Path, how: str) -> None:
         ("unpublished", "is no checkpoint, and no run that has one; looked for "),
         ("format", "has checkpoint format 1, expected 2; it can be read by the version of marl-ray that wrote it"),
         ("all", "is no checkpoint, and no run that has one; looked for "),
+        ("bundle", "is a bundle, which has no optimiser; expected a run's name, its folder or a checkpoint in it"),
     ],
 )
 def test_a_checkpoint_that_is_damaged_is_refused(base: Path, tmp_path: Path, how: str, message: str):

@@ -192,7 +192,7 @@ def test_a_run_that_fails_closes_its_environments(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_else(tmp_path: Path, published: bool):
-    whole = train_alone(config(), tmp_path / "whole")
+    uninterrupted = train_alone(config(), tmp_path / "whole")
     folder = folder_here(tmp_path / "run")
     process = FORKS.Process(target=dies, args=(folder.path, 4, published))
     process.start()
@@ -209,7 +209,7 @@ def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_els
         run_worker(
             config(), torch.device("cpu"), RunStart(checkpoints_in(folder)[::-1]), Listeners(rows.append), keeping
         )
-    assert timeless(rows) == timeless([row for row in whole if row["iteration"] > last.manifest.iteration])
+    assert timeless(rows) == timeless([row for row in uninterrupted if row["iteration"] > last.manifest.iteration])
     best = max(int(bundle.parent.name) for bundle in (tmp_path / "whole").glob("*/bundle"))
     (same,) = (tmp_path / "run").glob(f"checkpoint_{best}_*")
     for name, value in weights(tmp_path / "whole" / str(best)).items():

@@ -61,15 +61,15 @@ def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list
     return rows, weights
 
 
-def assert_close(ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> None:
+def assert_close(actual: tuple[Any, Any], reference: tuple[Any, Any]) -> None:
     """Metrics and weights are equal within 1e-5."""
-    for mine, expected in zip(ours[0], theirs[0], strict=True):
-        assert mine.keys() == expected.keys()
-        for key in mine.keys() - {"steps_per_second"}:
+    for tensor, expected in zip(actual[0], reference[0], strict=True):
+        assert tensor.keys() == expected.keys()
+        for key in tensor.keys() - {"steps_per_second"}:
             if not key.startswith("time/"):
-                assert mine[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5), key
-    for mine, expected in zip(ours[1], theirs[1], strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
+                assert tensor[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5), key
+    for tensor, expected in zip(actual[1], reference[1], strict=True):
+        np.testing.assert_allclose(tensor, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

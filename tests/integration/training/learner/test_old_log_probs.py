@@ -50,15 +50,15 @@ def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
 
 def seen(learner: Learner) -> list[Evaluated]:
     """Record the arguments of the policy's loss from now on."""
-    found: list[Evaluated] = []
+    evaluations: list[Evaluated] = []
     plain = learner.policy.algorithm.policy_loss
 
     def loss(evaluated: Evaluated, hyper: Any) -> PolicyLoss:
-        found.append(evaluated)
+        evaluations.append(evaluated)
         return plain(evaluated, hyper)
 
     learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, policy_loss=loss))
-    return found
+    return evaluations
 
 
 @pytest.mark.parametrize("algorithm", LANGUAGE)
@@ -90,13 +90,13 @@ def test_what_sampled_is_still_known(minibatches: int) -> None:
     """`importance_cap` weighs by it, and an algorithm of one's own may."""
     run = texts("grpo", *WAYS["both"], "hyper.importance_cap=1.0", f"hyper.minibatches={minibatches}", STILL)
     learner, batch = begun(run, mixed=True)
-    found = seen(learner)
+    evaluations = seen(learner)
     learner.update(batch, 0, 0, CostStats(None, 0))
-    assert len(found) == minibatches
-    for one in found:
-        assert bool((one.log_probs == one.old_log_probs).all())
-        assert not bool((one.behaviour_log_probs == one.old_log_probs)[one.mask].all())
-        assert float((one.behaviour_log_probs - one.old_log_probs)[one.mask].abs().max()) < 0.1
+    assert len(evaluations) == minibatches
+    for evaluation in evaluations:
+        assert bool((evaluation.log_probs == evaluation.old_log_probs).all())
+        assert not bool((evaluation.behaviour_log_probs == evaluation.old_log_probs)[evaluation.mask].all())
+        assert float((evaluation.behaviour_log_probs - evaluation.old_log_probs)[evaluation.mask].abs().max()) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,22 @@ def test_actor_critics_too() -> None:
     run = toy_runs.config("algorithm=ppo", "hyper.epochs=1", "hyper.minibatches=2", STILL)
     for mixed in (False, True):
         learner, batch = begun(run, mixed)
-        found = seen(learner)
+        evaluations = seen(learner)
         learner.update(batch, 0, 0, CostStats(None, 0))
-        differences = [float((one.log_probs - one.old_log_probs).detach()[one.mask].abs().max()) for one in found]
+        differences = [
+            float((evaluation.log_probs - evaluation.old_log_probs).detach()[evaluation.mask].abs().max())
+            for evaluation in evaluations
+        ]
         assert max(differences) < (1e-9 if mixed else 1e-5)
         assert learner.policy.recomputes == mixed
 
 
 def test_a_trust_region_learns_on_the_copy_that_sampled() -> None:
     learner, batch = begun(toy_runs.config("algorithm=cpo", "constraints=[{budget: 4}]"), mixed=True)
-    found = seen(learner)
+    evaluations = seen(learner)
     learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0))
     assert not learner.policy.recomputes
-    assert float((found[0].log_probs - found[0].old_log_probs).detach()[found[0].mask].abs().max()) < 1e-5
+    assert (
+        float((evaluations[0].log_probs - evaluations[0].old_log_probs).detach()[evaluations[0].mask].abs().max())
+        < 1e-5
+    )

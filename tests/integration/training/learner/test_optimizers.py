@@ -43,11 +43,11 @@ def learner(run: RunConfig) -> Learner:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_families_have_every_key_of_the_optimiser(family: str) -> None:
     keys = ["hyper.adam_betas=[0.8,0.95]", "hyper.adam_eps=1e-4", "hyper.weight_decay=0.1", "hyper.critic_lr=0.5"]
-    found = learner(FAMILIES[family]("algorithm=ppo", *keys)).policy.optimizer
-    assert isinstance(found, torch.optim.AdamW)
-    assert {(group["betas"], group["eps"]) for group in found.param_groups} == {((0.8, 0.95), 1e-4)}
-    assert {group["weight_decay"] for group in found.param_groups} == {0.1, 0.0}
-    assert {group["lr"] for group in found.param_groups} == {FAMILIES[family]().hyper.lr, 0.5}
+    optimizer = learner(FAMILIES[family]("algorithm=ppo", *keys)).policy.optimizer
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert {(group["betas"], group["eps"]) for group in optimizer.param_groups} == {((0.8, 0.95), 1e-4)}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.1, 0.0}
+    assert {group["lr"] for group in optimizer.param_groups} == {FAMILIES[family]().hyper.lr, 0.5}
     assert isinstance(
         learner(FAMILIES[family]("algorithm=ppo", "hyper.optimizer=sgd")).policy.optimizer, torch.optim.SGD
     )
@@ -57,8 +57,8 @@ def test_both_families_have_every_key_of_the_optimiser(family: str) -> None:
 def test_weight_decay_leaves_norms_biases_and_embeddings_alone(lora: Any) -> None:
     policy = tiny(lora=lora)
     names = {id(parameter): name for name, parameter in policy.named_parameters()}
-    found = optimizer_of(AlgorithmConfig(weight_decay=0.1), [([policy.lm], 1.0), (policy.heads, 1.0)])
-    decay = {names[id(p)]: group["weight_decay"] for group in found.param_groups for p in group["params"]}
+    optimizer = optimizer_of(AlgorithmConfig(weight_decay=0.1), [([policy.lm], 1.0), (policy.heads, 1.0)])
+    decay = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert set(decay) == {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
     for name, share in decay.items():
         assert share == (0.0 if "norm" in name or name.endswith("bias") or "embed" in name else 0.1), name
@@ -84,8 +84,8 @@ def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
         own.set_progress(batch / 6, batch)
         rates.append([group["lr"] for group in own.policy.optimizer.param_groups])
     scales = [min(1, (batch + 1) / 4) * (1 - batch / 6) for batch in range(6)]
-    for found, scale in zip(rates, scales, strict=True):
-        assert sorted(set(found)) == pytest.approx([0.01 * scale, 0.02 * scale])
+    for rate, scale in zip(rates, scales, strict=True):
+        assert sorted(set(rate)) == pytest.approx([0.01 * scale, 0.02 * scale])
     assert own.trust_region == pytest.approx(own.policy.hyper.trust_region * scales[-1])
     still = learner(toy_runs.config())
     still.set_progress(0.5, 0)
@@ -97,9 +97,9 @@ def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
 def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, family: str, optimizer: str) -> None:
     given = [*EVERYTHING, f"hyper.optimizer={optimizer}", "algorithm=ppo"]
     run = FAMILIES[family](*given, "train.group_size=1")
-    whole = train_alone(run, tmp_path / "whole")
+    uninterrupted = train_alone(run, tmp_path / "whole")
     resumed = train_alone(run, tmp_path / "again", tmp_path / "whole" / "1")
-    assert timeless(resumed) == timeless(whole)[-len(resumed) :]
+    assert timeless(resumed) == timeless(uninterrupted)[-len(resumed) :]
     last = max(int(path.name) for path in (tmp_path / "whole").iterdir())
     assert last > 1
     ends = [json.loads((tmp_path / name / str(last) / "state.json").read_text()) for name in ("whole", "again")]
@@ -115,9 +115,9 @@ def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(given: str, rate: 
     keys = [f"warm_start={given}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
     run = toy_texts.config(*keys)
     assert run.warm_start is not None
-    found = fine_tuning._Fit("speaker", learner(run).policy, [], run.warm_start).optimizer.param_groups
-    assert [(group["lr"], group["betas"]) for group in found] == [(pytest.approx(rate), (0.8, 0.95))] * 2
-    assert {group["weight_decay"] for group in found} == {0.1, 0.0}
+    groups = fine_tuning._Fit("speaker", learner(run).policy, [], run.warm_start).optimizer.param_groups
+    assert [(group["lr"], group["betas"]) for group in groups] == [(pytest.approx(rate), (0.8, 0.95))] * 2
+    assert {group["weight_decay"] for group in groups} == {0.1, 0.0}
 
 
 def test_the_critics_weight_scales_their_loss_alone() -> None:
@@ -134,5 +134,5 @@ def test_the_critics_weight_scales_their_loss_alone() -> None:
         trained.update(batch.trajectories[policy], 0, 0, CostStats(None, 0))
         moved[weight] = [p - q for p, q in zip(trained.policy.rollout_model.parameters(), before, strict=True)]
     names = [name for name, _ in trained.policy.rollout_model.named_parameters()]
-    for name, whole, part in zip(names, moved[1.0], moved[0.25], strict=True):
-        torch.testing.assert_close(part, whole * (0.25 if name.startswith("critic") else 1.0), atol=1e-7, rtol=1e-4)
+    for name, full, part in zip(names, moved[1.0], moved[0.25], strict=True):
+        torch.testing.assert_close(part, full * (0.25 if name.startswith("critic") else 1.0), atol=1e-7, rtol=1e-4)

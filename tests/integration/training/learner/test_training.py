@@ -26,11 +26,11 @@ def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm)
     """Multipliers, controllers, normalisers, coefficients and random numbers included."""
     steered = {"kl_coef": 0.1, "kl_target": 0.01, "entropy_target": 0.5}
     more = [f"hyper.{key}={value}" for key, value in steered.items() if key in SPECS[algorithm].reads]
-    whole = train_alone(short(algorithm, *more), tmp_path / "whole")
+    uninterrupted = train_alone(short(algorithm, *more), tmp_path / "whole")
     resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
-    assert len(whole) > 2
-    assert timeless([row for row in whole if row["iteration"] > 2]) == timeless(resumed)
-    last = str(whole[-1]["iteration"])
+    assert len(uninterrupted) > 2
+    assert timeless([row for row in uninterrupted if row["iteration"] > 2]) == timeless(resumed)
+    last = str(uninterrupted[-1]["iteration"])
     states = [json.loads((tmp_path / name / last / "state.json").read_text()) for name in ("whole", "again")]
     for state in states:
         state["metrics"] = timeless([state["metrics"]])
@@ -42,9 +42,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm)
 def test_micro_batches_change_nothing(alone, tmp_path, algorithm):
     """Nor where two policies are updated one after another."""
     team = [TWO_POLICIES] if SPECS[algorithm].order == "sequential" else []
-    whole = train_alone(short(algorithm, BRIEF, *team))
+    undivided = train_alone(short(algorithm, BRIEF, *team))
     parts = train_alone(short(algorithm, BRIEF, *team, f"train.micro_batch={3 if team else 1}"))
-    for a, b in zip(timeless(whole), timeless(parts), strict=True):
+    for a, b in zip(timeless(undivided), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
 
 

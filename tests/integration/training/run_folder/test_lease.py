@@ -300,13 +300,13 @@ def test_what_is_refused_leaves_nothing(place: tuple):
 
 
 def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path: Path):
-    whole, folder = config(f"storage={tmp_path}", "name=first"), str(tmp_path / "first")
+    run_config, folder = config(f"storage={tmp_path}", "name=first"), str(tmp_path / "first")
     missing, ended = [], threading.Event()
 
     def check() -> None:
         while not ended.is_set():
             with contextlib.suppress(MarlRayError):  # the folder has just been deleted
-                check_folder(whole)
+                check_folder(run_config)
 
     thread = threading.Thread(target=check)
     thread.start()

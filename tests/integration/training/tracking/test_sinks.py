@@ -45,11 +45,11 @@ def test_wandb_writes_its_files_without_a_server(tmp_path: Path, monkeypatch: py
     sink.keep_bundle(bundle, "models:/run/1", "0123")
     (bundle / "bundle.json").unlink()  # the driver's copy is temporary
     sink.end("FINISHED")
-    (found,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-0123abc.wandb")
+    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-0123abc.wandb")
     deadline = time.monotonic() + 30
     expected = (b"return", b"run-bundle", b"models:/run/1", b"bundle.json", b"group", b"mappo", b"budget_dag")
-    while not all(part in found.read_bytes() for part in expected):  # a process of W&B's own writes it
-        assert time.monotonic() < deadline, [part for part in expected if part not in found.read_bytes()]
+    while not all(part in file.read_bytes() for part in expected):  # a process of W&B's own writes it
+        assert time.monotonic() < deadline, [part for part in expected if part not in file.read_bytes()]
         time.sleep(0.05)
     assert sink.run.group == "marl-ray" and set(sink.run.tags or ()) == {"mappo", "budget_dag"}
 
@@ -75,7 +75,7 @@ def test_a_sink_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 
 def test_the_machine_is_read_now_and_then() -> None:
     system = MachineReadings()
-    found = system.read()
-    assert found["system/memory_gib"] > found["system/process_memory_gib"] > 0
-    assert found["system/cpu_percent"] >= 0
+    readings = system.read()
+    assert readings["system/memory_gib"] > readings["system/process_memory_gib"] > 0
+    assert readings["system/cpu_percent"] >= 0
     assert system.read() == {}

@@ -138,11 +138,11 @@ WRONG = [
 
 @pytest.mark.parametrize("change, words", WRONG)
 def test_a_broken_rule_is_one_line_that_names_the_key(change, words):
-    found = findings(change)
-    assert any(words in line for line in found), found
-    assert all("\n" not in line for line in found)
+    problems = findings(change)
+    assert any(words in line for line in problems), problems
+    assert all("\n" not in line for line in problems)
     inside = [line.replace("spec.jobTemplate.", "spec.") for line in findings(change, "RayCronJob")]
-    assert sorted(inside) == sorted(found)
+    assert sorted(inside) == sorted(problems)
 
 
 def test_a_retry_needs_storage_that_outlives_a_cluster():

@@ -207,11 +207,11 @@ def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_mistake_is_one_line_with_its_path(change, finding):
     findings = [line.replace(": advice: ", ": ") for line in lint_manifest(changed(change), "f.yaml")]
     # A pod's volumes are missed by each of its mounts.
-    assert len({found.rpartition(": ")[2].split(", got")[0] for found in findings}) == (finding is not None)
-    for found in findings:
-        assert found.startswith("f.yaml: ")
-        assert "\n" not in found
-        assert "hunter2" not in found
+    assert len({problem.rpartition(": ")[2].split(", got")[0] for problem in findings}) == (finding is not None)
+    for mistake in findings:
+        assert mistake.startswith("f.yaml: ")
+        assert "\n" not in mistake
+        assert "hunter2" not in mistake
     assert finding is None or finding in findings[0]
 
 
@@ -269,8 +269,8 @@ def test_rules_of_a_network_policy_are_for_what_it_denies(policy, finding):
 def test_a_network_policy_needs_groups_whose_names_may_be_part_of_its_own():
     group = (f"{WORKERS}.groupName", "Big_One")
     assert lint_manifest(changed(group), "f.yaml") == []
-    found = lint_manifest(changed(group, (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"})), "f.yaml")
-    assert found[0] == f"f.yaml: {WORKERS}.groupName: expected a-z, 0-9 and - beside networkPolicy, got 'Big_One'"
+    problems = lint_manifest(changed(group, (f"{CLUSTER}.networkPolicy", {"mode": "DenyAll"})), "f.yaml")
+    assert problems[0] == f"f.yaml: {WORKERS}.groupName: expected a-z, 0-9 and - beside networkPolicy, got 'Big_One'"
 
 
 def closed_mappings(node: Any, path: str = "") -> Iterator[str]:
@@ -305,7 +305,7 @@ def test_other_kinds_with_a_ray_cluster_are_checked_too(kind, key):
     assert lint_manifest(document, "f.yaml") == []
     at = f"spec.{key}." if key else "spec."
     bad = changed((f"{at}headGroupSpec.rayStartParams", {}), (f"{at}bogus", 1), document=document)
-    assert [found.split(": ")[1] for found in lint_manifest(bad, "f.yaml")] == [
+    assert [problem.split(": ")[1] for problem in lint_manifest(bad, "f.yaml")] == [
         f"{at}bogus",
         f"{at}headGroupSpec.rayStartParams.num-cpus",
     ]
@@ -313,8 +313,8 @@ def test_other_kinds_with_a_ray_cluster_are_checked_too(kind, key):
 
 def test_a_secret_in_a_file_is_a_finding_and_other_kinds_are_left_alone():
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}, "data": {"password": "aHVudGVyMg=="}}
-    (found,) = lint_manifest(secret, "f.yaml")
-    assert found.startswith("f.yaml: kind: expected no Secret with its data in a file")
+    (problem,) = lint_manifest(secret, "f.yaml")
+    assert problem.startswith("f.yaml: kind: expected no Secret with its data in a file")
     assert lint_manifest({"apiVersion": "v1", "kind": "ConfigMap", "anything": 1}, "f.yaml") == []
     assert lint_manifest([], "f.yaml") == ["f.yaml: expected a mapping of keys at the top, got list"]
 

@@ -43,13 +43,13 @@ def page(site: str, path: str, visit: Visit, **query: str) -> str:
 
 def test_what_a_visitor_changes_only_that_visitor_sees():
     name, post = WORLD.products[2].name, WORLD.posts[0]
-    one, other = Visit(), Visit()
-    assert name in page("shopping", "/products/3/buy", one)
-    assert "<li>you: fine &lt;b&gt;</li>" in page("shopping", "/products/3/review", one, text="fine <b>")
-    assert "<h1>My post</h1>" in page("reddit", f"/f/{post.forum}/new", one, title="My post")
+    first, other = Visit(), Visit()
+    assert name in page("shopping", "/products/3/buy", first)
+    assert "<li>you: fine &lt;b&gt;</li>" in page("shopping", "/products/3/review", first, text="fine <b>")
+    assert "<h1>My post</h1>" in page("reddit", f"/f/{post.forum}/new", first, title="My post")
     votes = f'<span id="votes">{post.votes + 1}</span>'
-    assert votes in page("reddit", f"/f/{post.forum}/{post.number}/upvote", one)
-    assert votes in page("reddit", f"/f/{post.forum}/{post.number}/upvote", one), "a vote counts once"
+    assert votes in page("reddit", f"/f/{post.forum}/{post.number}/upvote", first)
+    assert votes in page("reddit", f"/f/{post.forum}/{post.number}/upvote", first), "a vote counts once"
     assert name not in page("shopping", "/cart", other)
     assert "My post" not in page("reddit", f"/f/{post.forum}", other)
     assert votes not in page("reddit", f"/f/{post.forum}/{post.number}", other)

@@ -54,10 +54,10 @@ def requests(bundle: Bundle, count: int, seed: int) -> list[dict[str, np.ndarray
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_stack_answers_as_each_of_its_bundles(tmp_path, kind, count):
     bundles = [bundle(tmp_path, SPACES[kind], seed) for seed in range(count)]
-    asked = requests(bundles[0], 24, 1)
-    which = np.random.default_rng(0).integers(count, size=len(asked)).tolist()
-    together = Stack(bundles).act(asked, which)
-    for request, place, answer in zip(asked, which, together, strict=True):
+    rows = requests(bundles[0], 24, 1)
+    which = np.random.default_rng(0).integers(count, size=len(rows)).tolist()
+    together = Stack(bundles).act(rows, which)
+    for request, place, answer in zip(rows, which, together, strict=True):
         (alone,) = bundles[place].act([request])
         assert alone.keys() == answer.keys()
         for agent, (action, log_prob) in alone.items():
@@ -70,15 +70,16 @@ def test_a_stack_answers_as_each_of_its_bundles(tmp_path, kind, count):
 def test_actions_that_count_from_elsewhere_and_masks_are_as_alone(tmp_path, activation, greedy):
     network, action = NetworkConfig(hidden=(16, 8), activation=activation), spaces.Discrete(5, start=3)
     bundles = [bundle(tmp_path, SPACES["vector"], seed, network, action) for seed in range(2)]
-    asked, dice = requests(bundles[0], 60, 4), np.random.default_rng(2)
+    rows, dice = requests(bundles[0], 60, 4), np.random.default_rng(2)
     masks = [
-        {a: dice.permutation([True, True, False, False, False]) for a in one if dice.random() < 0.7} for one in asked
+        {a: dice.permutation([True, True, False, False, False]) for a in request if dice.random() < 0.7}
+        for request in rows
     ]
     which = dice.integers(2, size=60).tolist()
-    found = Stack(bundles).act(asked, which, None if greedy else np.random.default_rng(7), masks)
+    actions = Stack(bundles).act(rows, which, None if greedy else np.random.default_rng(7), masks)
     # All of them by each bundle, so that its draws come from the same numbers.
-    alone = [own.act(asked, None if greedy else np.random.default_rng(7), masks) for own in bundles]
-    for k, (mask, answer) in enumerate(zip(masks, found, strict=True)):
+    alone = [own.act(rows, None if greedy else np.random.default_rng(7), masks) for own in bundles]
+    for k, (mask, answer) in enumerate(zip(masks, actions, strict=True)):
         for agent, (taken, log_prob) in alone[which[k]][k].items():
             assert answer[agent][0] == taken and 3 <= taken < 8
             assert answer[agent][1] == pytest.approx(log_prob, abs=1e-5)
@@ -89,8 +90,8 @@ def test_weights_that_are_not_finite_give_log_probabilities_that_are_none(tmp_pa
     own = bundle(tmp_path, SPACES["vector"], 0)
     with torch.no_grad():
         own.policies["p"].actor.rest[-1].bias[:] = np.nan
-    (found,) = Stack([own]).act(requests(own, 1, 1), [0], np.random.default_rng(0))
-    assert np.isnan(found["a"][1]) and np.isfinite(found["b"][1])
+    (action,) = Stack([own]).act(requests(own, 1, 1), [0], np.random.default_rng(0))
+    assert np.isnan(action["a"][1]) and np.isfinite(action["b"][1])
 
 
 def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
@@ -100,31 +101,31 @@ def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
     for place, own in enumerate(bundles):
         alone = own.act([request] * 4000, np.random.default_rng(1))
         counts = [np.zeros((4, 3)), np.zeros((4, 3))]
-        for counted, found in zip(counts, (answers[place::2], alone), strict=True):
-            for answer in found:
+        for counted, share in zip(counts, (answers[place::2], alone), strict=True):
+            for answer in share:
                 counted[tuple(answer["a"][0])] += 1
         assert np.abs(counts[0] - counts[1]).max() < 200
 
 
 def test_what_is_built_otherwise_is_not_stacked(tmp_path):
-    one = bundle(tmp_path, SPACES["categories"], 0)
-    assert stackable([one, bundle(tmp_path, SPACES["categories"], 1)])
-    assert not stackable([one, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
+    own = bundle(tmp_path, SPACES["categories"], 0)
+    assert stackable([own, bundle(tmp_path, SPACES["categories"], 1)])
+    assert not stackable([own, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
     assert not stackable(
-        [one, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
+        [own, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
     )
     assert not stackable([bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
     large = NetworkConfig(hidden=(256, 256))
     assert not stackable([bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
     with pytest.raises(ValueError, match="built alike"):
-        Stack([one, bundle(tmp_path, SPACES["vector"], 1)])
+        Stack([own, bundle(tmp_path, SPACES["vector"], 1)])
 
 
 def test_requests_of_two_arms_share_a_pass_and_one_that_fails_takes_no_other_with_it(tmp_path, monkeypatch):
     bundles = [bundle(tmp_path, SPACES["vector"], seed) for seed in range(2)]
     passes = Passes(64, np.random.default_rng(0))
     arms = [ArmBatcher(own, passes) for own in bundles]
-    asked = requests(bundles[0], 12, 5)
+    rows = requests(bundles[0], 12, 5)
     taken = []
     infer = Stack.act
     monkeypatch.setattr(Stack, "act", lambda self, *given: taken.append(len(given[0])) or infer(self, *given))
@@ -133,16 +134,16 @@ def test_requests_of_two_arms_share_a_pass_and_one_that_fails_takes_no_other_wit
         given = [arms[i % 2].act(request, True) for i, request in enumerate(those)]
         return await asyncio.gather(*given, return_exceptions=True)
 
-    answers = asyncio.run(play(asked))
-    for i, (request, answer) in enumerate(zip(asked, answers, strict=True)):
+    answers = asyncio.run(play(rows))
+    for i, (request, answer) in enumerate(zip(rows, answers, strict=True)):
         (alone,) = bundles[i % 2].act([request])
         assert {agent: action.tolist() for agent, (action, _) in answer.items()} == {
             agent: action.tolist() for agent, (action, _) in alone.items()
         }
     assert taken == [12]
-    poisoned = [*asked[:5], {"a": np.zeros(3, np.float32)}, *asked[6:]]
-    found = asyncio.run(play(poisoned))
-    assert [i for i, answer in enumerate(found) if isinstance(answer, Exception)] == [5]
+    poisoned = [*rows[:5], {"a": np.zeros(3, np.float32)}, *rows[6:]]
+    results = asyncio.run(play(poisoned))
+    assert [i for i, answer in enumerate(results) if isinstance(answer, Exception)] == [5]
     arms[1].close()
-    assert not any(isinstance(answer, Exception) for answer in asyncio.run(play(asked)))
+    assert not any(isinstance(answer, Exception) for answer in asyncio.run(play(rows)))
     assert taken == [12, 12]

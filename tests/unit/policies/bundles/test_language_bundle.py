@@ -83,9 +83,9 @@ def test_equal_content_has_an_equal_digest(folder, tmp_path, policies):
     renamed = {"x": policies["asker"], "y": policies["solver"]}
     elsewhere = load_bundle(save_token_bundle(tmp_path / "b", {"a": "x", "b": "y"}, renamed, other)).manifest
     swapped = load_bundle(save_token_bundle(tmp_path / "c", {"a": "y", "b": "x"}, renamed, other)).manifest
-    mine = load_bundle(folder).manifest
-    assert mine.digest != elsewhere.digest and mine.weights_sha256 == elsewhere.weights_sha256
-    assert mine.weights_sha256 != swapped.weights_sha256
+    manifest = load_bundle(folder).manifest
+    assert manifest.digest != elsewhere.digest and manifest.weights_sha256 == elsewhere.weights_sha256
+    assert manifest.weights_sha256 != swapped.weights_sha256
     read = {"asker": load_bundle(folder).policies["asker"]}
     for number in range(2):  # however often it is read and written
         path = save_token_bundle(tmp_path / str(number), {"a": "asker"}, read, LINEAGE)

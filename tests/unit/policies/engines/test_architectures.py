@@ -80,16 +80,16 @@ def test_a_dry_run_refuses_in_one_line(tmp_path, kind):
 def test_a_dry_run_refuses_a_model_without_weights_or_with_too_few_tokens(tmp_path):
     byte_tokenizer(32).save_pretrained(tmp_path)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    whole = config(f"storage={tmp_path}/runs", f"team.speaker.model={{path: {tmp_path}, context: 32}}")
+    run_config = config(f"storage={tmp_path}/runs", f"team.speaker.model={{path: {tmp_path}, context: 32}}")
     for tokens, problem in (
         (200, "its tokenizer has 259 tokens, it has 200"),
         (259, "has no weights: expected one of"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": tokens, **sizes}))
         with pytest.raises(MarlRayError, match=rf"model.path '{tmp_path}':? {problem}"):
-            check_run(whole)
+            check_run(run_config)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
-    check_run(whole)
+    check_run(run_config)
 
 
 def test_a_dry_run_reads_the_template_of_every_policy(tmp_path):

@@ -27,7 +27,7 @@ def test_a_thread_that_asks_again_and_again_starves_nobody() -> None:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    switches = sum(one != other for one, other in itertools.pairwise(order))
+    switches = sum(before != after for before, after in itertools.pairwise(order))
     assert len(order) == 400 and switches > 200
 
 

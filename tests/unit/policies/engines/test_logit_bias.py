@@ -24,14 +24,14 @@ def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(te
     plain, biased = Prompt(tuple(b"hello"), 1), Prompt(tuple(b"hello"), 2, greedy, bias=bias)
     decoder = engine.decoder()
     rows = dict(zip(decoder.add([plain, biased], 0, policy.generation), ("plain", "biased"), strict=True))
-    told = {"plain": [], "biased": []}
+    pairs = {"plain": [], "biased": []}
     while len(decoder):
         for token in decoder.step():
-            told[rows[token.handle]].append((token.id, token.log_prob))
-    assert [pair[0] for pair in told["plain"]] == engine.generate([plain], 0)[0].ids
-    uniforms = torch.from_numpy(token_uniforms(0, [2], len(told["biased"]))[0])
+            pairs[rows[token.handle]].append((token.id, token.log_prob))
+    assert [pair[0] for pair in pairs["plain"]] == engine.generate([plain], 0)[0].ids
+    uniforms = torch.from_numpy(token_uniforms(0, [2], len(pairs["biased"]))[0])
     ids: list[int] = []
-    for step, (token, log_prob) in enumerate(told["biased"]):
+    for step, (token, log_prob) in enumerate(pairs["biased"]):
         with torch.no_grad():
             logits = policy.lm(torch.tensor([[*b"hello", *ids]])).logits[0, -1].float()
         counts = Counter(ids)

@@ -253,10 +253,10 @@ def test_rows_with_other_settings_share_a_batch(policy: TokenPolicy) -> None:
 def test_a_stream_gives_the_completions_tokens(policy: TokenPolicy) -> None:
     engine, prompt = make_engine(policy), Prompt(tuple(b"stream"), 3)
     tokens = list(engine.stream(prompt, 0))
-    whole = engine.generate([prompt], 0)[0]
-    assert [token.id for token in tokens] == whole.ids
-    assert [token.log_prob for token in tokens] == whole.log_probs
-    assert [token.finish for token in tokens] == [None] * (len(tokens) - 1) + ["stop" if whole.ended else "length"]
+    complete = engine.generate([prompt], 0)[0]
+    assert [token.id for token in tokens] == complete.ids
+    assert [token.log_prob for token in tokens] == complete.log_probs
+    assert [token.finish for token in tokens] == [None] * (len(tokens) - 1) + ["stop" if complete.ended else "length"]
 
 
 def test_the_end_token_ends(policy: TokenPolicy) -> None:

@@ -119,8 +119,8 @@ def test_gradients_in_bfloat16_are_those_in_float32(checkpointing: bool) -> None
     for policy in (exact, rounded):
         policy.evaluate(*responses()).log_probs.sum().backward()
     pairs = zip(exact.actor_parameters(), rounded.actor_parameters(), strict=True)
-    for one, other in pairs:
-        assert nn.functional.cosine_similarity(one.grad.flatten(), other.grad.float().flatten(), 0) > 0.95
+    for first, other in pairs:
+        assert nn.functional.cosine_similarity(first.grad.flatten(), other.grad.float().flatten(), 0) > 0.95
 
 
 @torch.no_grad()
@@ -240,8 +240,8 @@ def test_a_mixture_has_adapters_beside_its_experts(tmp_path: Path, name: str) ->
     assert trained == {f"{name}.lora_{part}.default.weight" for name, _ in adapted(lm) for part in "AB"}
     prompts, answers, ids = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6]]), torch.arange(64)[None]
     expected = bare(torch.arange(1, 7)[None]).logits[0, 2:5].log_softmax(-1).gather(-1, answers.T)[:, 0]
-    found = policy.reference_evaluate(prompts, answers, torch.ones(1, 3, dtype=torch.bool))[0]
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    log_probs = policy.reference_evaluate(prompts, answers, torch.ones(1, 3, dtype=torch.bool))[0]
+    torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)
     assert (bare(ids).logits - lm(ids).logits).abs().max() > 0.1
     folder = saved(policy, tmp_path / "bundle")
     merged = load_bundle(folder.parent).policies["solver"].lm

@@ -28,8 +28,8 @@ def policy(adapter: int, dtype: str = "fp32", **lora: object) -> TokenPolicy:
     return plain_copy(trained)
 
 
-def written(folder: Path, one: TokenPolicy) -> Models:
-    bundle = load_bundle(save_token_bundle(folder, {"a": "p"}, {"p": one}, LINEAGE))
+def written(folder: Path, plain: TokenPolicy) -> Models:
+    bundle = load_bundle(save_token_bundle(folder, {"a": "p"}, {"p": plain}, LINEAGE))
     assert isinstance(bundle.policies, Models)
     return bundle.policies
 
@@ -46,9 +46,9 @@ def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path: Pa
     base = bare_weights(own.lm)
     for name, tensor in bare_weights(apart.lm).items():
         torch.testing.assert_close(tensor, base[name], atol=1e-6, rtol=0)
-    for one in (own, merged):
+    for reference in (own, merged):
         torch.testing.assert_close(
-            apart.evaluate(*responses()).log_probs, one.evaluate(*responses()).log_probs, atol=1e-5, rtol=0
+            apart.evaluate(*responses()).log_probs, reference.evaluate(*responses()).log_probs, atol=1e-5, rtol=0
         )
     assert not any(parameter.requires_grad for parameter in apart.parameters())
 
@@ -68,40 +68,40 @@ def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path: Path) -> N
 
 
 def test_a_digest_is_of_the_base_model_alone(tmp_path: Path) -> None:
-    one, two = policy(1), policy(2)
-    digest = base_sha256(one.lm)
-    assert base_sha256(two.lm) == digest == written(tmp_path, two).apart("p").base_sha256
+    first, second = policy(1), policy(2)
+    digest = base_sha256(first.lm)
+    assert base_sha256(second.lm) == digest == written(tmp_path, second).apart("p").base_sha256
     assert base_sha256(policy(1, "bf16").lm) != digest
-    weight = bare_weights(two.lm)["model.norm.weight"]
+    weight = bare_weights(second.lm)["model.norm.weight"]
     weight[3] += 1e-6
-    assert base_sha256(two.lm) != digest
-    one.lm.config.rms_norm_eps *= 2
-    assert base_sha256(one.lm) != digest
+    assert base_sha256(second.lm) != digest
+    first.lm.config.rms_norm_eps *= 2
+    assert base_sha256(first.lm) != digest
 
 
 def test_policies_of_one_base_have_its_weights_once(tmp_path: Path) -> None:
-    one, two = (written(tmp_path, policy(number)).apart("p") for number in (1, 2))
-    before = two.evaluate(*responses()).log_probs
-    share_base(two.lm, one.lm)
-    own, others = bare_weights(two.lm), bare_weights(one.lm)
+    first, second = (written(tmp_path, policy(number)).apart("p") for number in (1, 2))
+    before = second.evaluate(*responses()).log_probs
+    share_base(second.lm, first.lm)
+    own, others = bare_weights(second.lm), bare_weights(first.lm)
     assert {name: tensor.data_ptr() for name, tensor in own.items()} == {
         name: tensor.data_ptr() for name, tensor in others.items()
     }
-    torch.testing.assert_close(two.evaluate(*responses()).log_probs, before, atol=1e-5, rtol=0)
+    torch.testing.assert_close(second.evaluate(*responses()).log_probs, before, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_another_base_is_not_shared(dtype: str) -> None:
-    one, two = policy(1, dtype), policy(2, dtype)
+    first, second = policy(1, dtype), policy(2, dtype)
     name = "model.layers.0.mlp.up_proj.weight"
-    bare_weights(two.lm)[name].mul_(1.5)
-    held = bare_weights(two.lm)[name].data_ptr()
+    bare_weights(second.lm)[name].mul_(1.5)
+    held = bare_weights(second.lm)[name].data_ptr()
     with pytest.raises(MarlRayError, match=rf"^{name} differs by .*, expected at most "):
-        share_base(two.lm, one.lm)
-    assert bare_weights(two.lm)[name].data_ptr() == held
+        share_base(second.lm, first.lm)
+    assert bare_weights(second.lm)[name].data_ptr() == held
     wide = plain_copy(tiny(critic=False, signals=0, lora=LORA, preset="tiny-1m"))
     with pytest.raises(MarlRayError, match=r"is in one of them only|expected"):
-        share_base(wide.lm, one.lm)
+        share_base(wide.lm, first.lm)
 
 
 def test_an_adapter_of_a_model_of_another_shape_is_one_line(tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ def built(folder, unread, **model):
     return build_token_policy(config, GenerationConfig(), 3, True, 1, unread=unread)
 
 
-def same(one, other):
+def same(first, other):
     """True if two policies have the same names, numbers and types."""
-    pairs = [list(policy.named_parameters(remove_duplicate=False)) for policy in (one, other)]
-    pairs[0] += one.named_buffers()
+    pairs = [list(policy.named_parameters(remove_duplicate=False)) for policy in (first, other)]
+    pairs[0] += first.named_buffers()
     pairs[1] += other.named_buffers()
     return len(pairs[0]) == len(pairs[1]) and all(
         name == also and a.dtype == b.dtype and a.requires_grad == b.requires_grad and torch.equal(local(a), local(b))
@@ -87,18 +87,18 @@ def test_policies_are_the_same_to_the_bit(tmp_path, stored, model, mixed):
         for pair in (fixed, (late, early)):
             for policy in pair:
                 shard(policy, mesh, mixed)
-        for one, other in (plain, fixed, (late, early)):
-            assert same(one, other) and one.unread is None
+        for first, other in (plain, fixed, (late, early)):
+            assert same(first, other) and first.unread is None
             tied = [
                 policy.lm.get_input_embeddings().weight is policy.lm.get_output_embeddings().weight
-                for policy in (one, other)
+                for policy in (first, other)
             ]
             assert tied[0] == tied[1]
-            assert torch.equal(one.evaluate(*responses()).log_probs, other.evaluate(*responses()).log_probs)
+            assert torch.equal(first.evaluate(*responses()).log_probs, other.evaluate(*responses()).log_probs)
         for policy in (late, early):
             policy.evaluate(*responses()).log_probs.sum().backward()
-        for one, other in zip(late.actor_parameters(), early.actor_parameters(), strict=True):
-            assert torch.equal(local(one.grad), local(other.grad))
+        for first, other in zip(late.actor_parameters(), early.actor_parameters(), strict=True):
+            assert torch.equal(local(first.grad), local(other.grad))
         assert len(list(late.parameters())) == len(list(early.parameters()))
 
 

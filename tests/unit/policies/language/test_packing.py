@@ -45,7 +45,7 @@ def rows(groups, seed=0):
 )
 def test_sharing_a_prompt_changes_neither_scores_nor_gradients(groups, seed):
     prompts, responses, mask = rows(groups, seed)
-    found = []
+    results = []
     for packs in (True, False):
         POLICY.packs = packs
         try:
@@ -54,12 +54,12 @@ def test_sharing_a_prompt_changes_neither_scores_nor_gradients(groups, seed):
             loss(outputs).backward()
         finally:
             POLICY.packs = True
-        found.append((outputs, [gradient.clone() for gradient in gradients(POLICY)]))
-    (packed, packed_gradients), (plain, plain_gradients) = found
-    for one, other in zip(vars(packed).values(), vars(plain).values(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
-    for one, other in zip(packed_gradients, plain_gradients, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        results.append((outputs, [gradient.clone() for gradient in gradients(POLICY)]))
+    (packed, packed_gradients), (plain, plain_gradients) = results
+    for first, other in zip(vars(packed).values(), vars(plain).values(), strict=True):
+        torch.testing.assert_close(first, other, atol=1e-5, rtol=0)
+    for first, other in zip(packed_gradients, plain_gradients, strict=True):
+        torch.testing.assert_close(first, other, atol=1e-4, rtol=1e-4)
 
 
 def test_a_prompt_is_read_once_and_only_the_row_is_padded():
@@ -89,8 +89,8 @@ def test_layers_that_recompute_and_adapters_are_no_different():
         outputs = packed.evaluate(prompts, responses, mask)
         torch.testing.assert_close(outputs.log_probs, expected.log_probs, atol=1e-5, rtol=0)
         loss(outputs).backward()
-        for one, other in zip(gradients(packed), gradients(plain), strict=True):
-            torch.testing.assert_close(one.full_tensor(), other, atol=1e-4, rtol=1e-4)
+        for first, other in zip(gradients(packed), gradients(plain), strict=True):
+            torch.testing.assert_close(first.full_tensor(), other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("engine", ["torch", "transformers"])

@@ -42,8 +42,8 @@ def naive(policy, prompts, answers, mask):
     return log_probs, entropy, values
 
 
-def close(one, other, tolerance=1e-5):
-    torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+def close(first, other, tolerance=1e-5):
+    torch.testing.assert_close(first, other, atol=tolerance, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -99,24 +99,24 @@ def test_other_architectures_are_scored_likewise(architecture, settings):
 
 def test_scores_depend_neither_on_padding_nor_on_the_cut_nor_on_chunks(policy, monkeypatch):
     prompts, answers, mask = responses(6)
-    whole = policy.evaluate(prompts, answers, mask).log_probs
+    at_once = policy.evaluate(prompts, answers, mask).log_probs
     padded = policy.evaluate(
         torch.nn.functional.pad(prompts, (3, 0), value=-1),
         torch.nn.functional.pad(answers, (0, 2)),
         torch.nn.functional.pad(mask, (0, 2)),
     )
-    close(padded.log_probs[:, :6], whole)
+    close(padded.log_probs[:, :6], at_once)
     parts = [
         policy.evaluate(*(tensor[part] for tensor in (prompts, answers, mask))) for part in (slice(2), slice(2, 6))
     ]
-    close(torch.cat([part.log_probs for part in parts]), whole)
+    close(torch.cat([part.log_probs for part in parts]), at_once)
     policy.zero_grad()
-    whole.sum().backward()
+    at_once.sum().backward()
     expected = [parameter.grad.clone() for parameter in policy.actor_parameters()]
     monkeypatch.setattr(token_policy, "LOGITS", 259 * 4)
     policy.zero_grad()
     chunked = policy.evaluate(prompts, answers, mask).log_probs
-    close(chunked, whole)
+    close(chunked, at_once)
     chunked.sum().backward()
     for parameter, gradient in zip(policy.actor_parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-4)
@@ -150,7 +150,7 @@ def test_an_entropy_that_is_not_learned_has_no_gradient_and_changes_none(policy,
         entropies.append(outputs.entropy.detach())
         saved.append(sum(sizes))
     assert torch.equal(*entropies) and entropies[0].any()
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(*gradients, strict=True))
     assert chunk or saved[1] < saved[0]
 
 
@@ -163,15 +163,15 @@ def test_no_rows_are_no_trouble(policy):
 
 
 def test_workers_begin_equal_and_critics_near_zero():
-    one, other = (
+    first, other = (
         build_token_policy(ModelConfig(preset="tiny-0.2m", lora=LORA), GenerationConfig(), 3, True, 1) for _ in range(2)
     )
     torch.manual_seed(5)
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+    for a, b in zip(first.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert one.evaluate(*responses()).values.abs().max() < 0.1
-    critics = [parameter for head in one.heads for parameter in head.parameters()]
-    assert {id(p) for p in one.actor_parameters()} & {id(p) for p in critics} == set()
+    assert first.evaluate(*responses()).values.abs().max() < 0.1
+    critics = [parameter for head in first.heads for parameter in head.parameters()]
+    assert {id(p) for p in first.actor_parameters()} & {id(p) for p in critics} == set()
     assert len(critics) == 4
 
 
@@ -242,8 +242,8 @@ def test_activation_checkpointing_gives_equal_gradients():
             shard(policy, mesh, False)
             policy.evaluate(*responses()).log_probs.sum().backward()
             gradients.append(list(unsharded(parameter.grad for parameter in policy.actor_parameters())))
-    for one, other in zip(*gradients, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(*gradients, strict=True):
+        assert torch.equal(first, other)
 
 
 def test_a_sharded_policy_scores_and_refreshes_like_a_plain_one():

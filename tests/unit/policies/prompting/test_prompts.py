@@ -58,8 +58,8 @@ def test_a_plain_text_is_what_the_template_makes_of_it(name: str, text: str) -> 
 @settings(max_examples=60)
 def test_what_a_text_says_stays(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufdd0", "\ufffd")
-    assert tokenizer.decode(encode_text(tokenizer, text)) == whole
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufdd0", "\ufffd")
+    assert tokenizer.decode(encode_text(tokenizer, text)) == expected
 
 
 def test_no_space_comes_behind_what_was_broken() -> None:
@@ -85,12 +85,12 @@ KNOWS = (
 def test_nothing_that_a_client_says_is_left_out() -> None:
     """Templates that know no developer drop what one says, as Phi-3's, and some know no system either."""
     several, alone = (bytes_with(KNOWS.replace("KNOWN", known)) for known in ("['system', 'user']", "['user']"))
-    told = [{"role": "developer", "content": "be good"}, {"role": "user", "content": "hi"}]
-    assert several.decode(encode_chat(several, told)) == "<|system|>be good<|user|>hi<|assistant|>"
+    messages = [{"role": "developer", "content": "be good"}, {"role": "user", "content": "hi"}]
+    assert several.decode(encode_chat(several, messages)) == "<|system|>be good<|user|>hi<|assistant|>"
     for role in ("system", "developer"):
         with pytest.raises(MarlRayError, match="prompt: the chat template leaves out what the role system says"):
-            encode_chat(alone, [{"role": role, "content": "be good"}, *told[1:]])
-    assert "developer" in TOKENIZERS["pieces"].decode(encode_chat(TOKENIZERS["pieces"], told))
+            encode_chat(alone, [{"role": role, "content": "be good"}, *messages[1:]])
+    assert "developer" in TOKENIZERS["pieces"].decode(encode_chat(TOKENIZERS["pieces"], messages))
 
 
 def test_a_template_that_shows_nothing_is_named() -> None:
@@ -123,9 +123,9 @@ def test_a_prompt_fits_or_is_said_not_to(name: str, text: str, room: int) -> Non
         return
     assert 0 < len(ids) <= room
     if text or tokenizer.chat_template:
-        whole = encode_prompt(tokenizer, text, None)
-        assert (ids == whole) == (not shortened)
-        assert control(tokenizer, ids) == control(tokenizer, whole)  # the frame is whole
+        full = encode_prompt(tokenizer, text, None)
+        assert (ids == full) == (not shortened)
+        assert control(tokenizer, ids) == control(tokenizer, full)  # the frame is whole
 
 
 def test_characters_without_tokens_take_no_room() -> None:

@@ -133,19 +133,19 @@ def test_demonstrations_end_as_turns_do(chat):
     tokenizer = bytes_with(CHATML, "<|im_start|>", "<|im_end|>")
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30"
-    whole = config(*sizes, f"team.speaker.model.chat={json.dumps(chat)}")
+    run_config = config(*sizes, f"team.speaker.model.chat={json.dumps(chat)}")
     start, end, think = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>"])
-    told = [GivenResponse("", "q", "yes"), GivenResponse("", "q", "<think>a<|im_end|>\ud800")]
-    one, other = encode(told, model(tokenizer), tokenizer, whole, "speaker")
+    given = [GivenResponse("", "q", "yes"), GivenResponse("", "q", "<think>a<|im_end|>\ud800")]
+    first, other = encode(given, model(tokenizer), tokenizer, run_config, "speaker")
     last = tokenizer.eos_token_id if chat is False else end
-    assert one.response == [*b"yes", last]
+    assert first.response == [*b"yes", last]
     assert other.response == [think, *"a<|im_end|>\ufffd".encode(), last]
     if chat is None:
         rendered = tokenizer.apply_chat_template(
             [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}], tokenize=False
         )
-        assert tokenizer.decode([*one.prompt, *one.response]) + "\n" == rendered
-        assert one.prompt[0] == start
+        assert tokenizer.decode([*first.prompt, *first.response]) + "\n" == rendered
+        assert first.prompt[0] == start
 
 
 @pytest.mark.parametrize("template", [LLAMA2, CHATML, GLM], ids=["llama 2", "chatml", "glm"])
@@ -160,15 +160,15 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
         tokenizer.add_special_tokens({"additional_special_tokens": list(frame)})
     sizes = "team.speaker.model.context=128", "team.speaker.generation.max_tokens=40"
     for said in ("yes", "a b", "x-y z"):
-        [one] = encode([GivenResponse("", "q", said)], model(tokenizer), tokenizer, config(*sizes), "speaker")
+        [example] = encode([GivenResponse("", "q", said)], model(tokenizer), tokenizer, config(*sizes), "speaker")
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
-        whole = tokenizer.apply_chat_template(messages)["input_ids"]
-        ids = [*one.prompt, *one.response]
-        assert whole[: len(ids)] == (ids[: len(whole)] if template is GLM else ids)
+        complete = tokenizer.apply_chat_template(messages)["input_ids"]
+        ids = [*example.prompt, *example.response]
+        assert complete[: len(ids)] == (ids[: len(complete)] if template is GLM else ids)
 
 
 def test_a_reply_without_a_template_goes_on_where_its_prompt_ends():
     tokenizer = spaced(LLAMA2)
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30", "team.speaker.model.chat=false"
-    [one] = encode([GivenResponse("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
-    assert tokenizer.convert_ids_to_tokens(one.response) == ["2", "</s>"]
+    [example] = encode([GivenResponse("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
+    assert tokenizer.convert_ids_to_tokens(example.response) == ["2", "</s>"]

@@ -50,7 +50,9 @@ def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
 
     answers, later, states, early, errors, rolled_back = asyncio.run(body())
     assert {answer["arm"] for answer in (answers | later).values()} == {"one"}
-    failed, failed_later = ([s for s, answer in of.items() if "fallback_for" in answer] for of in (answers, later))
+    failed, failed_later = (
+        [s for s, answer in replies.items() if "fallback_for" in answer] for replies in (answers, later)
+    )
     # The three that failed do not speak for those that came while the circuit was open, until a probe has failed as well.
     assert early == dict.fromkeys(failed[:3], 1.0) and len(failed) > 10
     assert errors == dict.fromkeys(failed[:3] + failed_later, 1.0) and len(failed_later) > 10
@@ -104,11 +106,11 @@ def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
     async def run():
         batcher = ArmBatcher(served, Passes(64, np.random.default_rng(0)))
         seen = [np.array(STRANGE if k == 7 else GOOD, np.float32) for k in range(20)]
-        return await asyncio.gather(*(batcher.act({"agent": one}, False) for one in seen), return_exceptions=True)
+        return await asyncio.gather(*(batcher.act({"agent": row}, False) for row in seen), return_exceptions=True)
 
-    found = asyncio.run(run())
-    assert [k for k, one in enumerate(found) if isinstance(one, ArmError)] == [7]
-    assert {int(one["agent"][0]) for k, one in enumerate(found) if k != 7} == {1}
+    results = asyncio.run(run())
+    assert [k for k, result in enumerate(results) if isinstance(result, ArmError)] == [7]
+    assert {int(result["agent"][0]) for k, result in enumerate(results) if k != 7} == {1}
 
 
 @pytest.mark.parametrize("how", ["raises", "not finite"])
@@ -174,5 +176,5 @@ def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_p
 
 
 def test_errors_of_arms_cross_processes():
-    found = pickle.loads(pickle.dumps(NotFiniteError("not finite", 7)))
-    assert (type(found), str(found), found.pass_number) == (NotFiniteError, "not finite", 7)
+    error = pickle.loads(pickle.dumps(NotFiniteError("not finite", 7)))
+    assert (type(error), str(error), error.pass_number) == (NotFiniteError, "not finite", 7)

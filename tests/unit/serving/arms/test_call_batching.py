@@ -47,8 +47,8 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
         callee = Callee()
         callee.open.set()
         requests = CallBatcher(callee, replicas=1, deadline_s=5)
-        found = await asyncio.gather(*(requests.ask(n) for n in (1, 2)), return_exceptions=True)
-        assert repr(found[0]) == "ValueError('1 is odd')" and found[1] == 4
+        results = await asyncio.gather(*(requests.ask(n) for n in (1, 2)), return_exceptions=True)
+        assert repr(results[0]) == "ValueError('1 is odd')" and results[1] == 4
 
         async def broken(given):
             raise OSError("gone")
@@ -58,9 +58,9 @@ def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_re
 
         for call, message in ((broken, "gone"), (short, "expected 2 answers, got 0")):
             failing = CallBatcher(call, replicas=1, deadline_s=5)
-            found = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
-            assert [str(error) for error in found] == [message, message]
-            assert found[0].pass_number == found[1].pass_number
+            results = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
+            assert [str(error) for error in results] == [message, message]
+            assert results[0].pass_number == results[1].pass_number
 
     asyncio.run(run())
 
@@ -76,9 +76,9 @@ def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
         given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
         await asyncio.sleep(0.05)
         given_up.cancel()
-        found = await asyncio.gather(*hangs, late, return_exceptions=True)
-        assert [type(error) for error in found] == [LostError] * 3
-        assert found[0].pass_number != found[1].pass_number
+        results = await asyncio.gather(*hangs, late, return_exceptions=True)
+        assert [type(error) for error in results] == [LostError] * 3
+        assert results[0].pass_number != results[1].pass_number
         callee.open.set()
         assert await requests.ask(6) == 12
         assert 2 not in [n for call in callee.calls for n in call]
@@ -97,10 +97,10 @@ def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
         return await asyncio.gather(*(requests.ask(n) for n in range(12)), return_exceptions=True)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        found = asyncio.run(run(monkeypatch))
-    refused = [error for error in found if isinstance(error, RequestError)]
+        results = asyncio.run(run(monkeypatch))
+    refused = [error for error in results if isinstance(error, RequestError)]
     assert len(refused) >= 4 and {error.status for error in refused} == {503}
-    assert found[:4] == [0, 1, 2, 3]
+    assert results[:4] == [0, 1, 2, 3]
 
 
 def test_no_call_is_made_in_the_name_of_one_client():
@@ -112,14 +112,14 @@ def test_no_call_is_made_in_the_name_of_one_client():
         await asyncio.sleep(0.01)
         return given
 
-    async def asked(requests, n):
+    async def ask_all(requests, n):
         client.set(n)
         return await requests.ask(n)
 
     async def run():
         requests = CallBatcher(call, replicas=1, deadline_s=5)
-        assert await asyncio.gather(*(asked(requests, n) for n in range(3))) == [0, 1, 2]
-        assert await asyncio.gather(*(asked(requests, n) for n in range(3))) == [0, 1, 2]
+        assert await asyncio.gather(*(ask_all(requests, n) for n in range(3))) == [0, 1, 2]
+        assert await asyncio.gather(*(ask_all(requests, n) for n in range(3))) == [0, 1, 2]
 
     asyncio.run(run())
     assert names == ["nobody", "nobody"]
@@ -131,8 +131,8 @@ def test_a_call_that_the_other_side_cancels_fails_at_once():
 
     async def run():
         requests = CallBatcher(cancelled, replicas=1, deadline_s=30)
-        found = await asyncio.wait_for(asyncio.gather(requests.ask(0), requests.ask(1), return_exceptions=True), 5)
-        assert [str(error) for error in found] == ["the call was cancelled"] * 2
+        results = await asyncio.wait_for(asyncio.gather(requests.ask(0), requests.ask(1), return_exceptions=True), 5)
+        assert [str(error) for error in results] == ["the call was cancelled"] * 2
 
     asyncio.run(run())
 

@@ -27,10 +27,10 @@ def test_nothing_of_a_hidden_stop_is_told(text, stops):
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     text = text[: min(ends, default=len(text))]
     ids = TOKENIZER.encode(text)
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    places = [at for stop in stops if (at := text.find(stop)) >= 0]
     detokenizer = Detokenizer(TOKENIZER, stops)
-    told = "".join(detokenizer.add([number], k == len(ids) - 1) for k, number in enumerate(ids))
-    assert told == text[: min(found, default=len(text))]
+    text_out = "".join(detokenizer.add([number], k == len(ids) - 1) for k, number in enumerate(ids))
+    assert text_out == text[: min(places, default=len(text))]
 
 
 def test_special_tokens_without_a_name_have_no_text_either():

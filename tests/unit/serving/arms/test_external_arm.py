@@ -23,7 +23,7 @@ def key(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
+def other_gateway(tmp_path_factory):
     """The URL of a gateway with a key, whose model knows tools."""
     folder = tmp_path_factory.mktemp("theirs")
     keys = write_keys(folder / "keys.yaml", **{KEY: ("inference",)})
@@ -32,37 +32,37 @@ def theirs(tmp_path_factory):
         yield f"{site.url}/v1"
 
 
-def against(theirs: str, bundle: str, folder, arms: dict | None = None, **more: object):
+def against(other_gateway: str, bundle: str, folder, arms: dict | None = None, **more: object):
     """Our model against theirs."""
-    both = arms or {"ours": {"bundle": bundle}, "theirs": external(theirs, price=PRICE)}
+    both = arms or {"ours": {"bundle": bundle}, "theirs": external(other_gateway, price=PRICE)}
     experiment = {"name": "exp", "arms": both, "min_outcomes": 5} | more
     return text_config({}, folder, experiments=[experiment])
 
 
 async def by_arm(client, **more) -> dict[str, str]:
     """A session of each arm."""
-    found: dict[str, str] = {}
+    sessions: dict[str, str] = {}
     for k in range(40):
         said = await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1} | more)
-        found.setdefault(said["arm"], f"s{k}")
-        if len(found) == 2:
+        sessions.setdefault(said["arm"], f"s{k}")
+        if len(sessions) == 2:
             break
-    return found
+    return sessions
 
 
-def test_our_model_against_theirs_by_every_route(theirs, text_bundles, tmp_path):
+def test_our_model_against_theirs_by_every_route(other_gateway, text_bundles, tmp_path):
     """The arm says what the other gateway says of itself; its tokens have a price, which its sessions carry."""
     rails = [{"name": "cost_usd", "margin": 0.01}]
 
     async def run():
         headers = {"authorization": f"Bearer {KEY}"}
         async with (
-            serving(against(theirs, text_bundles["one"], tmp_path, guardrails=rails)) as (client, app),
-            httpx.AsyncClient(base_url=theirs, headers=headers, timeout=60) as direct,
+            serving(against(other_gateway, text_bundles["one"], tmp_path, guardrails=rails)) as (client, app),
+            httpx.AsyncClient(base_url=other_gateway, headers=headers, timeout=60) as direct,
         ):
             session = (await by_arm(client))["theirs"]
-            asked = ASK | {"session_id": session, "max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
-            said = await post(client, "/generate", asked)
+            question = ASK | {"session_id": session, "max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
+            said = await post(client, "/generate", question)
             body = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "seed": 5}
             body |= {"max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
             expected = (await direct.post("/chat/completions", json=body)).json()
@@ -71,12 +71,12 @@ def test_our_model_against_theirs_by_every_route(theirs, text_bundles, tmp_path)
                 "theirs", choice["message"]["content"], choice["finish_reason"],
             )  # fmt: skip
             assert said["tokens"] == said["log_probs"] == []
-            parts = await events(client, "/generate", asked)
+            parts = await events(client, "/generate", question)
             assert len(parts) > 2 and "".join(part["text"] for part in parts) == said["text"]
             chat = CHAT | {"user": session, "logprobs": True, "top_logprobs": 2, "max_tokens": 30}
-            whole = await post(client, "/v1/chat/completions", chat)
+            reply = await post(client, "/v1/chat/completions", chat)
             own = await direct.post("/chat/completions", json=body | {k: chat[k] for k in ("logprobs", "top_logprobs")})
-            assert whole["usage"]["completion_tokens"] == 30 == len(whole["choices"][0]["logprobs"]["content"])
+            assert reply["usage"]["completion_tokens"] == 30 == len(reply["choices"][0]["logprobs"]["content"])
             assert len(own.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
             acted = await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
             assert acted["arm"] == "theirs" and isinstance(acted["actions"]["writer"], str) and acted["log_probs"] == {}
@@ -90,32 +90,33 @@ def test_our_model_against_theirs_by_every_route(theirs, text_bundles, tmp_path)
             assert 'marl_ray_gateway_cost_usd_total{arm="theirs",experiment="exp"}' in metrics
             assert 'cost_usd_total{arm="ours"' not in metrics and f"Bearer {KEY}" not in metrics
             report = (await client.get("/v1/experiments/exp")).json()
-            assert report["arms"]["theirs"]["bundle"] == theirs and report["guardrails"][0]["name"] == "cost_usd"
+            assert report["arms"]["theirs"]["bundle"] == other_gateway and report["guardrails"][0]["name"] == "cost_usd"
             listed = (await client.get("/v1/models")).json()["models"]
-            assert {model["bundle"] for model in listed} == {text_bundles["one"], theirs}
+            assert {model["bundle"] for model in listed} == {text_bundles["one"], other_gateway}
             page = await client.get("/ui/experiments/exp")
             assert page.status_code == 200 and (await client.get("/v1/endpoints")).status_code == 200
 
     asyncio.run(run())
 
 
-def test_what_a_unit_costs_is_added_up_over_replicas(theirs, text_bundles, tmp_path):
+def test_what_a_unit_costs_is_added_up_over_replicas(other_gateway, text_bundles, tmp_path):
     """Also where the outcome comes to a replica that has not met the unit; a unit of ours costs nothing."""
-    config = against(theirs, text_bundles["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+    config = against(other_gateway, text_bundles["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
 
     async def run():
         async with serving(config) as (client, app), serving(config) as (other, second):
             sessions = await by_arm(client)
-            asked = ASK | {"session_id": sessions["theirs"], "max_tokens": 2}
+            question = ASK | {"session_id": sessions["theirs"], "max_tokens": 2}
             for replica in (client, client, other):
-                await post(replica, "/generate", asked)
+                await post(replica, "/generate", question)
             app.service.follower.decide()
             for session in sessions.values():
                 await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
-            await post(client, "/generate", asked)  # behind the outcome, in the unit's window
+            await post(client, "/generate", question)  # behind the outcome, in the unit's window
             app.service.unit_reports.write()
             metered = [
-                one.service.metrics.meters_of(one.service.endpoints.routers["exp"].config) for one in (app, second)
+                gateway.service.metrics.meters_of(gateway.service.endpoints.routers["exp"].config)
+                for gateway in (app, second)
             ]
             spent = sum(meters["theirs"].cost_usd for meters in metered)
             stored = dict(second.service.store.metric_values("exp", "cost_usd"))
@@ -125,22 +126,22 @@ def test_what_a_unit_costs_is_added_up_over_replicas(theirs, text_bundles, tmp_p
     asyncio.run(run())
 
 
-def test_tools_and_objects_are_theirs_too(theirs, tmp_path):
-    arms = {"theirs": external(theirs)}
+def test_tools_and_objects_are_theirs_too(other_gateway, tmp_path):
+    arms = {"theirs": external(other_gateway)}
     weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
     async def body(client):
-        asked = CHAT | {"tools": [weather], "tool_choice": "required", "max_tokens": 400}
+        question = CHAT | {"tools": [weather], "tool_choice": "required", "max_tokens": 400}
         path = "/v1/chat/completions"
         for seed in range(8):
-            whole = (await post(client, path, asked | {"seed": seed}))["choices"][0]
-            if whole["finish_reason"] == "tool_calls":
+            full = (await post(client, path, question | {"seed": seed}))["choices"][0]
+            if full["finish_reason"] == "tool_calls":
                 break
-        [call] = whole["message"]["tool_calls"]
-        parts = [part["choices"][0]["delta"] for part in (await events(client, path, asked | {"seed": seed}))[:-1]]
-        [told] = [call for delta in parts for call in delta.get("tool_calls", [])]
-        assert told["function"] == call["function"] and call["function"]["name"] == "weather"
-        back = [*CHAT["messages"], whole["message"], {"role": "tool", "tool_call_id": call["id"], "content": "20"}]
+        [call] = full["message"]["tool_calls"]
+        parts = [part["choices"][0]["delta"] for part in (await events(client, path, question | {"seed": seed}))[:-1]]
+        [joined] = [call for delta in parts for call in delta.get("tool_calls", [])]
+        assert joined["function"] == call["function"] and call["function"]["name"] == "weather"
+        back = [*CHAT["messages"], full["message"], {"role": "tool", "tool_call_id": call["id"], "content": "20"}]
         await post(client, path, CHAT | {"tools": [weather], "messages": back, "max_tokens": 2})
         for seed in range(8):
             wanted = CHAT | {"response_format": {"type": "json_object"}, "max_tokens": 400, "seed": seed}
@@ -156,22 +157,22 @@ def test_tools_and_objects_are_theirs_too(theirs, tmp_path):
         ]
         assert [answer.json()["error"]["field"] for answer in refused] == ["prompt", "top_k"]
 
-    with_gateway(against(theirs, "", tmp_path, arms), body)
+    with_gateway(against(other_gateway, "", tmp_path, arms), body)
 
 
 @pytest.mark.parametrize(
     ("url", "change"), [("", {"model": "none"}), ("", {"api_key_env": "WRONG"}), ("http://127.0.0.1:9/v1", {})]
 )
-def test_where_theirs_fails_ours_answers(url, change, theirs, text_bundles, tmp_path, monkeypatch, caplog):
+def test_where_theirs_fails_ours_answers(url, change, other_gateway, text_bundles, tmp_path, monkeypatch, caplog):
     """An unknown model, a wrong key, nobody there: the control answers, and the failure counts."""
     monkeypatch.setenv("WRONG", "wrong-secret")
-    arms = {"ours": {"bundle": text_bundles["one"]}, "theirs": external(url or theirs, **change)}
+    arms = {"ours": {"bundle": text_bundles["one"]}, "theirs": external(url or other_gateway, **change)}
 
     async def body(client):
         answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1}) for k in range(12)]
         return answers, (await client.get("/metrics")).text
 
-    answers, metrics = with_gateway(against(theirs, "", tmp_path, arms), body)
+    answers, metrics = with_gateway(against(other_gateway, "", tmp_path, arms), body)
     assert {answer["arm"] for answer in answers} == {"ours"}
     assert {answer.get("fallback_for") for answer in answers} == {None, "theirs"}
     assert 'marl_ray_gateway_arm_failures_total{arm="theirs",experiment="exp"}' in metrics
@@ -185,14 +186,14 @@ def test_where_theirs_fails_ours_answers(url, change, theirs, text_bundles, tmp_
         (chunk(delta={"content": "a"}), 503),  # it breaks off in mid-response
     ],
 )
-def test_a_unit_whose_cost_nobody_knows_has_none(theirs, tmp_path, body, status, caplog):
+def test_a_unit_whose_cost_nobody_knows_has_none(other_gateway, tmp_path, body, status, caplog):
     """A server that names no usage is not for free: its units give no evidence on `cost_usd`, and one line says so."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}\n\n'
-    arms = {"theirs": external(theirs, price=PRICE)}
+    arms = {"theirs": external(other_gateway, price=PRICE)}
     now = [1_000.0]
 
     async def run():
-        config = against(theirs, "", tmp_path, arms, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+        config = against(other_gateway, "", tmp_path, arms, guardrails=[{"name": "cost_usd", "margin": 0.01}])
         async with serving(config) as (client, app):
             store, arm = app.service.store, app.service.endpoints.routers["exp"].arms["theirs"]
             store.clock = lambda: now[0]
@@ -215,17 +216,17 @@ def test_a_unit_whose_cost_nobody_knows_has_none(theirs, tmp_path, body, status,
     assert 'cost_unknown_total{arm="theirs",experiment="exp"} 1.0' in metrics
 
 
-def test_a_session_keeps_theirs_over_a_restart(theirs, text_bundles, tmp_path):
+def test_a_session_keeps_theirs_over_a_restart(other_gateway, text_bundles, tmp_path):
     """Also where ours is gone: theirs knows the agents that it was given."""
-    arms = {"theirs": external(theirs), "ours": {"bundle": text_bundles["one"]}}
+    arms = {"theirs": external(other_gateway), "ours": {"bundle": text_bundles["one"]}}
 
     async def body(client):
         return await post(client, "/generate", ASK | {"session_id": session, "agent": "writer"} if session else ASK)
 
     session = ""
-    first = with_gateway(against(theirs, "", tmp_path, arms), body)
+    first = with_gateway(against(other_gateway, "", tmp_path, arms), body)
     session = "s"
-    again = with_gateway(against(theirs, "", tmp_path, arms), body)
+    again = with_gateway(against(other_gateway, "", tmp_path, arms), body)
     assert first["arm"] == again["arm"] and first["experiment"] == again["experiment"]
 
 
@@ -247,27 +248,27 @@ def test_wrong_arms_are_refused_by_name(arm, message):
     assert message in str(caught.value)
 
 
-def test_a_key_that_is_missing_is_named(theirs, text_bundles, tmp_path):
+def test_a_key_that_is_missing_is_named(other_gateway, text_bundles, tmp_path):
     with pytest.raises(MarlRayError, match="environment variable NOWHERE"):
-        Gateway(against(theirs, "", tmp_path, {"theirs": external(theirs, api_key_env="NOWHERE")}))
+        Gateway(against(other_gateway, "", tmp_path, {"theirs": external(other_gateway, api_key_env="NOWHERE")}))
 
 
-def test_theirs_is_deployed_and_succeeded_as_any_other(theirs, text_bundles, tmp_path, monkeypatch):
+def test_theirs_is_deployed_and_succeeded_as_any_other(other_gateway, text_bundles, tmp_path, monkeypatch):
     """Alone by HTTP, then against a bundle, as `marl-ray deploy` does; a replica that starts anew loads both."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ops")
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
     config = text_config({}, tmp_path, experiments=[], api_keys=keys)
-    arms = {"production": external(theirs, price=PRICE)}
+    arms = {"production": external(other_gateway, price=PRICE)}
     with running(Gateway(config, seed=0)) as site:
         made = {"name": "solver", "arms": arms, "autostart": True, "reason": "r"}
         answer = httpx.post(f"{site.url}/v1/experiments", json=made, headers=bearer("ops"), timeout=60)
         assert answer.status_code == 201, answer.text
         produced = httpx.get(f"{site.url}/v1/endpoints", headers=bearer("ops")).json()["endpoints"]["solver"]
-        assert produced["production"]["bundle"] == theirs
+        assert produced["production"]["bundle"] == other_gateway
         report = deploy_bundle(site.url, text_bundles["one"], "shadow", "solver", {}, "a test")
         assert report["config"]["arms"]["production"]["price"] == PRICE
         assert lines(report)
     with running(Gateway(config, seed=0)) as site:
-        asked = ASK | {"experiment": "solver", "max_tokens": 1}
-        said = httpx.post(f"{site.url}/generate", json=asked, headers=bearer("ops"), timeout=60)
+        question = ASK | {"experiment": "solver", "max_tokens": 1}
+        said = httpx.post(f"{site.url}/generate", json=question, headers=bearer("ops"), timeout=60)
         assert (said.status_code, said.json()["arm"]) == (200, "production"), said.text

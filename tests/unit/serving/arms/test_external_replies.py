@@ -78,8 +78,8 @@ def test_what_the_other_side_may_answer():
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0c"])
 def test_texts_may_have_what_else_breaks_lines(mark):
     """JSON may hold these as themselves, and events end at line feeds and carriage returns alone."""
-    told = json.dumps({"choices": [{"delta": {"content": f"a{mark}b"}}]}, ensure_ascii=False).encode()
-    first, last = said(Replies(200, b"\xef\xbb\xbfdata: " + told + b"\r\n\r\n" + chunk(finish_reason="stop")))
+    line = json.dumps({"choices": [{"delta": {"content": f"a{mark}b"}}]}, ensure_ascii=False).encode()
+    first, last = said(Replies(200, b"\xef\xbb\xbfdata: " + line + b"\r\n\r\n" + chunk(finish_reason="stop")))
     assert (first.text, last.finish) == (f"a{mark}b", "stop")
 
 
@@ -91,8 +91,8 @@ def test_no_error_has_a_part_of_the_key(monkeypatch):
     answers = [Replies(status, far.encode()) for status in (401, 429)]
     answers += [Replies(200, b'data: {"error": "' + far.encode() + b'"}\n\n'), Replies(200, wrong)]
     for answer in answers:
-        told = str(said(answer))
-        assert "***" in told and secret[:3] not in told
+        message = str(said(answer))
+        assert "***" in message and secret[:3] not in message
 
 
 @pytest.mark.parametrize("key", ["sk-secret\n", "sk-s\u00e9cret", " sk-secret"])
@@ -138,8 +138,8 @@ def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
     async def cut_everywhere() -> list[list[str]]:
         return await asyncio.gather(*(read(text[:cut], text[cut:], ends=False) for cut in range(len(text))))
 
-    for found in asyncio.run(cut_everywhere()):
-        assert [event.strip() for event in found] == ["1", "\u00e9"]
+    for events_read in asyncio.run(cut_everywhere()):
+        assert [event.strip() for event in events_read] == ["1", "\u00e9"]
     assert events_in(b"data:1\n\ndata:2") == ["1", "2"]
     monkeypatch.setattr(events_module, "LINE", 10)
     with pytest.raises(ArmError, match="longer"):

@@ -21,25 +21,25 @@ from marl_ray.serving.http.protocol import RequestError
 class Call:
     """A response of Serve that is not there yet."""
 
-    def __init__(self, found: Any):
-        self._found, self.cancelled = found, False
+    def __init__(self, result: Any):
+        self._result, self.cancelled = result, False
 
     def __await__(self):
         yield from asyncio.sleep(0).__await__()
-        if isinstance(self._found, BaseException):
-            raise self._found
-        return self._found
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
 
     def cancel(self) -> None:
         self.cancelled = True
 
 
-def calls(*found: Any) -> tuple[Any, list[Call]]:
+def calls(*results: Any) -> tuple[Any, list[Call]]:
     """A sender of calls that end so, and the calls that were sent."""
     sent: list[Call] = []
 
     def send() -> Call:
-        sent.append(Call(found[len(sent)]))
+        sent.append(Call(results[len(sent)]))
         return sent[-1]
 
     return send, sent
@@ -103,7 +103,7 @@ def test_an_arm_that_is_made_in_a_thread_uses_its_handle_on_the_loop(tmp_path):
         arm = await asyncio.to_thread(RemoteArm, served, Handle(answer), 5.0, 1)
         return [await arm.act({"agent": np.array(GOOD, np.float32)}, True) for _ in range(2)]
 
-    assert [int(found["agent"][0]) for found in asyncio.run(body())] == [1, 1]
+    assert [int(actions["agent"][0]) for actions in asyncio.run(body())] == [1, 1]
 
 
 class Elsewhere:

@@ -233,8 +233,8 @@ def test_concurrent_answers_do_not_get_mixed_up_even_when_clients_leave(server):
             gets = [asyncio.create_task(cache.get(b"%d" % i)) for i in range(40)]
             for _ in range(turn):
                 await asyncio.sleep(0)
-            for gone in gets[::3]:
-                gone.cancel()
+            for leaver in gets[::3]:
+                leaver.cancel()
             answers = await asyncio.gather(*gets, return_exceptions=True)
             for i, answer in enumerate(answers):
                 assert answer == b"value %d" % i or (i % 3 == 0 and isinstance(answer, asyncio.CancelledError))
@@ -300,12 +300,12 @@ def test_a_full_redis_is_left_alone_without_a_line_each_second(server, caplog):
     async def body(cache):
         await cache.put(b"k", b"v")
         await cache._redis.config_set("maxmemory", "1")
-        found = []
+        keys = []
         for _ in range(5):
             await cache.put(b"other", b"v")
             clock.now += 1.5
-            found.append(await cache.get(b"k"))
-        return found
+            keys.append(await cache.get(b"k"))
+        return keys
 
     assert with_redis(server.url, body, clock) == [b"v"] * 5
     assert len(caplog.messages) == 1
@@ -344,18 +344,18 @@ def test_after_a_failure_only_one_request_a_second_asks_again(monkeypatch, caplo
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
             cache = RedisCache(CacheConfig(url=f"redis://127.0.0.1:{port}/0"), clock)
-            asked = []
+            questions = []
             for _ in range(4):
                 for _ in range(5):
                     assert await cache.get(b"k") is None
                 await asyncio.gather(*(cache.get(b"k") for _ in range(20)))
-                asked.append(len(came))
+                questions.append(len(came))
                 clock.now += 1.5
-            gone = len(came)
+            before = len(came)
             await asyncio.gather(*(cache.get(b"k") for _ in range(20)))  # all at once, when it may be asked again
-            asked.append(len(came) - gone)
+            questions.append(len(came) - before)
             await cache.close()
-        return asked
+        return questions
 
     assert asyncio.run(body()) == [1, 2, 3, 4, 1]
     assert len(caplog.messages) == 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stores.clocked_experiments import *  # noqa: F403
-from stores.clocked_experiments import KEYS, WINDOW, look, opened, refusal, sessions, told
+from stores.clocked_experiments import KEYS, WINDOW, described, look, opened, refusal, sessions
 from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -26,11 +26,11 @@ from marl_ray.serving.pages.render import experiment_page
 def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(store, clock, tmp_path):
     config = opened(store, bounds=[-1, 3], margin=0.1)
     other = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", clock)
-    rng, rows, told = np.random.default_rng(0), [], {}
+    rng, rows, reported = np.random.default_rng(0), [], {}
 
     def value(arm: str, k: int) -> float | None:
-        told[f"{prefix}{k}"] = found = None if k % 7 == 0 else float(rng.uniform(-1, 3))
-        return found
+        reported[f"{prefix}{k}"] = value_drawn = None if k % 7 == 0 else float(rng.uniform(-1, 3))
+        return value_drawn
 
     for part in range(4):
         prefix = f"p{part}-"
@@ -47,15 +47,15 @@ def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(sto
     for side in (HARM, PROMOTION):
         expected = BettingTest(Claim(side, -1.0, 3.0, 0.1))
         for row in rows:
-            outcome = told[row.unit]
+            outcome = reported[row.unit]
             if outcome is not None:
                 share = 0.5 if row.assignment.epoch == 1 else 0.25
                 expected.add(np.array([outcome]), np.array([row.assignment.arm == "b"]), np.array([share]))
-        asked = next(q for q in questions_of(config, store.experiment("exp").plan) if q.claim == expected.claim)
-        for one in (store, other):
-            found = look(one, config).look.bets[asked]
-            assert found.n == expected.memory.n == sum(value is not None for value in told.values())
-            assert found.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
+        question = next(q for q in questions_of(config, store.experiment("exp").plan) if q.claim == expected.claim)
+        for database in (store, other):
+            test = look(database, config).look.bets[question]
+            assert test.n == expected.memory.n == sum(value is not None for value in reported.values())
+            assert test.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
     other.close()
 
 
@@ -67,8 +67,8 @@ def test_a_rare_large_loss_promotes_a_worse_arm_unless_the_outcome_has_bounds(st
     clock.now += 2 * WINDOW
     assert look(store, config).promotion[0].test.proven
     config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0], bounds=[-110, 10])
-    found = look(store, config).promotion[0]
-    assert not found.test.proven and found.test.bound < -0.4 and found.test.gain > -0.2
+    answer = look(store, config).promotion[0]
+    assert not answer.test.proven and answer.test.bound < -0.4 and answer.test.gain > -0.2
     config = opened(store, margin=0.4, strategy="gradual", stages=[0.5, 1.0], winsorize=[-4, 4])
     assert look(store, config).promotion[0].test.proven
     assert decide(store, config).step is RolloutStep.NEXT_STAGE
@@ -79,10 +79,10 @@ def test_harm_is_proven_by_the_bets_and_rolls_back(store, clock):
     sessions(store, 600, lambda arm, k: k % 10 < (4 if arm == "b" else 8))
     assert decide(store, config).step is RolloutStep.HOLD
     clock.now += 2 * WINDOW
-    (found,) = look(store, config).harm
-    assert found.test.proven and found.test.e_value >= 20
-    assert found.test.gain - 1e-9 <= found.test.bound < -0.02
-    report = json.loads(json.dumps(told(store, config), allow_nan=False))
+    (harm,) = look(store, config).harm
+    assert harm.test.proven and harm.test.e_value >= 20
+    assert harm.test.gain - 1e-9 <= harm.test.bound < -0.02
+    report = json.loads(json.dumps(described(store, config), allow_nan=False))
     low, high = report["arms"]["b"]["difference_interval"]
     assert -0.6 < low < report["arms"]["b"]["difference"] < high < 0
     assert report["arms"]["b"]["verdict"] == "worse"
@@ -107,21 +107,21 @@ def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came
         record_outcome(store, "exp", row.unit, 1.0)
         record_metrics(store, "exp", row.unit, {"cost": 5.0, "latency_s": 100.0 if row is rows[0] else 1.0})
     clock.now += 2 * WINDOW
-    found = look(store, config).look
+    sums = look(store, config).look
     arm = rows[0].assignment.arm
     n = sum(row.assignment.arm == arm for row in rows)
-    assert found.summary("latency_s", arm).mean == pytest.approx((n + 1) / n)
+    assert sums.summary("latency_s", arm).mean == pytest.approx((n + 1) / n)
     assert dict(store.metric_values("exp", "latency_s"))[unit] == 100.0
-    assert found.summary("outcome", arm).mean == 1.0
+    assert sums.summary("outcome", arm).mean == 1.0
 
 
 def test_what_stands_for_a_missing_outcome_lies_within_its_range(store, clock):
     config = opened(store, winsorize=[0, 1], missing=-50)
     sessions(store, 60, lambda arm, k: 1.0 if k % 2 else None)
     clock.now += 2 * WINDOW
-    found = look(store, config)
-    assert found.look.summary("outcome", "a").mean == pytest.approx(0.5, abs=0.25)
-    assert found.look.bets[next(iter(found.look.bets))].n == 60
+    judged = look(store, config)
+    assert judged.look.summary("outcome", "a").mean == pytest.approx(0.5, abs=0.25)
+    assert judged.look.bets[next(iter(judged.look.bets))].n == 60
 
 
 @pytest.mark.parametrize("bounds", [None, [0.0, 10.0]])
@@ -138,27 +138,27 @@ def test_a_margin_may_be_a_part_of_the_controls_mean(store, clock, bounds):
         reports.append(Report(row.unit, numbers))
     store.record("exp", reports)
     clock.now += 2 * WINDOW
-    found = look(store, config)
-    (promotion,), (harm,) = found.promotion, found.harm
+    findings = look(store, config)
+    (promotion,), (harm,) = findings.promotion, findings.harm
     assert promotion.test.proven and not harm.test.proven
     assert promotion.margin == pytest.approx(1.2, abs=0.05) and promotion.test.gain == pytest.approx(-0.4, abs=0.1)
     assert (promotion.test.bound > -promotion.margin) and promotion.test.bound < promotion.test.gain
-    cost, latency, _ = found.guardrails
+    cost, latency, _ = findings.guardrails
     assert cost.test.proven and cost.test.bound < -cost.margin
     assert not latency.test.proven
     tight = opened(store, margin="1%", bounds=bounds, guardrails=rails)
     assert not look(store, tight).promotion[0].test.proven
     assert look(store, tight).harm[0].test.proven
-    assert json.dumps(told(store, tight), allow_nan=False)
+    assert json.dumps(described(store, tight), allow_nan=False)
 
 
 def test_a_part_of_a_mean_that_is_not_above_zero_proves_nothing(store, clock):
     config = opened(store, margin="10%")
     sessions(store, 400, lambda arm, k: -5.0 + k % 3 - (arm == "b"))
     clock.now += 2 * WINDOW
-    found = look(store, config)
-    assert not found.harm[0].test.proven and not found.promotion[0].test.proven
-    assert json.dumps(told(store, config), allow_nan=False)
+    findings = look(store, config)
+    assert not findings.harm[0].test.proven and not findings.promotion[0].test.proven
+    assert json.dumps(described(store, config), allow_nan=False)
 
 
 @pytest.mark.parametrize("strategy", ["ab", "gradual"])
@@ -170,15 +170,15 @@ def test_silence_that_counts_as_zeros_promotes_nobody(store, clock, strategy):
     clock.now += 2 * WINDOW
     decision = decide(store, config)
     assert (decision.step, decision.reason) == (RolloutStep.HOLD, "no client has sent an outcome of any session")
-    assert told(store, config)["warnings"][0] == decision.reason
+    assert described(store, config)["warnings"][0] == decision.reason
 
 
 def test_clusters_keep_the_other_test(store, clock):
     config = opened(store, bounds=[0, 1], randomize="cluster")
     sessions(store, 800, lambda arm, k: (k % 10 < 8) - 0.6 * (arm == "b" and k % 10 < 8), clusters=80)
     clock.now += 2 * WINDOW
-    found = look(store, config)
-    assert not found.look.bets and found.harm[0].test.proven
+    findings = look(store, config)
+    assert not findings.look.bets and findings.harm[0].test.proven
 
 
 def test_an_epoch_without_the_control_proves_nothing(store, clock):
@@ -192,8 +192,8 @@ def test_an_epoch_without_the_control_proves_nothing(store, clock):
     clock.now += 2 * WINDOW
     after = look(store, config)
     assert after.look.summary("outcome", "b").n > before.look.summary("outcome", "b").n
-    assert {q: of.log_e for q, of in after.look.bets.items()} == {q: of.log_e for q, of in before.look.bets.items()}
-    assert all(math.isfinite(of.log_e) for of in after.look.bets.values())
+    assert {q: bet.log_e for q, bet in after.look.bets.items()} == {q: bet.log_e for q, bet in before.look.bets.items()}
+    assert all(math.isfinite(bet.log_e) for bet in after.look.bets.values())
 
 
 def test_what_configs_say_of_measures_is_checked():
@@ -212,21 +212,21 @@ def test_what_configs_say_of_measures_is_checked():
     assert config.margin.relative == pytest.approx(0.025)
     assert parse_config(ExperimentConfig, config.model_dump(mode="json")) == config
     assert config.unbounded == ("outcome", "cost")
-    whole = parse_config(
+    checked = parse_config(
         ExperimentConfig, KEYS | {"bounds": [0, 1], "guardrails": [{"name": "error"}, rail | {"winsorize": [0, 9]}]}
     )
-    assert whole.unbounded == () and whole.range_of("cost") == (0, 9)
+    assert checked.unbounded == () and checked.range_of("cost") == (0, 9)
 
 
 def test_an_outcome_without_bounds_is_warned_of(store):
     config = opened(store, guardrails=[{"name": "cost"}, {"name": "error"}])
-    report = told(store, config)
+    report = described(store, config)
     (warning,) = report["warnings"]
     assert warning == "A rare large value can mislead the tests of outcome, cost: declare bounds or winsorize."
     assert f"  warning: {warning}" in lines(report)
     assert warning in experiment_page(report, {}, [], "").decode()
     bounded = opened(store, bounds=[0, 1], margin="2%", guardrails=[{"name": "cost", "winsorize": [0, 9]}])
-    report = told(store, bounded)
+    report = described(store, bounded)
     assert report["warnings"] == [] and not any("warning" in line for line in lines(report))
     assert "rare large value" not in experiment_page(report, {}, [], "").decode()
 
@@ -236,13 +236,13 @@ def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(store, clock):
     config = opened(store, bounds=[0, 1], margin=0.02)
     sessions(store, 900, lambda arm, k: None if arm == "b" and k % 7 == 0 else float(k % 7 != 0))
     clock.now += 2 * WINDOW
-    found = look(store, config)
-    (fit,) = found.promotion
+    findings = look(store, config)
+    (fit,) = findings.promotion
     assert fit.missing and fit.test.gain == pytest.approx(0.15, abs=0.03) and not fit.test.proven
-    bets = {q.claim.missing: of for q, of in found.look.bets.items() if q.claim.side == 1}
+    bets = {q.claim.missing: bet for q, bet in findings.look.bets.items() if q.claim.side == 1}
     assert bets[None].log_e > math.log(20) > min(bets["low"].log_e, bets["high"].log_e)
     assert fit.test.e_value == pytest.approx(math.exp(min(bets["low"].log_e, bets["high"].log_e)))
-    low, high = told(store, config)["arms"]["b"]["difference_interval"]
+    low, high = described(store, config)["arms"]["b"]["difference_interval"]
     assert low < 0 < high  # what the treatment lacks may have been failures
 
 
@@ -260,13 +260,13 @@ def test_successes_that_one_arm_reports_later_are_no_harm(store, clock, randomiz
     for part in range(4):
         sessions(store, 5_000, value, f"p{part}-", 1_250 if randomize == "cluster" else 0)
     clock.now += 2 * WINDOW
-    found = look(store, config)
-    (harm,) = found.harm
-    assert harm.missing and not harm.test.proven and not found.reporting[0].test.alarm
-    pair = found.look.pair("outcome", "b", "a", 2)
+    findings = look(store, config)
+    (harm,) = findings.harm
+    assert harm.missing and not harm.test.proven and not findings.reporting[0].test.alarm
+    pair = findings.look.pair("outcome", "b", "a", 2)
     plain = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50}
     assert randomize == "cluster" or sequential.harm(*pair, **plain).proven  # of those who report, it is one
-    (warning,) = [told for told in told(store, config)["warnings"] if "do not count" in told]
+    (warning,) = [text for text in described(store, config)["warnings"] if "do not count" in text]
     assert "judged sessions of 'b' and the control report no 'outcome'" in warning
 
 
@@ -275,8 +275,8 @@ def test_harm_among_those_who_report_is_found_at_both_ends(store, clock):
     config = opened(store, margin=0.05)
     sessions(store, 3_000, lambda arm, k: None if k % 2 else float(k % 20 < (8 if arm == "b" else 16)))
     clock.now += 2 * WINDOW
-    (found,) = look(store, config).harm
-    assert found.missing and found.test.proven and -0.4 < found.test.bound < -0.05
+    (harm,) = look(store, config).harm
+    assert harm.missing and harm.test.proven and -0.4 < harm.test.bound < -0.05
 
 
 @given(

@@ -25,17 +25,17 @@ def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
                 await ask(client, f"s{k}")
             app.service.unit_reports.write()
             record = app.service.store.experiment("exp")
-            (found,) = findings(app.service.store, record, config_of(record)).guardrails
-            return found, (await client.get("/v1/experiments/exp")).json()["guardrails"]
+            (guardrail,) = findings(app.service.store, record, config_of(record)).guardrails
+            return guardrail, (await client.get("/v1/experiments/exp")).json()["guardrails"]
 
-    found, (told,) = asyncio.run(body())
-    assert (found.name, found.arm, found.margin, found.alpha) == ("error", "four", 0.01, 0.01)
-    assert (told["name"], told["margin"]) == ("error", 0.01)
+    guardrail, (row,) = asyncio.run(body())
+    assert (guardrail.name, guardrail.arm, guardrail.margin, guardrail.alpha) == ("error", "four", 0.01, 0.01)
+    assert (row["name"], row["margin"]) == ("error", 0.01)
 
 
-def counted(failed: int, of: int) -> Summary:
-    share = failed / of
-    return Summary(of, share, of * share * (1 - share) / (of - 1))
+def counted(failed: int, total: int) -> Summary:
+    share = failed / total
+    return Summary(total, share, total * share * (1 - share) / (total - 1))
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def counted(failed: int, of: int) -> Summary:
 def test_the_guardrail_on_errors_finds_what_it_should_and_nothing_else(treatment, control, low, high):
     """The number of 400 experiments, each looked at 25 times, whose treatment is rolled back at these rates of failure."""
     rng, looks = np.random.default_rng(0), np.unique(np.geomspace(50, 3_000, 25).astype(int))
-    asked = {"alpha": ERRORS.alpha, "margin": ERRORS.margin, "min_outcomes": 50, "higher_is_better": False}
+    rules = {"alpha": ERRORS.alpha, "margin": ERRORS.margin, "min_outcomes": 50, "higher_is_better": False}
     rolled_back = 0
     for _ in range(400):
-        one, other = (np.cumsum(rng.random(3_000) < rate)[looks - 1] for rate in (treatment, control))
+        first, other = (np.cumsum(rng.random(3_000) < rate)[looks - 1] for rate in (treatment, control))
         rolled_back += any(
-            harm(counted(int(a), int(n)), counted(int(b), int(n)), binary=True, **asked).proven
-            for a, b, n in zip(one, other, looks, strict=True)
+            harm(counted(int(a), int(n)), counted(int(b), int(n)), binary=True, **rules).proven
+            for a, b, n in zip(first, other, looks, strict=True)
         )
     assert low <= rolled_back / 400 <= high
 

@@ -21,7 +21,7 @@ PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
 
 
-def asked(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> TestResult:
+def answered(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> TestResult:
     arms = {"t": treatment, "c": control}
     return ask(side, Look({"outcome": arms}, {"outcome": {1: arms}}), measure, "t", PLAN, alpha=0.05, min_outcomes=50)
 
@@ -33,18 +33,21 @@ def events(n: int, ones: int) -> Summary:
 def test_a_canary_whose_rare_failures_were_missed_by_luck_is_not_promoted():
     canary, control = events(150, 150), events(1_350, 1_336)
     rules = {"alpha": 0.05, "margin": 0.02, "min_outcomes": 50}
-    assert promotion(canary, control, **rules).proven and not asked(PROMOTION, canary, control).test.proven
-    assert asked(PROMOTION, canary, control).test == asked(PROMOTION, canary, control, replace(PLAIN, binary=True)).test
+    assert promotion(canary, control, **rules).proven and not answered(PROMOTION, canary, control).test.proven
+    assert (
+        answered(PROMOTION, canary, control).test
+        == answered(PROMOTION, canary, control, replace(PLAIN, binary=True)).test
+    )
     # Another value, or none but ones: not such outcomes, and as uncertain as any.
     other = Summary(1_350, control.mean, control.variance * 1.01)
-    assert asked(PROMOTION, canary, other).test == promotion(canary, other, **rules)
-    assert not asked(PROMOTION, canary, events(1_350, 1_350)).test.proven
+    assert answered(PROMOTION, canary, other).test == promotion(canary, other, **rules)
+    assert not answered(PROMOTION, canary, events(1_350, 1_350)).test.proven
 
 
 def test_many_events_are_judged_as_they_were():
-    one, other = events(2_000, 900), events(2_000, 1_100)
-    assert asked(HARM, one, other).test.proven
-    assert not asked(HARM, other, one).test.proven and asked(PROMOTION, other, one).test.proven
+    first, other = events(2_000, 900), events(2_000, 1_100)
+    assert answered(HARM, first, other).test.proven
+    assert not answered(HARM, other, first).test.proven and answered(PROMOTION, other, first).test.proven
 
 
 @pytest.mark.parametrize(("better", "scale"), [("higher", 0.9), ("lower", 1.1)])
@@ -57,9 +60,12 @@ def test_a_relative_margin_is_a_contrast_with_the_control_times_a_number(better,
         treatment = Summary(900, mean, 1.4)
         for side, test in ((HARM, harm), (PROMOTION, promotion)):
             rules = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": better == "higher"}
-            expected, found = test(treatment, scaled(control, scale), **rules), asked(side, treatment, control, measure)
-            assert (found.test.e_value, found.test.proven) == (expected.e_value, expected.proven)
-            assert found.margin == pytest.approx(0.2) and found.test.bound == pytest.approx(expected.bound - 0.2)
+            expected, answer = (
+                test(treatment, scaled(control, scale), **rules),
+                answered(side, treatment, control, measure),
+            )
+            assert (answer.test.e_value, answer.test.proven) == (expected.e_value, expected.proven)
+            assert answer.margin == pytest.approx(0.2) and answer.test.bound == pytest.approx(expected.bound - 0.2)
 
 
 def units(**reports: tuple[int, int, int]) -> Look:
@@ -74,7 +80,7 @@ def units(**reports: tuple[int, int, int]) -> Look:
 def seen(units: dict[str, int], reported: dict[str, Moments]) -> Look:
     """By arm, how many units are judged, and what these have reported."""
     judged = {(1, arm, "", True): n for arm, n in units.items()}
-    values = {("outcome", 1, arm, "", True): found for arm, found in reported.items()}
+    values = {("outcome", 1, arm, "", True): moments for arm, moments in reported.items()}
     return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), Design(), 0.0)
 
 
@@ -89,9 +95,9 @@ def seen(units: dict[str, int], reported: dict[str, Moments]) -> Look:
 )
 def test_harm_must_hold_whatever_the_excess_of_reports_was(treatment, control, proven):
     rules = {"alpha": 0.05, "min_outcomes": 50}
-    found = ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, excluding=True, **rules)
-    assert found.missing and found.test.proven is proven
-    assert found.test.proven == (found.test.bound < -1e-4)
+    answer = ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, excluding=True, **rules)
+    assert answer.missing and answer.test.proven is proven
+    assert answer.test.proven == (answer.test.bound < -1e-4)
     # Of those who report alone, all four are harm.
     assert ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, **rules).test.proven
 
@@ -100,8 +106,8 @@ def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
     rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
     for n, proven in ((300, False), (400, True)):
         look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
-        found = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
-        assert found.missing and found.test.proven is proven and found.test.proven == (found.test.bound > -0.02)
+        answer = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
+        assert answer.missing and answer.test.proven is proven and answer.test.proven == (answer.test.bound > -0.02)
 
 
 @pytest.mark.parametrize(("ones", "zeros"), [(0, 360), (360, 0)])
@@ -115,9 +121,9 @@ def test_outcomes_that_were_all_alike_prove_nothing_however_many_are_missing(one
 
 def payments(n: int, left_out: float = 0.0, times: float = 1.0) -> Moments:
     """Log-normal numbers at even quantiles, without this share of the largest."""
-    found = [times * math.exp(NormalDist().inv_cdf((k + 0.5) / n)) for k in range(n)][: n - round(left_out * n)]
-    mean = fmean(found)
-    return Moments(len(found), mean, sum((x - mean) ** 2 for x in found), found[0], found[-1])
+    amounts = [times * math.exp(NormalDist().inv_cdf((k + 0.5) / n)) for k in range(n)][: n - round(left_out * n)]
+    mean = fmean(amounts)
+    return Moments(len(amounts), mean, sum((x - mean) ** 2 for x in amounts), amounts[0], amounts[-1])
 
 
 @pytest.mark.parametrize(("side", "better"), [(HARM, "higher"), (PROMOTION, "higher"), (HARM, "lower")])
@@ -127,9 +133,9 @@ def test_a_long_tail_does_not_hide_a_large_effect_where_few_are_missing(side, be
     reported = {"t": few, "c": more} if lower_treatment else {"t": more, "c": few}
     rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
     measure = replace(PLAIN, better=better, margin=0.1)
-    found = ask(side, seen({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
-    assert found.missing and found.test.proven
-    assert found.test.bound < -0.1 if side == HARM else found.test.bound > -0.1
+    answer = ask(side, seen({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
+    assert answer.missing and answer.test.proven
+    assert answer.test.bound < -0.1 if side == HARM else answer.test.bound > -0.1
 
 
 @pytest.mark.parametrize(("side", "loser"), [(HARM, "t"), (PROMOTION, "c")])
@@ -147,6 +153,6 @@ def test_no_numbers_lie_further_beyond_than_told():
     for _ in range(200):
         numbers = [rng.choice((rng.gauss(0, 1), rng.lognormvariate(0, 2), 3.0)) for _ in range(rng.randint(1, 9))]
         mean, value = fmean(numbers), rng.gauss(0, 3)
-        found = Moments(len(numbers), mean, sum((x - mean) ** 2 for x in numbers), min(numbers), max(numbers))
-        assert mean_beyond(found, value, "high") >= fmean(max(x - value, 0) for x in numbers) - 1e-9
-        assert mean_beyond(found, value, "low") >= fmean(max(value - x, 0) for x in numbers) - 1e-9
+        moments = Moments(len(numbers), mean, sum((x - mean) ** 2 for x in numbers), min(numbers), max(numbers))
+        assert mean_beyond(moments, value, "high") >= fmean(max(x - value, 0) for x in numbers) - 1e-9
+        assert mean_beyond(moments, value, "low") >= fmean(max(value - x, 0) for x in numbers) - 1e-9

@@ -47,12 +47,12 @@ def sessions(
     table = AssignmentTable(state.weights, state.salt, state.epoch)
     rows = []
     for k in range(n):
-        asked = {"cluster": cluster(k), "at": at(k), "block_s": state.block_s}
-        assignment, of = draw(table, state.randomize, f"{prefix}{k}", **asked)
-        rows.append(Exposure("exp", f"{prefix}{k}", assignment, at(k), of))
+        options = {"cluster": cluster(k), "at": at(k), "block_s": state.block_s}
+        assignment, cluster_id = draw(table, state.randomize, f"{prefix}{k}", **options)
+        rows.append(Exposure("exp", f"{prefix}{k}", assignment, at(k), cluster_id))
     store.record_exposures(rows)
-    told = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
-    store.record("exp", [Report(unit, {"outcome": one}) for unit, one in told if one is not None])
+    reported = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
+    store.record("exp", [Report(unit, {"outcome": number}) for unit, number in reported if number is not None])
     over(store)
 
 
@@ -61,12 +61,12 @@ def metrics(store: ExperimentStore, n: int, values) -> None:
     store.clock.now -= 1_000.0
     units = [f"u{k}" for k in range(n)]
     arms = store.assignments([("exp", unit) for unit in units])
-    told = [(unit, values(arms["exp", unit].arm, k)) for k, unit in enumerate(units)]
-    store.record("exp", [Report(unit, one) for unit, one in told if one is not None])
+    reported = [(unit, values(arms["exp", unit].arm, k)) for k, unit in enumerate(units)]
+    store.record("exp", [Report(unit, value) for unit, value in reported if value is not None])
     over(store)
 
 
-def found(store: ExperimentStore, config: ExperimentConfig):
+def findings_of(store: ExperimentStore, config: ExperimentConfig):
     return findings(store, store.experiment("exp"), config)
 
 
@@ -76,14 +76,14 @@ def test_weights_that_change_within_a_stage_are_no_mismatch(store):
     record = store.experiment("exp")
     store.change("exp", Action.ROLLBACK, epoch=record.epoch, actor="test", reason="", arm="c")
     sessions(store, 900, lambda arm, k: None, prefix="later")
-    look = found(store, config)
+    look = findings_of(store, config)
     assert look.look.shares == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 1, "c": 0}}
     assert sum(arm.exposures for arm in look.evidence.arms.values()) == 1_800
     assert not look.srm.alarm
     # A third of what the control should get: the weights of neither epoch.
     table = AssignmentTable({"a": 1.0, "b": 4.0, "c": 0.0}, "s", 2)
     store.record_exposures([Exposure("exp", f"x{k}", table.assign(f"x{k}"), 0.0) for k in range(600)])
-    assert found(store, config).srm.alarm
+    assert findings_of(store, config).srm.alarm
     assert decide(store, config).step is RolloutStep.HOLD_SRM
 
 
@@ -96,9 +96,9 @@ def test_a_mismatch_of_clusters_counts_clusters(store):
         chosen[table.assign(f"c{k}").arm].append(f"c{k}")
     clusters = chosen["a"][:24] + chosen["b"][:16]
     sessions(store, 800, lambda arm, k: None, lambda k: clusters[k // 20])
-    assert found(store, config).look.exposed == {1: {"a": 480, "b": 320}}
-    assert found(store, config).look.assigned == {1: {"a": 24, "b": 16}}
-    assert not found(store, config).srm.alarm
+    assert findings_of(store, config).look.exposed == {1: {"a": 480, "b": 320}}
+    assert findings_of(store, config).look.assigned == {1: {"a": 24, "b": 16}}
+    assert not findings_of(store, config).srm.alarm
 
 
 @pytest.mark.parametrize("randomize", ["session", "cluster"])
@@ -116,7 +116,7 @@ def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(store, rand
         assert (decision.step, decision.arm) == (RolloutStep.ROLLBACK, "b")
     else:
         assert decision.step is RolloutStep.HOLD
-        assert found(store, config).harm[0].treatment.n + found(store, config).harm[0].control.n == 12
+        assert findings_of(store, config).harm[0].treatment.n + findings_of(store, config).harm[0].control.n == 12
 
 
 def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
@@ -129,7 +129,7 @@ def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
         return bad + (k % 5) / 5 + 10 * math.sin(k / 300) if k % 10 else 99.0
 
     sessions(store, 1_000, value, at=lambda k: start + 6.0 * k + 0.5)
-    look = found(store, config)
+    look = findings_of(store, config)
     blocks = look.harm[0]
     assert blocks.treatment.n + blocks.control.n == 100
     assert abs(blocks.treatment.n - blocks.control.n) <= 2  # half a pair at either end
@@ -145,7 +145,7 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store,
     sessions(
         store, 820, lambda arm, k: None if arm == "b" and k % 10 else 1.0 + k % 3 / 10 + (arm == "b"), lambda k: f"c{k}"
     )
-    look = found(store, config)
+    look = findings_of(store, config)
     assert look.promotion[0].missing and not look.promotion[0].test.proven and not look.harm[0].test.proven
     (reports,) = look.reporting
     assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
@@ -161,14 +161,14 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store,
 def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(store):
     config = opened(store, promotion="automatic")
     sessions(store, 4_000, lambda arm, k: None if k % 10 else 1.0 + k % 3 / 10 + (arm == "b"))
-    assert not found(store, config).reporting[0].test.alarm
+    assert not findings_of(store, config).reporting[0].test.alarm
     assert decide(store, config).step is RolloutStep.PROMOTE
 
 
 def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(store):
     config = opened(store, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
     sessions(store, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
-    assert found(store, config).harm[0].test.proven
+    assert findings_of(store, config).harm[0].test.proven
     assert decide(store, config).step is RolloutStep.HOLD_REPORTING
     metrics(store, 820, lambda arm, k: {"stress": k % 5 + 3.0 * (arm == "b")})
     fresh = ExperimentStore(str(store._engine.url), store.clock)
@@ -192,7 +192,7 @@ def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_windo
         store.record("exp", [Report(unit, {"outcome": value}) for when, unit, value in late if when == minute])
         assert decide(store, config).step is RolloutStep.HOLD
         store.clock.now += 60.0
-    look = found(store, config)
+    look = findings_of(store, config)
     assert look.look.units["b"].judged == look.harm[0].treatment.n > 500
     assert look.harm[0].treatment.mean == pytest.approx(0.5, abs=0.05)
 
@@ -223,7 +223,7 @@ def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(store
     else:
         assert decision.step in (RolloutStep.HOLD, RolloutStep.HOLD_REPORTING)
         assert decision.reason.startswith(reason)
-        assert decision.reason in found(store, config).warnings
+        assert decision.reason in findings_of(store, config).warnings
 
 
 def rail(**more: Any) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
     config = opened(store, **rail())
     sessions(store, 800, lambda arm, k: 0.0)
     metrics(store, 800, lambda arm, k: {"error": float(arm == "b" and k % 4 == 0)})
-    look = found(store, config)
+    look = findings_of(store, config)
     assert (look.guardrails[0].name, look.guardrails[0].arm, look.guardrails[0].test.proven) == ("error", "b", True)
     assert look.evidence.arms["b"].harm == "error"
     # One client counts: the values are not 0 or 1 any more, and the looks go on.
@@ -242,7 +242,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
     store.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
     record_metrics(store, "exp", "x", {"error": 5_000.0})
     over(store)
-    assert not found(store, config).guardrails[0].test.proven
+    assert not findings_of(store, config).guardrails[0].test.proven
 
 
 def test_without_news_a_stage_still_ends_in_time(store, tmp_path):
@@ -263,7 +263,7 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
     record = store.experiment("exp")
     store.change("exp", Action.PROMOTE, epoch=record.epoch, actor="test", reason="")
     sessions(store, 400, lambda arm, k: float(k % 5) - 9.0, prefix="later")
-    look = found(store, config)
+    look = findings_of(store, config)
     assert look.look.units["b"].exposures > 500
     assert not look.harm[0].test.proven and look.harm[0].test.gain == pytest.approx(1.0, abs=0.5)
     assert decide(store, config).step is RolloutStep.HOLD
@@ -274,7 +274,7 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
     assert decide(store, config).step is RolloutStep.ROLLBACK
 
 
-def told(store: ExperimentStore, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:
+def described(store: ExperimentStore, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:
     record = store.experiment("exp")
     report = describe(
         record, config_of(record), arms or {}, findings(store, record, config), store.shadow_totals("exp")
@@ -285,7 +285,7 @@ def told(store: ExperimentStore, config: ExperimentConfig, arms: dict | None = N
 def test_an_experiment_without_units_can_be_told(store):
     config = opened(store, "abc", endpoint="game", autostart=False, **rail())
     assert config_of(store.experiment("exp")) == config.model_copy(update={"salt": "s"})
-    report = told(store, config)
+    report = described(store, config)
     assert (report["endpoint"], report["randomize"], report["status"], report["winner"]) == (
         "game",
         "session",
@@ -300,7 +300,7 @@ def test_an_experiment_without_units_can_be_told(store):
     } == {None}
     assert report["arms"]["c"]["digest"] == "digest-c"
     assert "verdict" not in report["arms"]["a"]
-    assert [(one["name"], one["arm"], one["n"], one["bound"]) for one in report["guardrails"]] == [
+    assert [(row["name"], row["arm"], row["n"], row["bound"]) for row in report["guardrails"]] == [
         ("error", "b", 0, None),
         ("error", "c", 0, None),
     ]
@@ -312,7 +312,7 @@ def test_an_experiment_is_told_with_its_tests_and_intervals(store):
     sessions(store, 600, lambda arm, k: float(rng.normal()) + (arm == "b"))
     metrics(store, 600, lambda arm, k: {"cost": float(rng.normal())})
     store.record_shadows("exp", "r", {"b": {"acts": 3}})
-    report = told(store, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
+    report = described(store, config, {"b": {"digest": "full", "lineage": {"run": "r"}}})
     b, a = report["arms"]["b"], report["arms"]["a"]
     assert (b["digest"], b["lineage"], b["bundle"], b["propensity"]) == ("full", {"run": "r"}, "bundle-b", 0.5)
     assert b["exposures"] + a["exposures"] == b["outcomes"] + a["outcomes"] == 600
@@ -334,7 +334,7 @@ def test_curves_have_bounds_once_there_are_enough_outcomes_and_end_at_the_mean(s
     drawn = curves(store.series("exp", 10), config)
     assert drawn.keys() == {"a", "b"}
     for arm, rows in drawn.items():
-        seen = found(store, config).look.summary("outcome", arm)
+        seen = findings_of(store, config).look.summary("outcome", arm)
         *_, (at, n, mean, low, high) = rows
         assert (n, mean) == (seen.n, pytest.approx(seen.mean))
         assert low < mean < high and at <= store.clock.now

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stores.clocked_experiments import *  # noqa: F403
-from stores.clocked_experiments import WINDOW, Clock, look, opened, refusal, sessions, told
+from stores.clocked_experiments import WINDOW, Clock, described, look, opened, refusal, sessions
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import (
@@ -89,9 +89,9 @@ def test_traffic_follows_the_evidence_and_the_tests_stay_right(store: Experiment
             np.array([row.assignment.arm == "b"]),
             np.array([shares[row.assignment.epoch]]),
         )
-    found = next(of for q, of in look(store, config).look.bets.items() if q.claim.side == 1)
-    assert found.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
-    assert json.dumps(told(store, config), allow_nan=False)
+    bet = next(evidence for q, evidence in look(store, config).look.bets.items() if q.claim.side == 1)
+    assert bet.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
+    assert json.dumps(described(store, config), allow_nan=False)
 
 
 def test_weights_wait_for_time_outcomes_reports_and_change(store: ExperimentStore, clock: Clock):

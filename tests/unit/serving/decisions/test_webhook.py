@@ -50,23 +50,23 @@ class Heard:
 
 @contextmanager
 def listening() -> Iterator[Heard]:
-    heard = Heard()
+    receiver = Heard()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            heard.got.append((dict(self.headers.items()), body))
-            heard.in_time.append(heard.may_answer.wait(WAIT_S))
-            self.send_response(heard.answers.pop(0) if heard.answers else 200)
-            if heard.endless:
+            receiver.got.append((dict(self.headers.items()), body))
+            receiver.in_time.append(receiver.may_answer.wait(WAIT_S))
+            self.send_response(receiver.answers.pop(0) if receiver.answers else 200)
+            if receiver.endless:
                 self.send_header("content-length", "1000000")
             self.end_headers()
-            end = time.monotonic() + WAIT_S * heard.endless
+            end = time.monotonic() + WAIT_S * receiver.endless
             while time.monotonic() < end:
                 try:
                     self.wfile.write(b".")
                 except OSError:
-                    heard.left = True
+                    receiver.left = True
                     return
                 time.sleep(0.01)
 
@@ -74,15 +74,15 @@ def listening() -> Iterator[Heard]:
             pass
 
     with serving_http(Handler) as url:
-        heard.url = f"{url}/hook"
-        yield heard
+        receiver.url = f"{url}/hook"
+        yield receiver
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     monkeypatch.setenv("MARL_RAY_WEBHOOK_SECRET", SECRET)
-    with listening() as found:
-        yield found
+    with listening() as requests:
+        yield requests
 
 
 @pytest.fixture
@@ -94,62 +94,67 @@ def store(tmp_path: Path) -> Iterator[ExperimentStore]:
     store.close()
 
 
-def hook(heard: Heard, store: ExperimentStore, **more: Any) -> Webhook:
-    return Webhook(WebhookConfig(url=heard.url, **more), Notices(store), lambda: {"exp": "game"})
+def hook(receiver: Heard, store: ExperimentStore, **more: Any) -> Webhook:
+    return Webhook(WebhookConfig(url=receiver.url, **more), Notices(store), lambda: {"exp": "game"})
 
 
 def change(store: ExperimentStore, action: Action, arm: str | None = None) -> None:
     store.change("exp", action, epoch=store.table("exp").epoch, actor="ops", reason="r", arm=arm)
 
 
-def test_a_rollback_is_told_once_signed_and_whole(heard, store):
-    sender = hook(heard, store)
+def test_a_rollback_is_told_once_signed_and_whole(receiver, store):
+    sender = hook(receiver, store)
     change(store, Action.PAUSE)  # which nobody is told
     change(store, Action.ROLLBACK, "b")
     sender.deliver()
     sender.deliver()
-    ((headers, body),) = heard.got
-    told = json.loads(body)
-    assert (told["experiment"], told["endpoint"], told["action"], told["arm"]) == ("exp", "game", "rollback", "b")
-    assert (told["actor"], told["reason"], told["after"]["status"]) == ("ops", "r", "rolled_back")
+    ((headers, body),) = receiver.got
+    message = json.loads(body)
+    assert (message["experiment"], message["endpoint"], message["action"], message["arm"]) == (
+        "exp",
+        "game",
+        "rollback",
+        "b",
+    )
+    assert (message["actor"], message["reason"], message["after"]["status"]) == ("ops", "r", "rolled_back")
     signed = hmac.new(
         SECRET.encode(), headers["x-marl-ray-timestamp"].encode() + b"." + body, hashlib.sha256
     ).hexdigest()
     assert headers["x-marl-ray-signature"] == f"sha256={signed}"
-    assert headers["x-marl-ray-delivery"] == str(told["id"])
+    assert headers["x-marl-ray-delivery"] == str(message["id"])
 
 
-def test_what_is_refused_is_sent_again_until_it_is_taken(heard, store, caplog):
-    heard.answers = [500, 503]
-    sender, found = hook(heard, store), Notices(store)
+def test_what_is_refused_is_sent_again_until_it_is_taken(receiver, store, caplog):
+    receiver.answers = [500, 503]
+    sender, notices = hook(receiver, store), Notices(store)
     change(store, Action.ROLLBACK, "b")
     waits = []
     for _ in range(5):
         waits.append(sender.deliver())
-        for entry, _ in found.due(["exp"], 0.0, time.time() + 60):  # the pause is over
-            found.note(entry.id, delivered_at=None, next_at=0.0)
-    assert len(heard.got) == 3
-    assert len({body for _, body in heard.got}) == 1
+        for entry, _ in notices.due(["exp"], 0.0, time.time() + 60):  # the pause is over
+            notices.note(entry.id, delivered_at=None, next_at=0.0)
+    assert len(receiver.got) == 3
+    assert len({body for _, body in receiver.got}) == 1
     assert waits[0] < waits[1] < waits[2]  # longer and longer pauses, then none is due
     assert any("it answers 500" in record.message for record in caplog.records)
 
 
-def test_after_the_deadline_it_is_given_up(heard, store):
+def test_after_the_deadline_it_is_given_up(receiver, store):
     change(store, Action.ROLLBACK, "b")
     time.sleep(0.02)
-    hook(heard, store, deadline_s=0.01).deliver()
-    assert heard.got == []
+    hook(receiver, store, deadline_s=0.01).deliver()
+    assert receiver.got == []
 
 
-def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(heard, store):
-    heard.pause_s = 0.05
+def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(receiver, store):
+    receiver.pause_s = 0.05
     change(store, Action.ROLLBACK, "b")
-    senders = [threading.Thread(target=hook(heard, store).deliver) for _ in range(4)]
+    senders = [threading.Thread(target=hook(receiver, store).deliver) for _ in range(4)]
     for sender in senders:
         sender.start()
     for sender in senders:
         sender.join(10)
-    assert len(heard.got) == 1
+    assert len(receiver.got) == 1
 
     notices = Notices(store)
     ((entry, _),) = [(entry, 0) for entry in store.audit("exp") if entry.action == "rollback"]
@@ -158,27 +163,27 @@ def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(hea
     assert notices.claim(entry.id, now, now + 30)  # and then it dies
     assert not notices.claim(entry.id, now + 1, now + 31)
     assert notices.due(["exp"], 0.0, now + 1) == []
-    assert [found.id for found, _ in notices.due(["exp"], 0.0, now + 31)] == [entry.id]
+    assert [notice.id for notice, _ in notices.due(["exp"], 0.0, now + 31)] == [entry.id]
     assert notices.claim(entry.id, now + 31, now + 61)
     notices.note(entry.id, delivered_at=now, next_at=now)
     assert not notices.claim(entry.id, now + 100, now + 130)
 
 
-def test_a_gateway_tells_at_once_and_waits_for_nobody(heard, bundles, tmp_path):
-    heard.may_answer.clear()
-    config = gateway_config(bundles, tmp_path / "x.db", webhook={"url": heard.url})
+def test_a_gateway_tells_at_once_and_waits_for_nobody(receiver, bundles, tmp_path):
+    receiver.may_answer.clear()
+    config = gateway_config(bundles, tmp_path / "x.db", webhook={"url": receiver.url})
 
     async def body() -> None:
         async with serving(config) as (_, first), serving(config):
             first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
             first.service.follower.look()
-            await until(lambda: heard.got)
-            heard.may_answer.set()
+            await until(lambda: receiver.got)
+            receiver.may_answer.set()
             await asyncio.sleep(0.4)
 
     asyncio.run(body())
-    assert heard.in_time == [True], "the change waited for the answer"
-    assert [json.loads(body)["arm"] for _, body in heard.got] == ["four"]
+    assert receiver.in_time == [True], "the change waited for the answer"
+    assert [json.loads(body)["arm"] for _, body in receiver.got] == ["four"]
 
 
 def test_a_secret_that_is_missing_is_named(bundles, tmp_path, monkeypatch):
@@ -190,36 +195,36 @@ def test_a_secret_that_is_missing_is_named(bundles, tmp_path, monkeypatch):
         Gateway(config)
 
 
-def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(heard, store, monkeypatch):
+def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(receiver, store, monkeypatch):
     monkeypatch.setattr(queue, "AT_ONCE", 2)
     for number in range(2):
         arms = {arm: {"digest": f"{arm}{number}", "weight": 1} for arm in "ab"}
         store.open_experiment(f"theirs{number}", {"salt": "s", "arms": arms, "endpoint": f"their{number}"})
         store.change(f"theirs{number}", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
     change(store, Action.ROLLBACK, "b")
-    hook(heard, store).deliver()
-    assert [json.loads(body)["experiment"] for _, body in heard.got] == ["exp"]
+    hook(receiver, store).deliver()
+    assert [json.loads(body)["experiment"] for _, body in receiver.got] == ["exp"]
 
 
-def test_pauses_stay_at_their_longest_however_often_it_was_tried(heard, store):
-    heard.answers = [500, 500]
-    sender = hook(heard, store, deadline_s=1e7)
+def test_pauses_stay_at_their_longest_however_often_it_was_tried(receiver, store):
+    receiver.answers = [500, 500]
+    sender = hook(receiver, store, deadline_s=1e7)
     change(store, Action.ROLLBACK, "b")
     sender.deliver()
     with store.transaction(store.writer) as connection:
         connection.execute(sa.update(schema.notices).values(attempts=2_000, next_at=0.0))
     sender.deliver()
-    found = Notices(store)
-    assert found.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S - 10) == []
-    assert len(found.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S + 10)) == 1
+    notices = Notices(store)
+    assert notices.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S - 10) == []
+    assert len(notices.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S + 10)) == 1
 
 
-def test_an_answer_that_does_not_end_holds_up_nothing(heard, store):
-    heard.endless = True
+def test_an_answer_that_does_not_end_holds_up_nothing(receiver, store):
+    receiver.endless = True
     change(store, Action.ROLLBACK, "b")
-    hook(heard, store).deliver()
+    hook(receiver, store).deliver()
     until_left = time.monotonic() + WAIT_S
-    while not heard.left:
+    while not receiver.left:
         assert time.monotonic() < until_left, "the answer was read to its end"
         time.sleep(0.01)
     assert Notices(store).due(["exp"], 0.0, time.time() + 1_000) == []

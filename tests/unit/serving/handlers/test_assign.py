@@ -15,16 +15,18 @@ from marl_ray.serving.scaling import scaling
 
 def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bundles):
     async def body(client) -> tuple[Any, ...]:
-        told = [(await client.post("/v1/assign", json={"session_id": f"s{k}"})).json() for k in range(20)]
+        answers = [(await client.post("/v1/assign", json={"session_id": f"s{k}"})).json() for k in range(20)]
         arms = [(await act(client, f"s{k}"))["arm"] for k in range(20)]
         outcome = await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1.0})
-        return told, arms, outcome.status_code, (await client.get("/v1/experiments/exp")).json()
+        return answers, arms, outcome.status_code, (await client.get("/v1/experiments/exp")).json()
 
-    told, arms, outcome, report = with_gateway(config, body)
-    assert [one["arm"] for one in told] == arms and set(arms) == {"one", "four"}
-    for one in told:
-        assert one["bundle"] == bundles[one["arm"]] and one["digest"].startswith(one["bundle"].rpartition("/")[2])
-        assert one["exposed"] is True and one["propensity"] == 0.5
+    answers, arms, outcome, report = with_gateway(config, body)
+    assert [answer["arm"] for answer in answers] == arms and set(arms) == {"one", "four"}
+    for answer in answers:
+        assert answer["bundle"] == bundles[answer["arm"]] and answer["digest"].startswith(
+            answer["bundle"].rpartition("/")[2]
+        )
+        assert answer["exposed"] is True and answer["propensity"] == 0.5
     assert outcome == 200
     assert sum(arm["exposures"] for arm in report["arms"].values()) == 20
 
@@ -41,13 +43,13 @@ def test_who_only_asks_is_no_unit(config):
 
 def test_bad_questions_are_named(config):
     async def body(client) -> list[tuple[int, str]]:
-        asked = [{}, {"session_id": "s", "expose": "no"}, {"session_id": "s", "observations": {}}]
-        asked += [{"session_id": "s", "experiment": "none"}]
-        answers = [await client.post("/v1/assign", json=body) for body in asked]
+        bodies = [{}, {"session_id": "s", "expose": "no"}, {"session_id": "s", "observations": {}}]
+        bodies += [{"session_id": "s", "experiment": "none"}]
+        answers = [await client.post("/v1/assign", json=body) for body in bodies]
         return [(answer.status_code, answer.json()["error"]["field"]) for answer in answers]
 
-    found = with_gateway(config, body)
-    assert found == [(400, "session_id"), (400, "expose"), (400, "observations"), (404, "experiment")]
+    messages = with_gateway(config, body)
+    assert messages == [(400, "session_id"), (400, "expose"), (400, "observations"), (404, "experiment")]
 
 
 def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path, monkeypatch):
@@ -69,13 +71,13 @@ def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path, monke
 
 
 def test_replicas_are_a_number_or_a_range():
-    def of(replicas: Any) -> Any:
+    def bounds_of(replicas: Any) -> Any:
         return parse_config(GatewayConfig, {"replicas": replicas}).replicas
 
-    assert scaling(of(3), 16.0) == {"num_replicas": 3}
-    ranged = scaling(of([1, 8]), 16.0)["autoscaling_config"]
+    assert scaling(bounds_of(3), 16.0) == {"num_replicas": 3}
+    ranged = scaling(bounds_of([1, 8]), 16.0)["autoscaling_config"]
     assert (ranged["min_replicas"], ranged["max_replicas"], ranged["target_ongoing_requests"]) == (1, 8, 16.0)
-    assert (most(of(3)), most(of([1, 8]))) == (3, 8)
+    assert (most(bounds_of(3)), most(bounds_of([1, 8]))) == (3, 8)
     for wrong in ([8, 1], [0, 2], [1, 2, 3], 0, "many"):
         with pytest.raises(MarlRayError, match=re.escape("replicas")):
-            of(wrong)
+            bounds_of(wrong)

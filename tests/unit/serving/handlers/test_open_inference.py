@@ -74,16 +74,16 @@ def test_an_inference_is_an_act(config):
             ]
             for answer, number in zip(named, (f"s{k}", "x", None), strict=True):
                 assert answer.status_code == 200, answer.text
-                found = answer.json()
-                assert found.get("id") == number and found["model_name"] == "exp"
-                assert found["parameters"] == {key: acted[key] for key in ("experiment", "arm", "epoch", "propensity")}
-                told = {output["name"]: output["data"] for output in found["outputs"]}
+                reply = answer.json()
+                assert reply.get("id") == number and reply["model_name"] == "exp"
+                assert reply["parameters"] == {key: acted[key] for key in ("experiment", "arm", "epoch", "propensity")}
+                outputs = {output["name"]: output["data"] for output in reply["outputs"]}
                 for agent in SEES:
-                    assert told[f"{agent}.action"] == [acted["actions"][agent]]
-                    assert told[f"{agent}.log_prob"] == [acted["log_probs"][agent]]
+                    assert outputs[f"{agent}.action"] == [acted["actions"][agent]]
+                    assert outputs[f"{agent}.log_prob"] == [acted["log_probs"][agent]]
             arms.add(acted["arm"])
-        told = await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1})
-        assert told.status_code == 200
+        reported = await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1})
+        assert reported.status_code == 200
         unknown = await client.post("/v1/outcomes", json={"session_id": "x", "value": 1})
         assert unknown.status_code == 404
         return arms
@@ -95,8 +95,8 @@ def test_outputs_may_be_chosen_and_actions_masked(config):
     mask = {"name": "agent_0.action_mask", "shape": [6], "datatype": "BOOL", "data": [False] * 5 + [True]}
 
     async def body(client):
-        asked = {"id": "s", "inputs": [INPUTS[0], mask], "outputs": [{"name": "agent_0.action"}]}
-        return (await client.post(INFER, json=asked)).json()["outputs"]
+        body_sent = {"id": "s", "inputs": [INPUTS[0], mask], "outputs": [{"name": "agent_0.action"}]}
+        return (await client.post(INFER, json=body_sent)).json()["outputs"]
 
     [output] = with_gateway(config, body)
     assert output == {"name": "agent_0.action", "datatype": "INT64", "shape": [1], "data": [5]}
@@ -112,8 +112,8 @@ def test_tensors_are_nested_or_flat(tmp_path):
     async def body(client):
         answers = []
         for data in (flat, [flat[:3], flat[3:]]):
-            asked = {"id": "s", "inputs": [tensor | {"data": data}], "parameters": {"mode": "greedy"}}
-            answers.append((await client.post(INFER, json=asked)).json()["outputs"])
+            question = {"id": "s", "inputs": [tensor | {"data": data}], "parameters": {"mode": "greedy"}}
+            answers.append((await client.post(INFER, json=question)).json()["outputs"])
         return answers
 
     first, second = with_gateway(config, body)
@@ -169,10 +169,10 @@ def test_texts_are_for_other_routes_and_keys_are_needed(tmp_path):
     config = text_config({"one": make_text_bundle(tmp_path, 1)}, tmp_path, api_keys=keys)
 
     async def body(client):
-        asked = {"id": "s", "inputs": INPUTS}
-        given = [await client.post(INFER, json=asked, headers=bearer(key)) for key in ("game", "ops", "none")]
-        told = [await client.get("/v2/models/exp", headers=bearer("game")), await client.get("/v2/models/exp")]
-        return [(answer.status_code, list(answer.json())) for answer in (*given, *told)]
+        question = {"id": "s", "inputs": INPUTS}
+        given = [await client.post(INFER, json=question, headers=bearer(key)) for key in ("game", "ops", "none")]
+        answers = [await client.get("/v2/models/exp", headers=bearer("game")), await client.get("/v2/models/exp")]
+        return [(answer.status_code, list(answer.json())) for answer in (*given, *answers)]
 
     statuses = [422, 403, 401, 422, 401]
     assert with_gateway(config, body) == [(status, ["error"]) for status in statuses]

@@ -63,34 +63,34 @@ def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bundles):
     path = "/v1/completions"
 
     async def body(client):
-        whole = await post(client, path, TEXT | {"logprobs": 2})
+        full = await post(client, path, TEXT | {"logprobs": 2})
         several = await post(client, path, TEXT | {"prompt": ["hello", "bye"]})
         ids = await post(client, path, TEXT | {"prompt": [*b"hello"]})
         parts = await events(client, path, TEXT | {"prompt": ["hello", [*b"bye"]][:1], "logprobs": 2})
         usage = {"stream_options": {"include_usage": True}}
         both = await events(client, path, TEXT | usage | {"prompt": [[*b"hello"], [*b"bye"]]})
         alone = await client.post(path, json=TEXT | {"user": None})
-        return whole, several, ids, parts, both, alone
+        return full, several, ids, parts, both, alone
 
-    whole, several, ids, parts, both, alone = with_gateway(text_gateway, body)
-    [choice] = whole["choices"]
+    full, several, ids, parts, both, alone = with_gateway(text_gateway, body)
+    [choice] = full["choices"]
     [engine] = [
         TorchEngine(b.policies["lm"])
         for b in map(load_bundle, text_bundles.values())
-        if b.digest[:16] == whole["system_fingerprint"]
+        if b.digest[:16] == full["system_fingerprint"]
     ]
     [expected] = engine.generate([Prompt(tuple(b"hello"), 5)], 0)
     assert choice["text"] == TOKENIZER.decode(expected.ids, skip_special_tokens=True)
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.log_probs, abs=1e-5)
     assert len(choice["logprobs"]["top_logprobs"]) == len(choice["logprobs"]["tokens"]) == 12
     assert choice["logprobs"]["text_offset"][:2] == [0, len(choice["logprobs"]["tokens"][0])]
-    assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
-    assert [one["index"] for one in several["choices"]] == [0, 1]
+    assert full["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+    assert [answer["index"] for answer in several["choices"]] == [0, 1]
     assert several["choices"][0]["text"] == ids["choices"][0]["text"] == choice["text"] != several["choices"][1]["text"]
     assert several["usage"]["completion_tokens"] == 24
     assert "".join(part["choices"][0]["text"] for part in parts[:-1]) == choice["text"]
-    told = [offset for part in parts[:-1] for offset in part["choices"][0]["logprobs"]["text_offset"]]
-    assert told == choice["logprobs"]["text_offset"]
+    offsets = [offset for part in parts[:-1] for offset in part["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == choice["logprobs"]["text_offset"]
     *chunks, last, done = both
     assert (done, last["choices"], last["usage"]) == ("[DONE]", [], several["usage"])
     for index in (0, 1):
@@ -100,11 +100,11 @@ def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bundles):
 
 
 def test_the_most_likely_tokens_are_told_beside_each(text_gateway):
-    asked = CHAT | {"logprobs": True, "top_logprobs": 3, "temperature": 0}
+    question = CHAT | {"logprobs": True, "top_logprobs": 3, "temperature": 0}
 
     async def body(client):
-        whole = await post(client, "/v1/chat/completions", asked)
-        return whole["choices"][0], await events(client, "/v1/chat/completions", asked)
+        full = await post(client, "/v1/chat/completions", question)
+        return full["choices"][0], await events(client, "/v1/chat/completions", question)
 
     choice, parts = with_gateway(text_gateway, body)
     content = choice["logprobs"]["content"]
@@ -122,10 +122,10 @@ def test_a_model_is_found_by_its_name(tmp_path):
 
     async def body(client):
         listed = (await client.get("/v1/models")).json()["data"]
-        found = [(await client.get(f"/v1/models/{model['id']}")).json() for model in listed]
+        models = [(await client.get(f"/v1/models/{model['id']}")).json() for model in listed]
         quoted = (await client.get("/v1/models/exp%2Fcritic")).json()
         missing = [await client.get(f"/v1/models/{name}") for name in ("none", "exp", "exp/nobody")]
-        return listed, found, quoted, [(answer.status_code, answer.json()["error"]["code"]) for answer in missing]
+        return listed, models, quoted, [(answer.status_code, answer.json()["error"]["code"]) for answer in missing]
 
-    listed, found, quoted, missing = with_gateway(config, body)
-    assert found == listed and quoted == listed[1] and missing == [(404, "model_not_found")] * 3
+    listed, models, quoted, missing = with_gateway(config, body)
+    assert models == listed and quoted == listed[1] and missing == [(404, "model_not_found")] * 3

@@ -82,9 +82,9 @@ def test_every_operation_is_described_whole(operation):
         content = next(iter(response["content"].values()))
         if int(status) >= 400:
             name = operation["operationId"]
-            told = "InferError" if name in OPEN_INFERENCE else "Error"
-            told = NOT_READY[name] if status == "503" and name in NOT_READY else told
-            assert content["schema"] == {"$ref": f"#/components/schemas/{told}"}
+            schema = "InferError" if name in OPEN_INFERENCE else "Error"
+            schema = NOT_READY[name] if status == "503" and name in NOT_READY else schema
+            assert content["schema"] == {"$ref": f"#/components/schemas/{schema}"}
         elif operation["operationId"] not in ("document", "metrics"):
             assert resolved(content["schema"])["required"]
 

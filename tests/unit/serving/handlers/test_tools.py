@@ -107,9 +107,9 @@ def test_calls_are_found_however_the_text_comes(case, cuts):
     text, said, called = SAID[case]
     reader = ToolCallReader({"warmth"}, True)
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    found = [reader.add(text[a:b], b == len(text)) for a, b in zip([0, *ends], ends, strict=False)]
-    calls = [call for _, some in found for call in some]
-    assert "".join(part for part, _ in found) == said
+    events = [reader.add(text[a:b], b == len(text)) for a, b in zip([0, *ends], ends, strict=False)]
+    calls = [call for _, some in events for call in some]
+    assert "".join(part for part, _ in events) == said
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == called
     assert [call["index"] for call in calls] == list(range(len(calls)))
     assert len({call["id"] for call in calls}) == len(calls)
@@ -133,31 +133,31 @@ def caller(tmp_path_factory):
 
 
 def test_a_forced_call_and_an_object_come_from_the_gateway(caller, tmp_path):
-    asked = CHAT | {"tools": [tool("warmth"), tool("wind")], "max_tokens": 300}
+    question = CHAT | {"tools": [tool("warmth"), tool("wind")], "max_tokens": 300}
 
     async def run():
         async with serving(text_config({"one": caller}, tmp_path)) as (client, app):
             path, called = "/v1/chat/completions", []
             for seed in range(3):
                 for choice in ("required", {"type": "function", "function": {"name": "wind"}}):
-                    body = asked | {"tool_choice": choice, "seed": seed, "logprobs": True}
-                    whole = (await post(client, path, body))["choices"][0]
+                    body = question | {"tool_choice": choice, "seed": seed, "logprobs": True}
+                    full = (await post(client, path, body))["choices"][0]
                     parts = [part["choices"][0] for part in (await events(client, path, body))[:-1]]
-                    assert parts[-1]["finish_reason"] == whole["finish_reason"]
-                    if whole["finish_reason"] != "tool_calls":
+                    assert parts[-1]["finish_reason"] == full["finish_reason"]
+                    if full["finish_reason"] != "tool_calls":
                         continue
-                    [call] = whole["message"]["tool_calls"]
-                    [told] = [call for part in parts for call in part["delta"].get("tool_calls", [])]
-                    assert told["function"] == call["function"] and isinstance(
+                    [call] = full["message"]["tool_calls"]
+                    [joined] = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+                    assert joined["function"] == call["function"] and isinstance(
                         json.loads(call["function"]["arguments"], strict=False), dict
                     )
-                    assert whole["message"]["content"] is None
+                    assert full["message"]["content"] is None
                     called.append(call["function"]["name"])
-                    back = [*CHAT["messages"], whole["message"]]
+                    back = [*CHAT["messages"], full["message"]]
                     back.append({"role": "tool", "tool_call_id": call["id"], "content": "20"})
-                    await post(client, path, asked | {"messages": back, "max_tokens": 2})
+                    await post(client, path, question | {"messages": back, "max_tokens": 2})
             assert "wind" in called
-            free = (await post(client, path, asked | {"tool_choice": "none", "max_tokens": 2}))["choices"][0]
+            free = (await post(client, path, question | {"tool_choice": "none", "max_tokens": 2}))["choices"][0]
             assert "tool_calls" not in free["message"]
             objects = 0
             for seed in range(4):
@@ -173,12 +173,12 @@ def test_a_forced_call_and_an_object_come_from_the_gateway(caller, tmp_path):
 def test_tools_calls_and_guides_are_in_the_log(caller, tmp_path):
     kept = text_config({"one": caller}, tmp_path, decision_log=str(tmp_path / "log"))
     back = [*CHAT["messages"], CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"function": WARM}]}, RESULT]
-    asked = CHAT | {"tools": [tool("warmth")], "messages": back, "max_tokens": 8}
+    question = CHAT | {"tools": [tool("warmth")], "messages": back, "max_tokens": 8}
 
     async def run():
         async with serving(kept) as (client, _):
-            await post(client, "/v1/chat/completions", asked)
-            await post(client, "/v1/chat/completions", asked | {"tool_choice": "required"})
+            await post(client, "/v1/chat/completions", question)
+            await post(client, "/v1/chat/completions", question | {"tool_choice": "required"})
             await post(client, "/v1/completions", {"model": "exp", "prompt": [1, 2, 3], "user": "s", "max_tokens": 2})
 
     asyncio.run(run())

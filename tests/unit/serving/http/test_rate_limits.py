@@ -95,7 +95,7 @@ def test_takes_equal_those_of_an_exact_bucket(per_s, burst, steps):
     limiter = RateLimiter(RateLimitConfig(per_s=float(per_s), burst=burst), clock)
     tokens = Fraction(burst)
     now = Fraction(clock.now)
-    for pause_ms, cost, wait_as_told in steps:
+    for pause_ms, cost, waits_long_enough in steps:
         wait = limiter.take("a", cost)
         if cost > burst:
             assert wait == math.inf
@@ -104,7 +104,7 @@ def test_takes_equal_those_of_an_exact_bucket(per_s, burst, steps):
         assert abs(wait - exact) < 1e-5
         if wait == 0:
             tokens = max(tokens - cost, Fraction(0))
-        elif wait_as_told:
+        elif waits_long_enough:
             clock.now += wait
             assert limiter.take("a", cost) == 0, "refused after the time it was told"
             tokens = max(tokens + (Fraction(clock.now) - now) * per_s - cost, Fraction(0))

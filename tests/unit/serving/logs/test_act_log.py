@@ -54,7 +54,7 @@ def names(folder: Path) -> list[str]:
 def fill(folder: str, decisions: list[LoggedAct], **more) -> ActLog:
     log = ActLog(folder, **more)
     log.start()
-    assert all(log.put(found) for found in decisions)
+    assert all(log.put(act) for act in decisions)
     log.close()
     return log
 
@@ -67,7 +67,7 @@ def test_decisions_of_several_logs_come_back_by_unit_and_time(tmp_path):
         fill(str(tmp_path), [made[i] for i in part])
     fill(str(tmp_path), [decision(0, experiment="other")])
     assert names(tmp_path) == ["jsonl.zst"] * 4
-    assert list(read_decisions(str(tmp_path), "exp")) == sorted(made, key=lambda found: (found.unit, found.at))
+    assert list(read_decisions(str(tmp_path), "exp")) == sorted(made, key=lambda act: (act.unit, act.at))
     assert list(read_decisions(str(tmp_path), "none")) == []
 
 
@@ -83,7 +83,7 @@ def test_segments_are_cut_by_size_and_by_age(tmp_path):
     log.put(decision(10))
     wait_for(lambda: names(tmp_path) == ["jsonl.zst"] * 2)
     log.close()
-    assert [found.at for found in read_decisions(str(tmp_path), "exp")] == list(range(11))
+    assert [act.at for act in read_decisions(str(tmp_path), "exp")] == list(range(11))
     assert log.dropped == 0
 
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_written_is_dropped_and_the_rest_goes_on(tmp_path):
     made.append(replace(decision(4), actions={"a": np.array([1, 2])}))
     log = fill(str(tmp_path / "log"), made)
     assert log.dropped == 2
-    assert [found.at for found in read_decisions(str(tmp_path / "log"), "exp")] == [0, 3, 4]
+    assert [act.at for act in read_decisions(str(tmp_path / "log"), "exp")] == [0, 3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
@@ -115,22 +115,22 @@ def test_a_killed_process_leaves_a_readable_segment_which_the_next_completes(tmp
     with partial.open("ab") as file:
         file.write(b'{"experiment":"exp","unit":"u1"')
     expected = [*sorted((f"u{i % 7}", i) for i in range(100)), ("z", 1000)]
-    assert [(found.unit, found.at) for found in read_decisions(str(tmp_path), "exp")] == expected
+    assert [(act.unit, act.at) for act in read_decisions(str(tmp_path), "exp")] == expected
     fill(str(tmp_path), [])
     assert names(tmp_path) == ["jsonl.zst"] * 2
-    assert [(found.unit, found.at) for found in read_decisions(str(tmp_path), "exp")] == expected
+    assert [(act.unit, act.at) for act in read_decisions(str(tmp_path), "exp")] == expected
 
 
 def test_what_a_process_left_for_one_uri_is_not_uploaded_to_another(tmp_path):
-    one, other, staging = f"file://{tmp_path}/one", f"file://{tmp_path}/other", str(tmp_path / "staging")
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, one, staging], stdin=-1, stdout=-1, text=True)
+    first, other, staging = f"file://{tmp_path}/one", f"file://{tmp_path}/other", str(tmp_path / "staging")
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, first, staging], stdin=-1, stdout=-1, text=True)
     assert writer.stdout.readline() == "written\n"
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     fill(other, [decision(0)], staging=staging)
     assert len(list(read_decisions(other, "exp"))) == 1
-    fill(one, [decision(0)], staging=staging)
-    assert len(list(read_decisions(one, "exp"))) == 101
+    fill(first, [decision(0)], staging=staging)
+    assert len(list(read_decisions(first, "exp"))) == 101
 
 
 def test_what_is_nested_as_deeply_as_requests_may_be_is_read_again(tmp_path):
@@ -173,9 +173,9 @@ def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, mon
     wait_for(lambda: names(staging) == [])
     log.put(decision(21))
     log.close()
-    found = [found.at for found in read_decisions(uri, "exp")]
-    assert found[-1] == 21
-    assert len(found) == 22 - log.dropped
+    times = [act.at for act in read_decisions(uri, "exp")]
+    assert times[-1] == 21
+    assert len(times) == 22 - log.dropped
 
 
 def test_what_a_killed_process_had_staged_is_uploaded_by_the_next(tmp_path):
@@ -216,8 +216,8 @@ def test_sorting_on_disk_is_sorting(rows, run_bytes):
         unit, at = orjson.loads(line)
         return unit, at, (unit, at)
 
-    found = sorted_by_unit((orjson.dumps(row) for row in rows), parse, run_bytes)
-    assert list(found) == sorted(rows)
+    ordered = sorted_by_unit((orjson.dumps(row) for row in rows), parse, run_bytes)
+    assert list(ordered) == sorted(rows)
 
 
 def test_sorting_needs_the_memory_of_one_run():

@@ -137,10 +137,14 @@ def test_rows_are_in_order_in_bounded_groups_whatever_the_log(store, tmp_path, m
         for part in np.array_split(order, 3):
             write(tmp_path / f"log{seed}", [made[i] for i in part])
         paths.append(export(store, "exp", str(tmp_path / f"log{seed}"), str(tmp_path / f"out{seed}")).path)
-    found = rows(paths[0])
-    assert found == rows(paths[1])
-    assert [(row["unit"], row["agent"]) for row in found] == [(unit, agent) for unit in units for agent in AGENTS]
-    assert [row["episode"] for row in found] == [row["group"] for row in found] == np.repeat(np.arange(40), 2).tolist()
+    exported = rows(paths[0])
+    assert exported == rows(paths[1])
+    assert [(row["unit"], row["agent"]) for row in exported] == [(unit, agent) for unit in units for agent in AGENTS]
+    assert (
+        [row["episode"] for row in exported]
+        == [row["group"] for row in exported]
+        == np.repeat(np.arange(40), 2).tolist()
+    )
     groups = pq.ParquetFile(paths[0])
     assert [groups.metadata.row_group(i).num_rows for i in range(groups.num_row_groups)] == [10] * 8
 
@@ -149,8 +153,12 @@ def test_rows_fill_trajectories(store, tmp_path):
     write(tmp_path, [act(f"u{i}", float(t)) for i in range(5) for t in range(3)])
     for i in range(5):
         outcome(store, f"u{i}", 0.1 * i, cost=1.0)
-    found = rows(export(store, "exp", str(tmp_path), str(tmp_path)).path)
-    column = {name: torch.tensor([row[name] for row in found]) for name in found[0] if isinstance(found[0][name], list)}
+    exported = rows(export(store, "exp", str(tmp_path), str(tmp_path)).path)
+    column = {
+        name: torch.tensor([row[name] for row in exported])
+        for name in exported[0]
+        if isinstance(exported[0][name], list)
+    }
     nothing = torch.zeros(10, 3)
     made = Trajectories(
         **column,
@@ -160,12 +168,12 @@ def test_rows_fill_trajectories(store, tmp_path):
         bootstrap=nothing,
         cost_values=nothing[..., None],
         cost_bootstrap=nothing[..., None],
-        **{name: torch.tensor([row[name] for row in found]) for name in ("greedy", "group", "episode", "turn")},
-        agent=torch.tensor([AGENTS.index(row["agent"]) for row in found]),
+        **{name: torch.tensor([row[name] for row in exported]) for name in ("greedy", "group", "episode", "turn")},
+        agent=torch.tensor([AGENTS.index(row["agent"]) for row in exported]),
     )
     assert made.observations.shape == (10, 3, 4)
     assert made.agents == 2
-    assert made.rewards.sum(1).tolist() == pytest.approx([row["outcome"] for row in found])
+    assert made.rewards.sum(1).tolist() == pytest.approx([row["outcome"] for row in exported])
 
 
 def test_what_is_wrong_is_named(store, tmp_path):
@@ -187,14 +195,14 @@ def test_what_is_wrong_is_named(store, tmp_path):
 
 def unchunked(stream: Any) -> io.BytesIO:
     """The content of HTTP's chunked encoding, or of S3's own."""
-    whole = io.BytesIO()
+    buffer = io.BytesIO()
     while (size := int(stream.readline().partition(b";")[0], 16)) > 0:
-        whole.write(stream.read(size))
+        buffer.write(stream.read(size))
         stream.readline()
     while stream.readline().strip():  # trailers
         pass
-    whole.seek(0)
-    return whole
+    buffer.seek(0)
+    return buffer
 
 
 class Bucket(BaseHTTPRequestHandler):
@@ -223,13 +231,13 @@ class Bucket(BaseHTTPRequestHandler):
         return (unchunked(data) if "aws-chunked" in self.headers.get("Content-Encoding", "") else data).read()
 
     @property
-    def asked(self) -> tuple[str, dict[str, str]]:
+    def target(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
         given = parse_qs(parts.query, keep_blank_values=True)
         return unquote(parts.path).lstrip("/"), {name: values[0] for name, values in given.items()}
 
     def do_PUT(self) -> None:
-        (key, query), data = self.asked, self.body()
+        (key, query), data = self.target, self.body()
         if "uploadId" in query:
             self.parts.setdefault(key, {})[int(query["partNumber"])] = data
         else:
@@ -237,7 +245,7 @@ class Bucket(BaseHTTPRequestHandler):
         self.answer()
 
     def do_POST(self) -> None:
-        (key, query), _ = self.asked, self.body()
+        (key, query), _ = self.target, self.body()
         if "uploads" in query:
             return self.answer(b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
         parts = self.parts.pop(key)
@@ -245,15 +253,15 @@ class Bucket(BaseHTTPRequestHandler):
         self.answer(b'<CompleteMultipartUploadResult><ETag>"x"</ETag></CompleteMultipartUploadResult>')
 
     def do_GET(self) -> None:
-        key, query = self.asked
+        key, query = self.target
         if "list-type" in query:
             prefix = query.get("prefix", "")
             full = {name: data for name, data in self.objects.items() if name.startswith(f"{key.rstrip('/')}/{prefix}")}
-            found = "".join(
+            contents = "".join(
                 f"<Contents><Key>{name.partition('/')[2]}</Key><Size>{len(data)}</Size></Contents>"
                 for name, data in full.items()
             )
-            body = f"<ListBucketResult><KeyCount>{len(full)}</KeyCount><IsTruncated>false</IsTruncated>{found}"
+            body = f"<ListBucketResult><KeyCount>{len(full)}</KeyCount><IsTruncated>false</IsTruncated>{contents}"
             return self.answer(f"{body}</ListBucketResult>".encode())
         if key not in self.objects:
             return self.answer(b"<Error><Code>NoSuchKey</Code></Error>", 404)

@@ -163,6 +163,6 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
 
 
 def test_databases_have_folders_of_their_own():
-    one, two = (spool_folder("s", f"postgresql://u:{word}@h/db") for word in ("old", "new"))
-    assert one == two != spool_folder("s", "postgresql://u:new@h/other")
-    assert one.startswith("s/")
+    first, second = (spool_folder("s", f"postgresql://u:{word}@h/db") for word in ("old", "new"))
+    assert first == second != spool_folder("s", "postgresql://u:new@h/other")
+    assert first.startswith("s/")

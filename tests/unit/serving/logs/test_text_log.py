@@ -43,13 +43,13 @@ def test_every_route_logs_what_it_sent(kept, text_bundles):
             }
 
     answers = asyncio.run(run())
-    logged = {one.unit: one for one in read(kept)}
+    logged = {record.unit: record for record in read(kept)}
     assert sorted(logged) == ["a", "b", "c", "d", "e"]
-    whole, parts = answers["whole"], answers["parts"]
+    full, parts = answers["whole"], answers["parts"]
     first = logged["a"]
-    assert (first.text, first.ids, first.log_probs) == (whole["text"], whole["tokens"], whole["log_probs"])
-    assert (first.arm, first.epoch, first.propensity, first.agent) == (whole["arm"], 1, 0.5, "writer")
-    assert first.digest == bundles[first.arm].digest and first.finish == whole["finish_reason"]
+    assert (first.text, first.ids, first.log_probs) == (full["text"], full["tokens"], full["log_probs"])
+    assert (first.arm, first.epoch, first.propensity, first.agent) == (full["arm"], 1, 0.5, "writer")
+    assert first.digest == bundles[first.arm].digest and first.finish == full["finish_reason"]
     assert first.settings == {"temperature": 0.5, "top_p": 1.0, "top_k": 7, "max_tokens": 12}
     assert (first.asked, first.seed, first.prompt) == (["temperature", "top_k"], 5, "hello")
     policy = bundles[first.arm].policies["lm"]
@@ -72,14 +72,14 @@ def test_every_route_logs_what_it_sent(kept, text_bundles):
 def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
     async def run() -> bytes:
         async with serving(kept) as (_, app):
-            sent, gone = [], asyncio.Event()
+            sent, left = [], asyncio.Event()
             body = {"session_id": "s", "prompt": "hello", "stream": True, "max_tokens": CONTEXT - 20, "temperature": 0}
             received = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
             async def receive():
                 if (message := next(received, None)) is not None:
                     return message
-                await gone.wait()
+                await left.wait()
                 return {"type": "http.disconnect"}
 
             async def send(message):
@@ -88,16 +88,16 @@ def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
             scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
             task = asyncio.create_task(app(scope, receive, send))
             await until(lambda: len(sent) > 3)
-            gone.set()
+            left.set()
             await asyncio.wait_for(task, 10)
             await until(lambda: rows(app) == 0)
             return b"".join(sent)
 
     sent = asyncio.run(run()).split(b"\n\n")
-    told = [json.loads(line.removeprefix(b"data: ")) for line in sent if line]
-    (one,) = read(kept)
-    ids = [number for part in told for number in part["tokens"]]
-    assert one.finish == "cut" and one.ids[: len(ids)] == ids and 0 <= len(one.ids) - len(ids) < 50
+    events = [json.loads(line.removeprefix(b"data: ")) for line in sent if line]
+    (record,) = read(kept)
+    ids = [number for part in events for number in part["tokens"]]
+    assert record.finish == "cut" and record.ids[: len(ids)] == ids and 0 <= len(record.ids) - len(ids) < 50
 
 
 def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
@@ -115,10 +115,10 @@ def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
     summary = asyncio.run(run())
     assert (summary.units, summary.sequences, summary.decisions, summary.censored) == (2, 4, 4, 1)
     table = pq.read_table(summary.path).to_pylist()
-    logged = [one for one in read(kept) if one.unit != "silent"]
-    assert [row["ids"] for row in table] == [one.ids for one in logged]
-    assert [row["log_probs"] for row in table] == [one.log_probs for one in logged]
-    assert [row["prompt_ids"] for row in table] == [one.prompt_ids for one in logged]
+    logged = [record for record in read(kept) if record.unit != "silent"]
+    assert [row["ids"] for row in table] == [record.ids for record in logged]
+    assert [row["log_probs"] for row in table] == [record.log_probs for record in logged]
+    assert [row["prompt_ids"] for row in table] == [record.prompt_ids for record in logged]
     assert [(row["unit"], row["turn"], row["outcome"], row["costs"]) for row in table] == [
         *(("a", turn, 0.25, [2.0]) for turn in range(3)),
         ("b", 0, 1.0, [2.0]),
@@ -145,7 +145,7 @@ def test_a_response_that_was_exported_twice_is_read_once(kept, tmp_path):
 
     asyncio.run(run())
     assert [path.name for path in out.rglob("*.parquet")] == ["exp.parquet"] * 2
-    assert [one.unit for one in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
+    assert [record.unit for record in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
 
 
 def test_an_answer_that_stands_in_is_logged_as_the_controls(text_bundles, tmp_path):
@@ -160,6 +160,6 @@ def test_an_answer_that_stands_in_is_logged_as_the_controls(text_bundles, tmp_pa
 
     asyncio.run(run())
     logged = read(kept)
-    assert len(logged) == 12 and {(one.arm, one.digest) for one in logged} == {
+    assert len(logged) == 12 and {(record.arm, record.digest) for record in logged} == {
         ("one", load_bundle(text_bundles["one"]).digest)
     }

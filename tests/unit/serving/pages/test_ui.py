@@ -3,7 +3,6 @@
 import copy
 import math
 from html.parser import HTMLParser
-from itertools import pairwise
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from marl_ray.experiments.lifecycle import ALLOWED, Action, ExperimentStatus
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.pages.charts import curve_chart, resolution, shown, spans, towards
 from marl_ray.serving.pages.render import FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z
@@ -136,11 +134,11 @@ def test_the_audit_log_has_the_newest_change_first_in_utc():
 
 
 def test_each_arm_has_a_line_and_a_band_in_both_charts():
-    found = page()
-    assert [svg["aria-label"] for svg in found.all("svg") if "chart" in (svg.get("class") or "")] == [
+    shown = page()
+    assert [svg["aria-label"] for svg in shown.all("svg") if "chart" in (svg.get("class") or "")] == [
         "Mean outcome of each arm over time, with confidence bands"
     ] * 2
-    assert sorted(str(path["class"]) for path in found.all("path")) == sorted(
+    assert sorted(str(path["class"]) for path in shown.all("path")) == sorted(
         2 * ["band c0", "band c1", "line c0", "line c1"]
     )
 
@@ -224,15 +222,15 @@ def test_hostile_texts_stay_texts():
     report |= {"control": None, "shadow": {HOSTILE: {}}}
     audit = [{"actor": HOSTILE, "action": HOSTILE, "arm": HOSTILE, "reason": HOSTILE, "after": {"status": HOSTILE}}]
     curves = {HOSTILE: CURVES["old"]}
-    for found in (
+    for hostile in (
         page(report, curves, audit, "", HOSTILE, given={"reason": HOSTILE}),
         Page(index_page([{"name": HOSTILE, "endpoint": HOSTILE, "status": HOSTILE, "arms": {HOSTILE: 1.0}}], "")),
     ):
-        assert found.all("script") == []
-        assert not any("x" in attributes for attributes in found.all("b"))
-        assert HOSTILE in "".join(found.texts)
-        assert "49" not in found.text.split()
-        targets = [str(tag.get("formaction") or tag.get("href")) for _, tag in found.tags if "formaction" in tag]
+        assert hostile.all("script") == []
+        assert not any("x" in attributes for attributes in hostile.all("b"))
+        assert HOSTILE in "".join(hostile.texts)
+        assert "49" not in hostile.text.split()
+        targets = [str(tag.get("formaction") or tag.get("href")) for _, tag in hostile.tags if "formaction" in tag]
         assert not any('"' in target or "<" in target or "'" in target for target in targets)
 
 
@@ -260,7 +258,7 @@ def test_an_experiment_of_which_nothing_is_known_is_a_page_of_dashes(status):
 
 def paths(data: Any, at: tuple = ()) -> list[tuple]:
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    return [found for key, value in items for found in ((*at, key), *paths(value, (*at, key)))]
+    return [path for key, value in items for path in ((*at, key), *paths(value, (*at, key)))]
 
 
 REMOVABLE = [path for path in paths(REPORT) if path not in {("name",), ("status",), ("arms",)}]
@@ -287,11 +285,11 @@ def test_whatever_is_missing_null_or_out_of_range_the_page_stands(changes):
 def test_the_list_links_to_every_experiment_with_its_shares():
     rows = [{"name": "a b/c", "status": "running", "stage": 1, "stages": [0.1, 1], "epoch": 4, "control": "x"}]
     rows[0]["arms"] = {"x": 0.9, "y": 0.1}
-    found = Page(index_page([*rows, {"name": "bare"}], "/ab"))
-    assert [link["href"] for link in found.all("a")] == ["/ab/ui/experiments/a%20b%2Fc", "/ab/ui/experiments/bare"]
-    assert "2 of 2" in found.text
-    assert "x 90 %" in found.text
-    assert [rect["width"] for rect in found.all("rect") if "fill" in str(rect["class"])] == ["90.0", "10.0"]
+    listing = Page(index_page([*rows, {"name": "bare"}], "/ab"))
+    assert [link["href"] for link in listing.all("a")] == ["/ab/ui/experiments/a%20b%2Fc", "/ab/ui/experiments/bare"]
+    assert "2 of 2" in listing.text
+    assert "x 90 %" in listing.text
+    assert [rect["width"] for rect in listing.all("rect") if "fill" in str(rect["class"])] == ["90.0", "10.0"]
     assert "No experiments yet." in Page(index_page([], "")).text
 
 
@@ -326,86 +324,3 @@ def test_a_form_that_the_page_did_not_make_is_refused_by_field(body, field):
     with pytest.raises(RequestError) as caught:
         parse_form(body)
     assert (caught.value.status, caught.value.field) == (400, field)
-
-
-ROWS = st.lists(
-    st.tuples(
-        st.floats(0, 4e9),
-        st.integers(1, 1000),
-        st.floats(-1e100, 1e100),
-        *[st.one_of(st.none(), st.floats(-1e100, 1e100))] * 2,
-    ),
-    max_size=30,
-)
-
-
-@given(st.dictionaries(st.text(max_size=3), ROWS, max_size=3))
-def test_charts_keep_their_labels_apart_and_inside(curves):
-    chart = curve_chart(curves, 820, 330)
-    if chart is None:
-        assert not any(curves.values())
-        return
-    assert [line.arm for line in chart.lines] == [arm for arm, rows in curves.items() if rows]
-    for ticks, low, high in ((chart.times, chart.left, chart.right), (chart.values, chart.top, chart.bottom)):
-        places = sorted(tick.at for tick in ticks)
-        assert all(low - 0.1 <= place <= high + 0.1 for place in places)
-        assert all(b - a >= 15 for a, b in pairwise(places))
-    for line in chart.lines:
-        assert "nan" not in line.path + line.band
-        assert "inf" not in line.path + line.band
-
-
-def test_time_ticks_are_round_and_midnight_shows_the_day():
-    day = [[NOON + 3600 * k, k, 1.0, None, None] for k in range(25)]
-    chart = curve_chart({"a": day}, 820, 330)
-    assert chart is not None
-    assert [tick.label for tick in chart.times] == [
-        "12:00",
-        "15:00",
-        "18:00",
-        "21:00",
-        "22 Nov",
-        "03:00",
-        "06:00",
-        "09:00",
-        "12:00",
-    ]
-    assert chart.first_day == "2026-11-21"
-    assert chart.lines[0].band == ""
-
-
-def test_early_wide_bands_do_not_set_the_scale():
-    rows = [[NOON + k, k, 0.5, 0.5 - 100 / k, 0.5 + 100 / k] for k in range(1, 1001)]
-    chart = curve_chart({"a": rows}, 820, 330)
-    assert chart is not None
-    assert {tick.label for tick in chart.values} <= {
-        "\N{MINUS SIGN}0.4",
-        "\N{MINUS SIGN}0.2",
-        "0.0",
-        "0.2",
-        "0.4",
-        "0.6",
-        "0.8",
-        "1.0",
-        "1.2",
-    }
-
-
-def test_numbers_of_a_column_share_their_decimals():
-    assert [shown(value, resolution([12.5, 0.03])) for value in (12.5, -0.03)] == ["12.50", "\N{MINUS SIGN}0.03"]
-    assert shown(1234567.0, resolution([1234567.0])) == "1,234,567"
-    assert shown(0.25, 0.01, sign=True) == "+0.25"
-    assert shown(1e100, resolution([1e100])) == "1e+100"
-    assert shown(0.0, resolution([])) == "0.000"
-
-
-def test_evidence_fills_its_bar_at_one_over_alpha():
-    assert [towards(e, 0.05) for e in (0.0, 0.5, 1.0, 20.0, 1e300)] == pytest.approx([0, 0, 0, 1, 1])
-    assert towards(math.sqrt(20), 0.05) == pytest.approx(0.5)
-
-
-def test_intervals_of_all_treatments_lie_on_one_scale_with_zero_and_the_margin():
-    found = spans({"a": (-0.1, 0.0, 0.1), "b": (0.0, 0.2, 0.4)}, 0.05)
-    assert found["a"].zero == found["b"].zero == found["b"].low == found["a"].middle
-    assert found["a"].low < found["a"].margin < found["a"].zero < found["b"].middle < found["b"].high
-    assert spans({"a": (0.0, 0.0, 0.0)}, 0.0)["a"].low == 4.0

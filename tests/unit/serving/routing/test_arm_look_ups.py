@@ -33,10 +33,10 @@ def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked_for_t
     reads: list[list[tuple[str, str]]] = []
     gate = threading.Event()
 
-    def read(asked):
-        reads.append(list(asked))
+    def read(keys):
+        reads.append(list(keys))
         assert gate.wait(5)
-        return {key: Assignment("a", 1, 0.5) for key in asked if key[1] != "new"}
+        return {key: Assignment("a", 1, 0.5) for key in keys if key[1] != "new"}
 
     async def play():
         look_ups = LookUps(read, threads=1)
@@ -52,22 +52,22 @@ def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked_for_t
 
     arms = [answer and answer.arm for answer in asyncio.run(play())]
     assert arms == ["a", "a", "a", "a", None, "a", "a"]
-    assert [len(asked) for asked in reads] == [1, 3]
+    assert [len(keys) for keys in reads] == [1, 3]
 
 
 def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew():
     calls = []
 
-    def read(asked):
-        calls.append(asked)
+    def read(keys):
+        calls.append(keys)
         if len(calls) == 1:
             raise OSError("away")
         return {}
 
     async def play():
         look_ups = LookUps(read, threads=1)
-        found = await asyncio.gather(*(look_ups.ask("e", "s") for _ in range(2)), return_exceptions=True)
-        assert [str(error) for error in found] == ["away", "away"]
+        results = await asyncio.gather(*(look_ups.ask("e", "s") for _ in range(2)), return_exceptions=True)
+        assert [str(error) for error in results] == ["away", "away"]
         assert await look_ups.ask("e", "s") is None
         look_ups.close()
 
@@ -77,8 +77,8 @@ def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew():
 def test_a_statement_that_hangs_stops_no_other():
     hung = threading.Event()
 
-    def read(asked):
-        if asked[0][1] == "slow":
+    def read(keys):
+        if keys[0][1] == "slow":
             assert hung.wait(5)
         return {}
 

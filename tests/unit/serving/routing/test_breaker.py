@@ -137,7 +137,7 @@ class Period:
 
     state: CircuitState
     since: float
-    asked: int = 0
+    begun: int = 0
     results: list[str] = field(default_factory=list)
 
 
@@ -170,12 +170,12 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule()
     def ask(self) -> None:
         period = self.judge()
-        under_way = period.asked - len(period.results)
+        under_way = period.begun - len(period.results)
         allowed = period.state is CLOSED or (period.state is HALF_OPEN and under_way < self.config.probes)
         ticket = self.breaker.allow()
         assert (ticket > 0) is allowed
         if allowed:
-            period.asked += 1
+            period.begun += 1
             self.out.append((ticket, period))
 
     @precondition(lambda self: self.out)

@@ -27,17 +27,17 @@ async def settled(shadows: Shadows) -> None:
 
 
 def test_agreement_is_counted_per_decision_and_copies_are_greedy():
-    asked = []
+    requests = []
 
     async def act(observations, greedy, masks):
-        asked.append((observations, greedy, masks))
+        requests.append((observations, greedy, masks))
         return answers(1, [0.5, 2.0])
 
     async def body():
         shadows, masks = Shadows(4), {"a": np.array([True, False])}
         assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.0]))
         assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.5]))
-        assert not asked, "the caller waited"
+        assert not requests, "the caller waited"
         await settled(shadows)
         return shadows.totals, masks
 
@@ -45,19 +45,19 @@ def test_agreement_is_counted_per_decision_and_copies_are_greedy():
     new = totals["new"]
     assert (new.acts, new.errors, new.dropped, new.decisions, new.agreed) == (2, 0, 0, 4, 3)
     assert new.seconds >= 0
-    assert all(seen is SEEN and greedy is True and allowed is masks for seen, greedy, allowed in asked)
+    assert all(seen is SEEN and greedy is True and allowed is masks for seen, greedy, allowed in requests)
 
 
 def test_a_real_arm_is_compared(bundles):
     agents = {"agent_0": np.array([0, 1, 2]), "agent_1": np.array([2, 3, 4])}
 
     async def body():
-        one, four = (
+        arm_one, arm_four = (
             ArmBatcher(load_bundle(bundles[arm]), Passes(64, np.random.default_rng(0))) for arm in ("one", "four")
         )
         shadows = Shadows(4)
-        for arm, batcher in (("one", one), ("four", four)):
-            shadows.send(arm, batcher.act, agents, {}, await one.act(agents, True))
+        for arm, batcher in (("one", arm_one), ("four", arm_four)):
+            shadows.send(arm, batcher.act, agents, {}, await arm_one.act(agents, True))
         await settled(shadows)
         return shadows.totals
 

@@ -138,5 +138,5 @@ def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
         return shadows.totals
 
     totals = asyncio.run(run())
-    found = {name: (t.agreed, t.decisions, t.tokens, t.errors) for name, t in totals.items()}
-    assert found == {"right": (1, 1, 0, 0), "wrong": (0, 1, 0, 0), "own": (0, 1, 0, 0)}
+    counts = {name: (t.agreed, t.decisions, t.tokens, t.errors) for name, t in totals.items()}
+    assert counts == {"right": (1, 1, 0, 0), "wrong": (0, 1, 0, 0), "own": (0, 1, 0, 0)}

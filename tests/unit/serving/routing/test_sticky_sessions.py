@@ -14,12 +14,12 @@ UNITS = [f"u{number}" for number in range(30)]
 
 @pytest.fixture
 def gateway(bundles, tmp_path):
-    def of(**more) -> GatewayConfig:
+    def config_of(**more) -> GatewayConfig:
         arms = {arm: {"bundle": bundle} for arm, bundle in bundles.items()}
         where = {"database": f"sqlite:///{tmp_path}/x.db", "spool": f"{tmp_path}/spool"}
         return parse_config(GatewayConfig, {"experiments": [{"name": "exp", "arms": arms} | more]} | where)
 
-    return of
+    return config_of
 
 
 def test_a_session_that_comes_with_another_cluster_after_a_restart_keeps_its_arm(gateway):
@@ -43,16 +43,16 @@ def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others_assig
             app.service.follower.close()  # it hears nothing
             there.service.store.reallocate("exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r")
             there.service.follower.look()
-            theirs = [(await act(other, unit))["arm"] for unit in UNITS]
+            of_other = [(await act(other, unit))["arm"] for unit in UNITS]
             there.service.exposures.flush()
             outdated = [(await act(client, unit))["arm"] for unit in UNITS]
             time.sleep(0.01)
             app.service.follower.look()
-            return theirs, outdated, [(await act(client, unit))["arm"] for unit in UNITS]
+            return of_other, outdated, [(await act(client, unit))["arm"] for unit in UNITS]
 
-    theirs, outdated, later = asyncio.run(body())
-    assert outdated != theirs
-    assert later == theirs
+    of_other, outdated, later = asyncio.run(body())
+    assert outdated != of_other
+    assert later == of_other
 
 
 def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bundles, tmp_path):
@@ -73,7 +73,7 @@ def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bund
                 await act(client, f"s{number}")
             app.service.exposures.flush()
             read = app.service.assigner.look_ups._read
-            app.service.assigner.look_ups._read = lambda asked: statements.append(len(asked)) or read(asked)
+            app.service.assigner.look_ups._read = lambda sessions: statements.append(len(sessions)) or read(sessions)
             fresh = (await act(client, "new"))["experiment"]
             app.service.endpoints.routers["e2"]._remembered.clear()  # as after a restart
             return fresh, (await act(client, "s2"))["experiment"]

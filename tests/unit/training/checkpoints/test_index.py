@@ -11,13 +11,17 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import (
     Published,
-    attempt_number,
+    Replaced,
     best,
+    check_last_group,
+    check_rows_own,
     checkpoint_name,
     checkpoints_in,
     newest,
+    note_start,
     own_checkpoints,
     published,
+    take_number,
     tidy,
     unneeded,
 )
@@ -34,11 +38,11 @@ def manifest(iteration: int, score: float = 0.0, bundle: bool = True) -> Checkpo
     )
 
 
-def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int = 1, of: int = 0) -> StoredFolder:
-    """A checkpoint whose manifest is that of iteration `of`, if given."""
+def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int = 1, copy_of: int = 0) -> StoredFolder:
+    """A checkpoint whose manifest is that of iteration `copy_of`, if given."""
     place = folder / checkpoint_name(iteration, attempt)
     folder.filesystem.create_dir(f"{place}/weights")
-    publish(place, manifest(of or iteration, score))
+    publish(place, manifest(copy_of or iteration, score))
     return place
 
 
@@ -58,11 +62,11 @@ def iterations(checkpoints: list[Published]) -> list[int]:
 def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_numbers(tmp_path: Path):
     """Under one number the folder that a killed worker left half-written would be the next group's own."""
     folder = folder_here(tmp_path)
-    first = attempt_number(folder)
+    first = take_number(folder)
     Path(tmp_path, checkpoint_name(3, first)).mkdir()
-    assert attempt_number(folder) > first
+    assert take_number(folder) > first
     Path(tmp_path, checkpoint_name(4, first * 10)).mkdir()
-    assert attempt_number(folder) == first * 10 + 1
+    assert take_number(folder) == first * 10 + 1
 
 
 def test_the_newest_and_the_best_are_kept():
@@ -80,15 +84,15 @@ def test_the_first_of_every_interval_is_kept_too():
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1), st.integers(1, 4), st.none() | st.integers(1, 5))
 def test_what_was_removed_is_never_needed_later(scores: list[float | None], keep: int, every: int | None):
     """Removing step by step, as a run does, leaves what removing at the end leaves, but for a best that was beaten."""
-    whole, left = listed(*scores), []
-    for checkpoint in whole:
+    listed_scores, left = listed(*scores), []
+    for checkpoint in listed_scores:
         left.append(checkpoint)
-        gone = unneeded(left, keep, every)
-        left = [each for each in left if each not in gone]
-        assert left[-keep:] == whole[: whole.index(checkpoint) + 1][-keep:]
-        assert best(left) == best(whole[: whole.index(checkpoint) + 1])
-    at_the_end = unneeded(whole, keep, every)
-    assert left == [each for each in whole if each not in at_the_end]
+        removed = unneeded(left, keep, every)
+        left = [each for each in left if each not in removed]
+        assert left[-keep:] == listed_scores[: listed_scores.index(checkpoint) + 1][-keep:]
+        assert best(left) == best(listed_scores[: listed_scores.index(checkpoint) + 1])
+    at_the_end = unneeded(listed_scores, keep, every)
+    assert left == [each for each in listed_scores if each not in at_the_end]
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -132,7 +136,7 @@ def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path:
 def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(tmp_path: Path):
     folder, lines = folder_here(tmp_path), list[str]()
     own = [write(folder, iteration) for iteration in (10, 20)]
-    copy, other = write(folder, 30, of=10), write(folder, 40)
+    copy, other = write(folder, 30, copy_of=10), write(folder, 40)
     publish(other, replace(manifest(40), identity="another config"))
     (tmp_path / "checkpoint_00000050_1").mkdir()
     (tmp_path / "checkpoint_00000050_1" / "manifest.json").write_text("{}")  # damaged, which is for the loader to say
@@ -163,3 +167,46 @@ def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path: P
     assert [place.path for place in checkpoints_in(folder)] == [str(tmp_path / checkpoint_name(20, 1))]
     tidy(folder, 1, None, 1)
     assert (tmp_path / "checkpoint_backup" / "kept.txt").exists() and (tmp_path / "checkpoint_old_1").exists()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), unique=True),
+    st.lists(st.tuples(st.integers(1, 4), st.none() | st.integers(0, 5)), unique_by=lambda start: start[0]),
+)
+def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(
+    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[int, int]], starts: list[tuple[int, int | None]]
+):
+    folder = folder_here(tmp_path_factory.mktemp("strays"))
+    for attempt, after in starts:
+        note_start(folder, attempt, after)
+    for iteration, attempt in written:  # also where they are complete only after others have begun
+        write(folder, iteration, attempt=attempt)
+    replayed = {
+        (iteration, attempt)
+        for iteration, attempt in written
+        for later, after in starts
+        if later > attempt and (after is None or after < iteration)
+    }
+    names = [checkpoint_name(*each) for each in sorted({*written} - replayed)]
+    assert [place.path.rpartition("/")[2] for place in checkpoints_in(folder)] == names
+    lines: list[str] = []
+    own_checkpoints(folder, IDENTITY, lines.append)
+    assert len(lines) == len(replayed)
+    tidy(folder, 100, None, 4)
+    own_checkpoints(folder, IDENTITY, lines.append)
+    assert len(lines) == len(replayed)  # they are withdrawn
+    assert take_number(folder) > 4
+
+
+def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp_path: Path):
+    folder = folder_here(tmp_path)
+    first, second = take_number(folder), take_number(folder)
+    check_last_group(folder, second)
+    note_start(folder, second, None)
+    write(folder, 3, attempt=second)
+    assert len(checkpoints_in(folder)) == 1
+    with pytest.raises(Replaced, match="other workers have begun"):
+        check_last_group(folder, first)
+    with pytest.raises(Replaced, match="other workers have begun"):
+        check_rows_own(folder, first, 2)
+    assert checkpoints_in(folder) == []

@@ -11,7 +11,7 @@ LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size
 """Lengths of the episodes of each copy, one after another; the last one is still running when the play ends."""
 
 
-def told(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[EndedEpisode]]:
+def released_by(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[EndedEpisode]]:
     """The episodes released after every `every` steps of all copies, where the copies report in the order `held`."""
     episodes = []
     for copy, own in enumerate(lengths):
@@ -21,31 +21,31 @@ def told(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> l
             at += length
     last = min(sum(own) for own in lengths)
     waiting: list[EndedEpisode] = []
-    found = []
+    parts = []
     for now in range(every, last + every, every):
         ended = [(a, b, c) for a, b, c in episodes if now - every < b <= min(now, last)]
         running = [a for a, b, _ in episodes if a < now < b or b > last >= a]
         new = [EndedEpisode(a, c, 1.0, (), b - a, {}) for a, b, c in sorted(ended, key=lambda e: held.index(e[2]))]
         released, waiting = release([*waiting, *new], running)
-        assert all(one.start < min(running, default=now + 1) for one in released)
-        assert not running or all(one.start >= min(running) for one in waiting)
-        found.append(released)
-    return found
+        assert all(episode.start < min(running, default=now + 1) for episode in released)
+        assert not running or all(episode.start >= min(running) for episode in waiting)
+        parts.append(released)
+    return parts
 
 
 @given(lengths=LENGTHS, every=st.integers(1, 7), data=st.data())
 def test_what_is_released_is_whole_up_to_some_start_and_depends_on_no_worker(lengths, every, data):
     copies = list(range(len(lengths)))
-    found = told(lengths, every, copies)
-    shuffled = told(lengths, every, data.draw(st.permutations(copies)))
-    assert found == shuffled
-    whole = [one for part in found for one in part]
-    assert whole == sorted(whole, key=lambda one: (one.start, one.copy))
+    parts = released_by(lengths, every, copies)
+    shuffled = released_by(lengths, every, data.draw(st.permutations(copies)))
+    assert parts == shuffled
+    episodes = [episode for part in parts for episode in part]
+    assert episodes == sorted(episodes, key=lambda episode: (episode.start, episode.copy))
     # Closed under "began no later": none that began before a released one, or with it, is missing.
-    if whole:
-        frontier = whole[-1].start
+    if episodes:
+        frontier = episodes[-1].start
         begun = [(a, c) for c, own in enumerate(lengths) for a in _starts(own) if a <= frontier]
-        assert sorted(begun) == [(one.start, one.copy) for one in whole]
+        assert sorted(begun) == [(episode.start, episode.copy) for episode in episodes]
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:

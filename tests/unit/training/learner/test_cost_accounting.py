@@ -116,9 +116,9 @@ def test_an_adaptive_coefficient_counts_a_row_once() -> None:
         learner = team.learners["shared"]
         batch = batch_of(run, team)
         data = batch.trajectories["shared"]
-        found = learner.update(data, 0, 0, CostStats(None, 0))
+        metrics = learner.update(data, 0, 0, CostStats(None, 0))
         hyper = learner.policy.hyper
-        expected = adaptive_coefficient(0.1, found["reference_kl"], hyper.kl_target, hyper.kl_horizon, len(data.mask))
+        expected = adaptive_coefficient(0.1, metrics["reference_kl"], hyper.kl_target, hyper.kl_horizon, len(data.mask))
         assert learner.state.kl_coef == expected != 0.1
 
 
@@ -147,11 +147,11 @@ def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, polic
                     parameter.copy_(0.3 * torch.randn(parameter.shape))
             data = batch_of(run, team)
         batch = data.trajectories["first"]
-        found = cost_advantages(batch, run.hyper_of("first"))[1][:, 0, 0]
+        advantages = cost_advantages(batch, run.hyper_of("first"))[1][:, 0, 0]
         quick = batch.agent == 0 if policies == 1 else slice(None)
         slow = data.trajectories[names[-1]]
         ahead = slow.cost_bootstrap[slow.agent == policies % 2, -1, 0]
         paid = batch.actions[quick, 0].float() if horizon == 2 else 0.0
         expected = paid + (ahead if horizon == 1 or not ends else 0.0)
-        assert torch.allclose(found[quick], expected * torch.ones(16), atol=1e-6)
+        assert torch.allclose(advantages[quick], expected * torch.ones(16), atol=1e-6)
         assert horizon == 2 or (ahead != 0).any()

@@ -53,11 +53,11 @@ def played():
 def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> torch.Tensor:
     """The gradient of the first step on the batch, all networks, by the learner's own code; nothing is changed by it."""
     (learner,) = team.learners.values()
-    state, found = learner.plain(), []
+    state, parts = learner.plain(), []
 
     def record(modules, max_norm):
         for module in modules:
-            found.extend(local_part(p.grad).clone().reshape(-1) for p in module.parameters() if p.grad is not None)
+            parts.extend(local_part(p.grad).clone().reshape(-1) for p in module.parameters() if p.grad is not None)
         return torch.zeros(len(modules))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +70,7 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
             patch.setattr(trust_region_step, "constrained_weights", lambda *arguments: (unmoved, {}))
         learner.update(batch, 0, 0, CostStats((4.5,), 6))
     learner.load_state(state)
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def with_hyper(policy: TrainedPolicy, **changes: Any) -> TrainedPolicy:
@@ -146,12 +146,12 @@ def check_value_clip(name: str, config: RunConfig) -> None:
             with torch.no_grad():
                 for parameter in learner.policy.critics[-1].parameters():
                     parameter.mul_(1.5)
-        found = {}
+        losses = {}
         for clip in (None, 0.01):
             learner.policy = with_hyper(learner.policy, value_clip=clip)
-            found[clip] = gradients(name, team, batch, None)
-        assert found[None].norm() > 0
-        torch.testing.assert_close(found[0.01], found[None], atol=1e-6, rtol=1e-5)
+            losses[clip] = gradients(name, team, batch, None)
+        assert losses[None].norm() > 0
+        torch.testing.assert_close(losses[0.01], losses[None], atol=1e-6, rtol=1e-5)
         learner.update(batch, 0, iteration, CostStats((4.5,), 6))
 
 

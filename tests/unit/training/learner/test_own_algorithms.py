@@ -130,7 +130,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
     ways = [["hyper.kl_place=loss"], ["hyper.kl_place=reward"]] if "kl_place" in spec.reads else [[]]
     if "aggregation" in spec.reads:
         ways.append(["hyper.aggregation=fixed-length", "hyper.advantage_norm=batch"])
-    found: set[str] = set()
+    keys_read: set[str] = set()
     with process_group():
         for way in ways:
             run = short(name, TWO_POLICIES, "train.rollout=episodes", *given, *way)
@@ -144,8 +144,8 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
             learner = Learner(model, mesh, settings)
             factor = torch.ones(len(batch.mask) // batch.agents, batch.mask.shape[1])
             learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0), factor)
-            found |= hyper.read
-    assert sorted(spec.reads - found - BY_OTHERS) == []
+            keys_read |= hyper.read
+    assert sorted(spec.reads - keys_read - BY_OTHERS) == []
 
 
 @pytest.mark.parametrize(

@@ -53,23 +53,23 @@ STORED = {
 }
 
 
-def ended(whole: RunConfig) -> None:
+def ended(run_config: RunConfig) -> None:
     """The folder of a run that has played all its steps has its result."""
-    done = {"total_steps": whole.train.total_steps, RESULT: STORED}
-    write_record(whole, record_of(whole) | {"mlflow_run_id": "0123", "finished": done})
-    mark_delivered(whole, 0)
+    done = {"total_steps": run_config.train.total_steps, RESULT: STORED}
+    write_record(run_config, record_of(run_config) | {"mlflow_run_id": "0123", "finished": done})
+    mark_delivered(run_config, 0)
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: Path, scheme: str):
     keys = (f"storage={scheme}{tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
-    whole = config(*keys)
-    assert read_finished_result(whole) is None
-    ended(whole)
-    told = read_finished_result(whole)
-    assert told == RunResult(**STORED | {"curve": Path("/there/return.png")}, trained=False)
-    assert read_finished_result(config(*keys, "resources.workers=2", "train.total_steps=64")) == told
-    assert train(whole) == told  # though there is no Ray here
+    run_config = config(*keys)
+    assert read_finished_result(run_config) is None
+    ended(run_config)
+    result = read_finished_result(run_config)
+    assert result == RunResult(**STORED | {"curve": Path("/there/return.png")}, trained=False)
+    assert read_finished_result(config(*keys, "resources.workers=2", "train.total_steps=64")) == result
+    assert train(run_config) == result  # though there is no Ray here
     assert read_finished_result(config(*keys, "train.total_steps=256")) is None
     for look in (read_finished_result, check_run):
         with pytest.raises(MarlRayError, match=r"^name: run 'toy' exists under .* with another team.shared.hyper.lr; "):
@@ -77,9 +77,9 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: P
 
 
 def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    whole = config(f"storage={tmp_path}")
-    (tmp_path / "run.yaml").write_text(json.dumps(whole.given()))
-    ended(whole)
+    run_config = config(f"storage={tmp_path}")
+    (tmp_path / "run.yaml").write_text(json.dumps(run_config.given()))
+    ended(run_config)
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml")])
     assert caught.value.code == 0
@@ -115,14 +115,14 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path):
 
 
 def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
-    whole = config(f"storage={tmp_path}")
-    assert resume_line(whole) == "no checkpoint had been written, so the same command begins anew"
+    run_config = config(f"storage={tmp_path}")
+    assert resume_line(run_config) == "no checkpoint had been written, so the same command begins anew"
     for number, content in enumerate(("", "{", "[]", "{}")):
         folder = tmp_path / "toy" / f"checkpoint_{number + 20}"
         folder.mkdir(parents=True)
         if content:
             (folder / "manifest.json").write_text(content)
-        assert resume_line(whole).startswith("no checkpoint")
+        assert resume_line(run_config).startswith("no checkpoint")
     for number, steps in ((6, 1728), (12, 3456)):
         (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
         publish(
@@ -130,16 +130,16 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
             CheckpointManifest(FORMAT, "toy", "1", number, steps, 1, 0.0, {}, {}),
         )
     where = f"{tmp_path}/toy/checkpoint_12"
-    assert resume_line(whole) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
+    assert resume_line(run_config) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
 
 
 def test_tracebacks_lie_by_rank(tmp_path: Path):
-    whole = config(f"storage={tmp_path}")
-    assert traceback_of(whole, [0, 1]) == ""
-    write_traceback(whole, "worker-3", "Traceback three")
-    write_traceback(whole, "worker-1", "Traceback one")
-    assert traceback_of(whole, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
-    assert Path(traceback_of(whole, [3])).read_text() == "Traceback three"
+    run_config = config(f"storage={tmp_path}")
+    assert traceback_of(run_config, [0, 1]) == ""
+    write_traceback(run_config, "worker-3", "Traceback three")
+    write_traceback(run_config, "worker-1", "Traceback one")
+    assert traceback_of(run_config, [0, 1, 3]) == f"{tmp_path}/toy/errors/worker-1.txt"
+    assert Path(traceback_of(run_config, [3])).read_text() == "Traceback three"
     assert not write_traceback(config("storage=/proc"), "worker-0", "a disk that cannot be written hides no error")
 
 
@@ -149,14 +149,14 @@ def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
     (tmp_path / "hasty.py").write_text("def make():\n    raise RuntimeError('no licence\\nask for one')\n")
     monkeypatch.syspath_prepend(tmp_path)
     where = f"{tmp_path}/runs/toy/errors/driver.txt"
-    whole = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
+    run_config = config(f"storage={tmp_path}/runs", "env={id: 'hasty:make'}")
     with pytest.raises(MarlRayError) as caught:
-        check_run(whole)
+        check_run(run_config)
     assert (
         str(caught.value) == f"run 'toy' failed before it began: RuntimeError: no licence; its traceback is in {where}"
     )
-    told = Path(where).read_text()
-    assert "hasty.py" in told and "ask for one" in told
+    text = Path(where).read_text()
+    assert "hasty.py" in text and "ask for one" in text
 
 
 @pytest.mark.parametrize(
@@ -226,12 +226,12 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
 @pytest.mark.parametrize("known", [True, False])
 def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
     """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
-    theirs, rays = tmp_path / "theirs", tmp_path / "rays"
-    for folder in (theirs, rays):
+    elsewhere, rays = tmp_path / "theirs", tmp_path / "rays"
+    for folder in (elsewhere, rays):
         folder.mkdir()
     monkeypatch.chdir(rays)
-    answer = work(monkeypatch, theirs if known else tmp_path / "elsewhere", lambda *given, **more: Path.cwd())
-    assert answer == (theirs if known else rays)
+    answer = work(monkeypatch, elsewhere if known else tmp_path / "elsewhere", lambda *given, **more: Path.cwd())
+    assert answer == (elsewhere if known else rays)
 
 
 @pytest.mark.parametrize("kind", [Unwritable, Unreadable])

@@ -65,8 +65,8 @@ def test_tied_weights_count_once():
 
 def test_activations_grow_with_the_rows_of_a_pass():
     peaks = [dry_step(TINY, model(), 4, DryPass(rows, 8)) for rows in (1, 2, 3)]
-    one, two, three = (peak.activations for peak in peaks)
-    assert three - two == pytest.approx(two - one, rel=0.02) and two > 1.5 * one
+    first, second, third = (peak.activations for peak in peaks)
+    assert third - second == pytest.approx(second - first, rel=0.02) and second > 1.5 * first
 
 
 def test_adapters_leave_gradients_and_moments_to_themselves():

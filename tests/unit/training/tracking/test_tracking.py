@@ -39,19 +39,19 @@ def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, list[str]]:
     """Three versions with scores 0.5, 0.9 and 0.7, in the default place of the folder."""
     folder = tmp_path_factory.mktemp("registry")
-    whole = config(f"storage={folder}/runs", "tracking.experiment=mine")
-    tracker = Tracker(whole)
+    run_config = config(f"storage={folder}/runs", "tracking.experiment=mine")
+    tracker = Tracker(run_config)
     bundles = [Path(make_bundle(folder, action)) for action in (1, 2, 3)]
     scores = (0.5, 0.9, 0.7)
-    return whole, [
+    return run_config, [
         tracker.register(bundle, load_bundle(bundle).digest, score)
         for bundle, score in zip(bundles, scores, strict=True)
     ]
 
 
 def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry: tuple[RunConfig, list[str]]):
-    whole, _ = registry
-    client = mlflow.MlflowClient(uri_of(whole), registry_uri=uri_of(whole))
+    run_config, _ = registry
+    client = mlflow.MlflowClient(uri_of(run_config), registry_uri=uri_of(run_config))
     (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     assert run.data.tags["algorithm"] == "mappo"
@@ -59,13 +59,15 @@ def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry: tuple[Ru
     assert len(run.data.tags["config_hash"]) == 64
     assert run.data.tags.get("mlflow.source.git.commit", "") == commit
     assert run.data.metrics["best_score"] == 0.7
-    versions = {str(one.version): one.tags["best_score"] for one in client.search_model_versions("name = 'toy'")}
+    versions = {
+        str(version.version): version.tags["best_score"] for version in client.search_model_versions("name = 'toy'")
+    }
     assert versions == {"1": "0.5", "2": "0.9", "3": "0.7"}
 
 
 def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    told = {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}
-    monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": told}))
+    metrics = {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}
+    monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": metrics}))
     sweep = ToySweep(tmp_path, seeds=1, set={"constraints": [{"budget": 30}]})
     record = sweep.add({"algorithm": "ppo_lagrangian", "hyper.lr": 0.001}, objectives=[123.0])
     tracker = SweepTracker(sweep.config, sweep.records)
@@ -101,9 +103,9 @@ def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, m
 def test_aliases_are_taken_wherever_versions_are(
     registry: tuple[RunConfig, list[str]], monkeypatch: pytest.MonkeyPatch
 ):
-    whole, models = registry
+    run_config, models = registry
     assert models == ["models:/toy/1", "models:/toy/2", "models:/toy/3"]
-    monkeypatch.chdir(Path(whole.storage).parent)
+    monkeypatch.chdir(Path(run_config.storage).parent)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     digests = [load_bundle(model).digest for model in models]  # by the default tracking URI
     assert load_bundle("models:/toy@best").digest == digests[1]
@@ -111,12 +113,12 @@ def test_aliases_are_taken_wherever_versions_are(
     assert pinned("models:/toy@best", None) == "models:/toy/2"
     assert [pinned(same, None) for same in ("models:/toy/3", "a/folder@best")] == ["models:/toy/3", "a/folder@best"]
     foe = "{me: {agents: [a]}, foe: {agents: [b], bundle: 'models:/toy@best', frozen: true}}"
-    rival = config(f"storage={whole.storage}", f"team={foe}")
+    rival = config(f"storage={run_config.storage}", f"team={foe}")
     record: dict[str, Any] = {}
     assert pin_bundles(rival, record)["team"]["foe"]["bundle"] == "models:/toy/2"
     alone = RunConfig.model_validate({"name": "alone", "env": {"id": "toys.envs:countdown"}})
     assert pin_bundles(alone, {}) == alone.given()  # no team was given
-    client = mlflow.MlflowClient(uri_of(whole), registry_uri=uri_of(whole))
+    client = mlflow.MlflowClient(uri_of(run_config), registry_uri=uri_of(run_config))
     client.set_registered_model_alias("toy", "best", "3")
     try:  # a run that is gone on with plays against whom it began with
         assert pin_bundles(rival, json.loads(json.dumps(record)))["team"]["foe"]["bundle"] == "models:/toy/2"
@@ -134,11 +136,11 @@ def test_an_experiment_keeps_the_version_that_an_alias_named(registry: tuple[Run
     from marl_ray.config import ExperimentConfig
     from marl_ray.serving.loaded_bundles import pin
 
-    whole, _ = registry
+    run_config, _ = registry
     arms = {"control": {"bundle": "models:/toy/1"}, "best": {"bundle": "models:/toy@best"}}
-    fixed = pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(whole))
+    fixed = pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(run_config))
     assert [arm.bundle for arm in fixed.arms.values()] == ["models:/toy/1", "models:/toy/2"]
     assert json.loads(fixed.model_dump_json())["arms"]["best"]["bundle"] == "models:/toy/2"
     arms["best"]["bundle"] = "models:/toy@worst"
     with pytest.raises(MarlRayError, match=r"^experiments.x.arms.best: bundle 'models:/toy@worst' is not in"):
-        pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(whole))
+        pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(run_config))

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
-from marl_ray.config.run.sections import NAME_PATTERN
+from marl_ray.config.base import NAME_PATTERN
 from marl_ray.config.serving.gateway import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
 from marl_ray.serving.handlers.act import ACT_FIELDS, ASSIGN_FIELDS
 from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
