@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from gridworld import ROOT, WARM_UP, machine, store
+from parts.roofline import measure_peaks, peaks_line, roofline_lines
 from parts.tables import spread
+
+from marl_ray.config import RunConfig, load_config
 
 PEER = ROOT / "benchmarks/peers/jax_ppo.py"
 PACKAGES = ("jax==0.10.2", "jaxmarl==0.2.0", "gymnax==1.0.1", "optax==0.2.8", "numpy==2.4.6", "six==1.17.0")
@@ -68,14 +71,20 @@ def run_peer(python: Path, task: str, setting: tuple[int, int, int], updates: in
     return result | {"outside": seconds - result["seconds"]}
 
 
-def run_own(task: str, setting: tuple[int, int, int], updates: int, workers: int, *more: str) -> dict[str, Any]:
-    """One `marl-ray train`: its rows, and when it began."""
+def own_config(task: str, setting: tuple[int, int, int]) -> list[str]:
+    """The config file and the overrides of our runs."""
     copies, steps, minibatches = setting
     path, *own = CONFIGS[task]
-    sizes = [f"train.env_copies={copies}", f"train.horizon={steps}", f"train.total_steps={updates * copies * steps}"]
-    sizes += [f"hyper.minibatches={minibatches}", f"resources.workers={workers}"]
+    sizes = [f"train.env_copies={copies}", f"train.horizon={steps}", f"hyper.minibatches={minibatches}"]
+    return [path, *own, *QUIET, *sizes]
+
+
+def run_own(task: str, setting: tuple[int, int, int], updates: int, workers: int, *more: str) -> dict[str, Any]:
+    """One `marl-ray train`: its rows, and when it began."""
+    path, sizes = CONFIGS[task][0], [f"train.total_steps={updates * setting[0] * setting[1]}"]
+    sizes += [f"resources.workers={workers}"]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
-        command = [sys.executable, "-m", "marl_ray", "train", path, *own, *QUIET, *sizes, *more]
+        command = [sys.executable, "-m", "marl_ray", "train", *own_config(task, setting), *sizes, *more]
         begun = time.time()
         done = subprocess.run(
             [*command, f"storage={folder}", "name=peer"], cwd=ROOT, capture_output=True, text=True, timeout=1800
@@ -88,9 +97,11 @@ def run_own(task: str, setting: tuple[int, int, int], updates: int, workers: int
 
 def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Steps per second of both sides at every setting, learning included; the peers' without their compilation."""
-    measured = []
+    measured, peaks = [], measure_peaks()
     for task in tasks:
         for setting in SETTINGS[task]:
+            path, *overrides = own_config(task, setting)
+            config = load_config(RunConfig, ROOT / path, overrides)
             updates = SPEED_STEPS[task] // (setting[0] * setting[1])
             measures: dict[str, Any] = {
                 "task": task,
@@ -98,6 +109,8 @@ def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any
                 "peer": [],
                 "own": {1: [], 2: []},
                 "shares": {},
+                "peaks": peaks_line(peaks),
+                "near": {},
             }
             for _ in range(rounds):
                 peer = run_peer(python, task, setting, updates)
@@ -110,6 +123,8 @@ def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any
                         part: statistics.median(row[f"time/{part}"] for row in rows)
                         for part in ("rollout", "update", "other")
                     }
+                    now = measures["own"][workers][-1], measures["shares"][workers], workers
+                    measures["near"][workers] = roofline_lines(config, peaks, *now)
             print(task, setting, measures["peer"], measures["own"], flush=True)
             measured.append(measures)
     return measured
@@ -153,6 +168,14 @@ def speed_table(rows: list[dict[str, Any]]) -> str:
             f"| {row['task']} | {copies} x {steps}, {minibatches} | {spread(row['peer'])} | {row['compile_seconds']:.0f} s "
             f"| {spread(own[1])} | {spread(own[2])} | {best / statistics.median(row['peer']):.2f} |"
         )
+    lines += ["", "Where time goes in the last round. " + rows[-1]["peaks"], ""]
+    for row in rows:
+        copies, steps, minibatches = row["setting"]
+        for workers, near in row["near"].items():
+            shares = {int(key): value for key, value in row["shares"].items()}[int(workers)]
+            parts = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
+            lines.append(f"- {row['task']}, {copies} x {steps}, {minibatches}, {workers} worker(s): {parts}")
+            lines += [f"  - {line}" for line in near]
     return "\n".join([*lines, ""])
 
 

@@ -22,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from parts.roofline import Work, measure_peaks, peaks_line, roofline_lines
 from parts.tables import spread
 
 from marl_ray.cluster.local_ray import local_ray
@@ -218,6 +219,7 @@ def speed(options: argparse.Namespace) -> None:
         rates = {key: round(part["steps_per_second"]) for key, part in row.items() if not key.startswith("raw")}
         print(f"round {number + 1}: {rates}, raw per process {[round(x) for x in row['raw']]}", flush=True)
         result = {"machine": machine(python), "best_setting": best, "settings": settings, "rounds": rounds}
+        result["peaks"] = measure_peaks()
         store("gridworld", result, speed_table(result))
 
 
@@ -261,6 +263,9 @@ def speed_table(result: dict[str, Any]) -> str:
         f"{statistics.median(row['rllib']['gradient_rows'] for row in rounds):,.0f} rows per iteration.",
         "",
     ]
+    peaks, shown = Work(*result["peaks"]), rounds[-1]["ippo"]
+    near = roofline_lines(run_config("ippo"), peaks, shown["steps_per_second"], shown["shares"], len(rounds[0]["raw"]))
+    lines += ["IPPO in the last round. " + peaks_line(peaks), "", *(f"- {line}" for line in near), ""]
     lines += ["| round | " + " | ".join(names.values()) + " |", "|---" * (1 + len(names)) + "|"]
     for number, row in enumerate(rounds, 1):
         cells = [f"{row[key]['steps_per_second']:,.0f}" for key in names]

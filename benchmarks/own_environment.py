@@ -27,6 +27,7 @@ from marl_ray.rollout.rng import episode_seed
 
 KINDS = {"my_env:MyEnv": "in the loop", "fast_env:FastEnv": "by the compiled batch"}
 AGENTS = ["agent_0", "agent_1"]
+PARTS = ("steps", "resets", "observations")
 
 
 def write_environments(folder: Path) -> None:
@@ -40,8 +41,9 @@ def write_environments(folder: Path) -> None:
     sys.path.insert(0, str(folder))
 
 
-def steps_per_second(env_id: str, copies: int, seconds: float) -> float:
-    """Environment steps per second in this process: every copy is stepped and observed, and begins anew when it is over."""
+def steps_per_second(env_id: str, copies: int, seconds: float) -> tuple[float, dict[str, float]]:
+    """Environment steps per second in this process, and the shares of the parts: every copy is stepped and observed, and
+    begins anew when it is over."""
     batch = make_batch(EnvConfig(id=env_id), copies, [AGENTS])
     actions = np.random.default_rng(0).integers(0, 3, (256, copies, len(AGENTS)))
     seeds, episodes = [episode_seed(0, 0, episode) for episode in range(4096)], 0
@@ -49,17 +51,23 @@ def steps_per_second(env_id: str, copies: int, seconds: float) -> float:
     for copy in range(copies):
         batch.reset(copy, seeds[copy])
     for limit in (seconds / 5, seconds):  # the first is a warm-up
-        steps, begun = 0, time.perf_counter()
+        steps, begun, spent = 0, time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         while time.perf_counter() - begun < limit:
+            marks = [time.perf_counter()]
             batch.step([actions[steps % len(actions)]])
+            marks.append(time.perf_counter())
             for copy in np.flatnonzero(~batch.alive.any(1)).tolist():
                 episodes += 1
                 batch.reset(copy, seeds[episodes % len(seeds)])
+            marks.append(time.perf_counter())
             batch.observe(rows)
+            marks.append(time.perf_counter())
+            for part, first, last in zip(PARTS, marks[:-1], marks[1:], strict=True):
+                spent[part] += last - first
             steps += 1
-    rate = copies * steps / (time.perf_counter() - begun)
+    taken = time.perf_counter() - begun
     batch.close()
-    return rate
+    return copies * steps / taken, {part: part_seconds / taken for part, part_seconds in spent.items()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -69,13 +77,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         "Environment steps per second in one process, observations and resets included; median (least-most). A ratio is of",
         "one round.",
         "",
-        f"| copies | {' | '.join(KINDS.values())} | ratio |",
-        "|---|---|---|---|",
+        f"| copies | {' | '.join(KINDS.values())} | ratio | {' / '.join(PARTS)} of the batch |",
+        "|---|---|---|---|---|",
     ]
     for row in rows:
         loop, compiled = (row["rates"][kind] for kind in KINDS)
         ratios = [fast / slow for fast, slow in zip(compiled, loop, strict=True)]
-        lines.append(f"| {row['copies']} | {spread(loop)} | {spread(compiled)} | {spread(ratios, 1)} |")
+        parts = " / ".join(f"{share:.0%}" for share in row["shares"][list(KINDS)[-1]].values())
+        lines.append(f"| {row['copies']} | {spread(loop)} | {spread(compiled)} | {spread(ratios, 1)} | {parts} |")
     return "\n".join([*lines, ""])
 
 
@@ -90,10 +99,12 @@ def main() -> None:
         write_environments(Path(folder))
         for copies in options.copies:
             rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+            shares: dict[str, dict[str, float]] = {}
             for _ in range(options.rounds):
                 for kind, measured in rates.items():
-                    measured.append(steps_per_second(kind, copies, options.seconds))
-            rows.append({"copies": copies, "rates": rates})
+                    rate, shares[kind] = steps_per_second(kind, copies, options.seconds)
+                    measured.append(rate)
+            rows.append({"copies": copies, "rates": rates, "shares": shares})
     store("own_environment", {"machine": machine() | {"load": load}, "rows": rows}, table(rows))
 
 

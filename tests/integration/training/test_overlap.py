@@ -64,9 +64,9 @@ def test_a_batch_is_played_by_the_weights_of_one_update_before(name: str, alone:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resumed_run_equals_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
     run = config(*ALGORITHMS[name], OVERLAP)
-    rows = train_alone(run, tmp_path)
+    uninterrupted = train_alone(run, tmp_path)
     again = train_alone(run, resume=tmp_path / "2")
-    assert timeless(again) == timeless([row for row in rows if row["iteration"] > 2]) != []
+    assert timeless(again) == timeless([row for row in uninterrupted if row["iteration"] > 2]) != []
 
 
 def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone: None) -> None:
