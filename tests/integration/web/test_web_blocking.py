@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes.http_server import serving_http
 from processes.little_site import web_record
 from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
@@ -115,14 +116,8 @@ def _site(elsewhere: str) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.block_on_close = True, False
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving_http(Handler) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

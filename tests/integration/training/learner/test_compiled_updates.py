@@ -1,16 +1,21 @@
 """The compiled gradient steps and the compiled networks against torch's, on batches of real environments."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from processes.two_workers import two_workers
-from toys.runs import short
+from toys.runs import batch_of, short, team_of
 
 from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.compiled import kernels
-from marl_ray.training.learner import policy_learner
+from marl_ray.training.costs import CostStats
+from marl_ray.training.learner import gradient_epochs, policy_learner
+from marl_ray.training.learner.compiled import epochs
+from marl_ray.training.learner.minibatches import Selection, Shape
+from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
@@ -124,3 +129,29 @@ def test_tanh_is_exact_within_a_millionth() -> None:
     odd = np.array([[np.nan, np.inf, -np.inf]], np.float32)
     kernels.activate(odd, np.zeros(3, np.float32), True)
     assert np.isnan(odd[0, 0]) and odd[0, 1:] == pytest.approx([1, -1], abs=1e-6)
+
+
+@pytest.mark.parametrize("descend", [gradient_epochs.descend, epochs.descend])
+def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend: Callable[..., Any]) -> None:
+    """The mean that `target_kl` bounds is over the steps that were taken."""
+
+    def after(target_kl: float | None, count: int) -> tuple[float, torch.Tensor]:
+        bound = [] if target_kl is None else [f"hyper.target_kl={target_kl}"]
+        run = short("ippo", "env={id: mpe2.simple_spread_v3}", *bound)
+        team = team_of(run)
+        learner, batch = team.learners["shared"], batch_of(run, team).trajectories["shared"]
+        quarters = torch.arange(batch.mask.shape[1]).tensor_split(4)
+        batch.mask[:, torch.cat(quarters[2:])] = False
+        policy = learner.policy
+        shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
+        plan = [[Selection(None, times, shape.all_copies) for times in quarters]] * count
+        prepared, state, _ = prepare(policy, learner.state, batch, shape, plan, CostStats((4.5,), 3, 6.0), None, "here")
+        _, metrics = descend(policy, state, prepared, "here")
+        parameters = policy.model.parameters()
+        return metrics["kl"], torch.cat([parameter.full_tensor().flatten() for parameter in parameters])
+
+    with process_group():
+        kl, once = after(None, 1)
+        assert kl > 0
+        assert torch.equal(after(0.75 * kl, 3)[1], once)
+        assert not torch.equal(after(1.25 * kl, 2)[1], once)

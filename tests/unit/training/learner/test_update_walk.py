@@ -1,6 +1,6 @@
 """The parts of an update return what changes, and leave the learner as it is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,9 +8,8 @@ import torch
 from toys.runs import batch_of, short, team_of
 
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner import gradient_epochs, trust_region_step
-from marl_ray.training.learner.compiled import epochs
-from marl_ray.training.learner.minibatches import Selection, Shape, minibatches
+from marl_ray.training.learner import trust_region_step
+from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.learner.trained_policy import UpdateState
@@ -66,30 +65,6 @@ def test_a_trust_regions_step_returns_weights_and_moves_none() -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in actor.named_parameters())
     assert metrics["trust_region_kl"] > 0
     assert any(not torch.equal(moved[name], value) for name, value in before.items())
-
-
-@pytest.mark.parametrize("descend", [gradient_epochs.descend, epochs.descend])
-def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend: Callable[..., Any]) -> None:
-    """The mean that `target_kl` bounds is over the steps that were taken."""
-
-    def after(target_kl: float | None, count: int) -> tuple[float, torch.Tensor]:
-        bound = [] if target_kl is None else [f"hyper.target_kl={target_kl}"]
-        run = short("ippo", "env={id: mpe2.simple_spread_v3}", *bound)
-        team = team_of(run)
-        learner, batch = team.learners["shared"], batch_of(run, team).trajectories["shared"]
-        quarters = torch.arange(batch.mask.shape[1]).tensor_split(4)
-        batch.mask[:, torch.cat(quarters[2:])] = False
-        policy = learner.policy
-        shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
-        plan = [[Selection(None, times, shape.all_copies) for times in quarters]] * count
-        prepared, state, _ = prepare(policy, learner.state, batch, shape, plan, COSTS, None, "here")
-        _, metrics = descend(policy, state, prepared, "here")
-        return metrics["kl"], weights(learner)
-
-    kl, once = after(None, 1)
-    assert kl > 0
-    assert torch.equal(after(0.75 * kl, 3)[1], once)
-    assert not torch.equal(after(1.25 * kl, 2)[1], once)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian"])
