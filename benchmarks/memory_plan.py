@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/memory_plan.py                       # about 10 minutes of one core
 
 The step is that of `marl-ray plan`: GRPO in bfloat16 with activation checkpointing, passes of 4 x 4,096 tokens, of which
-1,024 of each sequence are trained; all weights are trained. Writes
+1,024 of each sequence are trained; all weights are trained, and vLLM samples. Writes
 `benchmarks/results/memory_plan.{json,md}`. The numbers are counted, so they are the same on every machine.
 """
 
@@ -29,7 +29,7 @@ def run_of(size: str) -> RunConfig:
             "name": "plan",
             "algorithm": "grpo",
             "env": {"id": "math"},
-            "team": {"solver": {"model": model, "generation": {"max_tokens": 1024}}},
+            "team": {"solver": {"model": model, "generation": {"max_tokens": 1024, "engine": "vllm"}}},
             "train": {"env_copies": 64, "group_size": 8, "micro_batch": 4},
         },
     )
@@ -38,15 +38,16 @@ def run_of(size: str) -> RunConfig:
 def table(plans: Mapping[str, Sequence[MemoryPlan]]) -> Iterator[str]:
     yield "# Memory of a training step"
     yield ""
-    yield "GiB of one GPU at the greatest moment of a step that trains all weights, without the copy that samples: the last"
-    yield "column, complete on each GPU. Counted from tensors without numbers; no GPU has confirmed them."
-    yield "`benchmarks/memory_plan.py` says of what step."
+    yield "GiB of one GPU at the greatest moment of a step that trains all weights, from which vLLM samples. Where `torch`"
+    yield "samples, a complete copy on each GPU comes besides: the last column. Counted from tensors without numbers; no GPU"
+    yield "has confirmed them. `benchmarks/memory_plan.py` says of what step."
     yield ""
-    yield f"| Qwen2.5 | {' | '.join(f'{gpus} GPUs' if gpus > 1 else '1 GPU' for gpus in GPUS)} | copy that samples |"
+    yield f"| Qwen2.5 | {' | '.join(f'{gpus} GPUs' if gpus > 1 else '1 GPU' for gpus in GPUS)} | copy for `torch` |"
     yield f"|---|{'---|' * (len(GPUS) + 1)}"
     for size, own in plans.items():
-        cells = [f"{(each.total - each.sampling) / GIB:,.1f}" for each in own]
-        yield f"| {size} | {' | '.join(cells)} | {own[0].sampling / GIB:.1f} |"
+        cells = [f"{each.total / GIB:,.1f}" for each in own]
+        copy = own[0].weights / 2  # of all weights on one GPU in float32; the copy has half of the digits
+        yield f"| {size} | {' | '.join(cells)} | {copy / GIB:.1f} |"
 
 
 def main() -> None:

@@ -23,7 +23,8 @@ from language import ENGINES, GROUP, PROMPTS, TOKENS, WARM_UP, texts
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.policies.engines.sampler import make_engine
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.policies.language.sampling_copy import plain_copy, refresh
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 
 def measure(preset: str, precision: str, name: str, calls: int) -> dict[str, Any]:

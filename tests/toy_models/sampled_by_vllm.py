@@ -8,7 +8,8 @@ from toy_serving.gateways import LINEAGE
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.engines.vllm_engine import VllmEngine
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.policies.language.sampling_copy import plain_copy, refresh
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 CONTEXT = 128
 

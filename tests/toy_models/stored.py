@@ -12,9 +12,17 @@ from toys.texts import config
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sampling_copy import (
+    StillWeights,
+    empty_copy,
+    plain_copy,
+    refresh,
+    sampling_weights,
+)
+from marl_ray.policies.language.sharding.gather_shards import sent_to_first, unsharded
+from marl_ray.policies.language.sharding.hugging_face import write_model
 from marl_ray.policies.language.sharding.shard import shard
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 from marl_ray.training.collectives import worker_mesh
 
 CPU = torch.device("cpu")
@@ -81,6 +89,43 @@ def peaks(folder: str, unread: bool, samples: bool) -> list[int]:
     every: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(every, peak)
     return every
+
+
+def elsewhere_peaks(folder: str, out: str) -> dict[str, list[int]]:
+    """Each worker's peaks of own memory (bytes) where an engine has the weights: to load, its shards included; to hand all
+    weights to the engine; and to write them to `out`, from shards on CPU."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    warm = torch.nn.Linear(64, 64)
+    dist.all_reduce(warm.weight.detach())
+    kept: list[TokenPolicy] = []
+
+    def load() -> None:
+        policy = build_token_policy(ModelConfig(path=folder), GenerationConfig(), 0, unread=True)
+        kept.append(empty_copy(policy, CPU))
+        shard(policy, mesh, False)
+        kept.append(policy)
+
+    def hand_over() -> None:
+        for _ in sampling_weights(kept[0]):
+            pass
+
+    def write() -> None:
+        still, trained = StillWeights(kept[0]), dict(kept[1].lm.named_parameters())
+
+        def first(name: str) -> torch.Tensor | None:
+            return sent_to_first(trained[name].detach(), dist.group.WORLD)
+
+        if dist.get_rank() == 0:
+            write_model(Path(out), still.policy.lm, still.shapes, still.merged(first), file_bytes=100_000_000)
+        else:
+            still.send(first)
+
+    peaks = {}
+    for name, make in (("load", load), ("hand over", hand_over), ("write", write)):
+        every: list[int] = [0] * dist.get_world_size()
+        dist.all_gather_object(every, _peak(make))
+        peaks[name] = every
+    return peaks
 
 
 def _peak(make: Callable[[], object]) -> int:

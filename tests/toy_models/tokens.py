@@ -10,10 +10,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.language.lora import add_adapters
+from marl_ray.policies.language.sampling_copy import plain_copy, refresh
 from marl_ray.policies.language.sharding.gather_shards import unsharded
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.learner.optimizers import clip_gradients
 

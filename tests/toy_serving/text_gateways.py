@@ -9,7 +9,8 @@ import torch
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.bundles.language import save_token_bundle
-from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
+from marl_ray.policies.language.sampling_copy import plain_copy
+from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.serving.asgi import Gateway
 from toy_serving.gateways import LINEAGE
 

@@ -1,11 +1,15 @@
 """A worker of several whose device has no room for a pass; a module of its own so that other processes can import it."""
 
+import itertools
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from marl_ray.algorithms import Evaluated, PolicyLoss, algorithm_of
+from marl_ray.config import AlgorithmConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.costs import CostStats
@@ -41,3 +45,26 @@ def updated(passes: int, short: int) -> str:
     except RuntimeError as error:
         return str(error)
     raise AssertionError("nothing was refused")
+
+
+_passes = itertools.count()
+
+
+def _allocate(batch: Evaluated, before: int) -> None:
+    """Fail as an allocator does in a pass of more than two sequences on the second worker, after `before` passes."""
+    if dist.get_rank() == 1 and next(_passes) >= before and len(batch.log_probs) > 2:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def _crowded(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+    _allocate(batch, 0)
+    return algorithm_of("grpo").policy_loss(batch, hyper)
+
+
+def _crowded_later(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+    _allocate(batch, 1)
+    return algorithm_of("grpo").policy_loss(batch, hyper)
+
+
+CROWDED = replace(algorithm_of("grpo"), name="crowded", policy_loss=_crowded)
+CROWDED_LATER = replace(algorithm_of("grpo"), name="crowded_later", policy_loss=_crowded_later)

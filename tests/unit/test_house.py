@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -49,12 +49,26 @@ def trees_beside_the_sources() -> dict[str, ast.Module]:
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a module, which every test below looks at."""
+    return list(ast.walk(tree))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """A million nodes are no burden for the tests of other files."""
+    yield
+    for cached in (trees, trees_beside_the_sources, nodes):
+        cached.cache_clear()
+
+
 def imports() -> dict[str, set[str]]:
     """Module -> the modules of the product that it imports, wherever the import stands, also for types alone."""
     modules, graph = trees(), {}
     for module, tree in modules.items():
         named: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -108,7 +122,7 @@ def fragments(trees_by_name: Mapping[str, ast.Module]) -> list[str]:
     return [
         f"{name}:{node.lineno}: {node.value.value.strip()[:60]}"
         for name, tree in trees_by_name.items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if FRAGMENT.match(node.value.value.strip())
     ]
@@ -132,9 +146,10 @@ def test_unit_tests_have_the_folders_of_the_sources():
 def test_no_test_imports_a_private_name():
     """A test that did would hold back every change of what nobody else may use."""
     private = [
-        f"{path.relative_to(TESTS)}:{node.lineno}: {node.module} {alias.name}"
-        for path in TESTS.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{file}:{node.lineno}: {node.module} {alias.name}"
+        for file, tree in trees_beside_the_sources().items()
+        if file.startswith("tests/")
+        for node in nodes(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "marl_ray"
         for alias in node.names
         if any(part.startswith("_") for part in [*(node.module or "").split("."), alias.name])
@@ -163,7 +178,7 @@ def vague_names(trees_by_name: Mapping[str, ast.Module]) -> list[str]:
     return [
         f"{file}:{node.lineno}: {name}"
         for file, tree in trees_by_name.items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if is_vague(name := name_of(node)) and not name.startswith("test_") and (file, name) not in STORED
     ]
 
@@ -177,7 +192,7 @@ def test_one_file_imports_the_private_parts_of_ray():
     private = {
         module
         for module, tree in trees().items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray"
         for name in [*(node.module or "").split("."), *(alias.name for alias in node.names)]
         if name.startswith("_")
@@ -189,13 +204,13 @@ def overridden_privates(tree: ast.Module) -> list[str]:
     """Methods named `_x` of classes whose base the module imports from Ray: they replace or use a private part of Ray."""
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray"
         for alias in node.names
     }
     return [
         f"{node.name}.{method.name}"
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef)
         if any(getattr(part, "id", "") in imported for base in node.bases for part in ast.walk(base))
         for method in node.body
@@ -239,10 +254,10 @@ def top_names(tree: ast.Module) -> dict[str, int]:
     return names
 
 
-def words_read(tree: ast.AST) -> set[str]:
+def words_read(tree: ast.Module) -> set[str]:
     """Names that a tree reads, imports, or has in a text; in whatever module."""
     words: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
                 words.add(name)

@@ -12,6 +12,7 @@ from toys.texts import TWO_AGENTS, config, trained
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.training.driver import train
 from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.run_checks import check_run
@@ -63,6 +64,30 @@ def test_the_learner_computes_the_engines_log_probs_in_every_iteration_of_a_team
     rows = train_alone(config(TWO_AGENTS, team, "train.total_steps=48", "hyper.lr=0.01"))
     gaps = [row[f"{name}/engine/log_prob_gap"] for row in rows for name in ("first", "second") if row["iteration"]]
     assert len(gaps) == 6 and max(gaps) < EXACT
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An override by which the speaker's model is read from a folder, so that no worker keeps a copy for vLLM."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = byte_tokenizer(32)
+    tiny_model("tiny-0.2m", tokenizer, 32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return f"team.speaker.model={{path: '{folder}', context: 32}}"
+
+
+@pytest.mark.parametrize("more", [(), ("team.speaker.model.lora.rank=4",), ("algorithm=ppo",)])
+def test_weights_that_no_worker_holds_reach_vllm_after_every_update(stored, more):
+    rows = train_alone(config(ENGINE, stored, "hyper.lr=0.01", *more))
+    gaps = [row["engine/log_prob_gap"] for row in rows if row["iteration"]]
+    assert len(gaps) == 3 and max(gaps) < EXACT
+
+
+def test_weights_that_no_worker_holds_reach_engines_of_their_own(ray_cluster: LocalRay, stored: str, tmp_path: Path):
+    two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=1", "hyper.lr=0.01")
+    run_config, apart = run(tmp_path, ENGINE, stored, *two)
+    gaps = [value for _, value in Tracker(run_config, apart.run_id).history("engine/log_prob_gap")]
+    assert len(gaps) == 3 and max(gaps) < EXACT
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_the_weights_of_the_checkpoint(beside, checkpoints):

@@ -1,5 +1,7 @@
 """The errors of a training that goes nowhere."""
 
+from typing import Any
+
 from marl_ray.errors import MarlRayError
 
 
@@ -8,4 +10,11 @@ class Diverged(MarlRayError):
 
 
 class OutOfMemory(MarlRayError):
-    """The error of a worker whose GPU has no room for a pass."""
+    """The error of a worker whose GPU has no room for a pass of `rows` sequences of a `policy`."""
+
+    def __init__(self, message: str, policy: str | None = None, rows: int = 1) -> None:
+        super().__init__(message)
+        self.policy, self.rows = policy, rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.policy, self.rows)

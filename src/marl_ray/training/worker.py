@@ -42,6 +42,8 @@ class _Start:
     best_left: float
     damaged: list[tuple[str, str]]
     """Paths of the checkpoints whose bundle is not there, each with a line about it."""
+    pass_sizes: dict[str, int]
+    """Policy -> most sequences of a pass, where larger ones had no room."""
 
 
 def worker(payload: dict[Any, Any]) -> Any:
@@ -56,7 +58,8 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.checkpoints.index import take_number
     from marl_ray.training.checkpoints.loading import Unreadable
     from marl_ray.training.checkpoints.storage import Unwritable
-    from marl_ray.training.errors import Diverged
+    from marl_ray.training.errors import Diverged, OutOfMemory
+    from marl_ray.training.loop.pass_sizes import note_smaller_pass
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
     work_in(payload["folder"])
@@ -79,6 +82,9 @@ def worker(payload: dict[Any, Any]) -> Any:
         return {REFUSED: str(error)}
     except Exception as error:
         write_traceback(config, f"worker-{rank}", traceback.format_exc())
+        if isinstance(error, OutOfMemory):
+            with contextlib.suppress(OSError):  # then the workers start again with passes of the same size
+                note_smaller_pass(folder, error)
         if full := disk_full(error, storage_of(config)):
             raise full from error
         raise
@@ -116,7 +122,7 @@ def _train(
     last = run_worker(
         config,
         ray.train.torch.get_device(),
-        RunStart(places, origin, payload["run_id"], best_left=start.best_left),
+        RunStart(places, origin, payload["run_id"], best_left=start.best_left, pass_sizes=start.pass_sizes),
         _listeners(journal, folder, start, rank),
         CheckpointKeeping(
             lambda iteration: folder / checkpoint_name(iteration, start.attempt), before_checkpoint, tidy
@@ -135,6 +141,7 @@ def _check_owner(config: RunConfig, folder: StoredFolder, lease: Any) -> None:
 
 def _start(config: RunConfig, folder: StoredFolder, journal: Journal, attempt: int) -> _Start:
     from marl_ray.training.checkpoints.index import own_checkpoints
+    from marl_ray.training.loop.pass_sizes import pass_sizes
 
     own, refused = [], ""
     try:
@@ -142,7 +149,7 @@ def _start(config: RunConfig, folder: StoredFolder, journal: Journal, attempt: i
     except MarlRayError as error:
         refused = f"no checkpoint can be used: {error}"
     best_left, damaged = (math.inf, []) if refused else _best_left(folder)
-    return _Start(own, refused, attempt, best_left, damaged)
+    return _Start(own, refused, attempt, best_left, damaged, pass_sizes(folder))
 
 
 def _listeners(journal: Journal, folder: StoredFolder, start: _Start, rank: int) -> "Listeners":

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from processes.two_workers import two_workers, workers
-from toy_models.stored import peaks, read_alike, refused_together
+from toy_models.stored import elsewhere_peaks, peaks, read_alike, refused_together
 from toy_models.tokens import LORA, responses, tiny
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from marl_ray.policies.language.sharding.gather_shards import AT_ONCE
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 
 SHAPE = {
@@ -74,3 +75,21 @@ def test_a_worker_holds_its_share_of_the_trained_weights_and_one_layer(stored, c
     assert alone <= 1.2 / count * model + layer
     assert with_copy <= model + 1.2 / count * model + layer
     assert at_once > 1.9 * model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_where_an_engine_has_the_weights_no_worker_ever_holds_more_than_its_share_and_one_weight(
+    stored, count, tmp_path
+):
+    folder, model, layer = stored
+    peaks = {name: max(each) for name, each in workers(count, elsewhere_peaks, folder, str(tmp_path)).items()}
+    largest = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
+    print(f"{count} workers: {', '.join(f'{name} {own / model:.2f}' for name, own in peaks.items())} times the model")
+    assert peaks["load"] <= 1.2 / count * model + layer
+    # Besides the shards: the largest weight, or AT_ONCE of smaller ones, as it was sent, as it arrives, and put together.
+    assert max(peaks["hand over"], peaks["write"]) <= 3 * max(largest, AT_ONCE)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    kept = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (folder, tmp_path))
+    for (name, first), other in zip(next(kept).state_dict().items(), next(kept).state_dict().values(), strict=True):
+        assert torch.equal(first, other), name

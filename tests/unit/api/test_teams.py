@@ -10,7 +10,8 @@ import marl_ray
 from marl_ray.config import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.language import save_token_bundle
-from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
+from marl_ray.policies.language.sampling_copy import plain_copy
+from marl_ray.policies.language.token_policy import build_token_policy
 
 
 @pytest.fixture(scope="module")

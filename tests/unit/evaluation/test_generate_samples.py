@@ -21,7 +21,8 @@ from marl_ray.evaluation.writing.requests import FOLDER, SAMPLES, WritingRequest
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
-from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
+from marl_ray.policies.language.sampling_copy import plain_copy
+from marl_ray.policies.language.token_policy import build_token_policy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OWN = benchmark("jsonl")

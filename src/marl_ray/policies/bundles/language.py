@@ -7,8 +7,10 @@ peft's format, beside its weights. Critics live in checkpoints.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers.utils import logging
 
 from marl_ray.config.run.model import ModelConfig
@@ -24,7 +26,9 @@ from marl_ray.policies.bundles.manifest import (
 from marl_ray.policies.language.base_model import BASE_SHA256, base_sha256, known_base, take_apart
 from marl_ray.policies.language.lora import save_adapters
 from marl_ray.policies.language.model_files import load_model
-from marl_ray.policies.language.token_policy import TokenPolicy, sampling_dtype, save_merged
+from marl_ray.policies.language.sampling_copy import StillWeights, sampling_dtype
+from marl_ray.policies.language.sharding.hugging_face import write_model
+from marl_ray.policies.language.token_policy import TokenPolicy, save_merged
 from marl_ray.policies.prompting.tokenizers import load_tokenizer
 
 ADAPTER_FOLDER = "adapter"
@@ -85,12 +89,23 @@ class TokenBundle(Described):
     policies: Models
 
 
+class PartedPolicy(NamedTuple):
+    """A policy whose weights come one by one."""
+
+    still: StillWeights
+    weights: Iterator[tuple[str, Tensor]]
+    """The result of `still.merged`."""
+
+
 def save_token_bundle(
-    folder: str | Path, agents: Mapping[str, str], policies: Mapping[str, TokenPolicy], lineage: Lineage
+    folder: str | Path,
+    agents: Mapping[str, str],
+    policies: Mapping[str, TokenPolicy | PartedPolicy],
+    lineage: Lineage,
 ) -> Path:
     """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written.
 
-    `policies` are sampling copies (`plain_copy`).
+    `policies` are sampling copies (`plain_copy`), or, of empty copies, what brings their weights.
     """
 
     def write(work: Path) -> TokenManifest:
@@ -100,18 +115,25 @@ def save_token_bundle(
     return publish(folder, write)
 
 
-def _write_policy(folder: Path, policy: TokenPolicy) -> TokenPolicyManifest:
+def _write_policy(folder: Path, given: TokenPolicy | PartedPolicy) -> TokenPolicyManifest:
+    still = given.still if isinstance(given, PartedPolicy) else None
+    policy = given.still.policy if isinstance(given, PartedPolicy) else given
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # else a progress bar for each file would stand among the lines of a run
     try:
-        save_merged(policy, folder)
+        if isinstance(given, PartedPolicy):
+            write_model(folder, policy.lm, given.still.shapes, given.weights)
+        else:
+            save_merged(policy, folder)
     finally:
         if shown:
             logging.enable_progress_bar()
     policy.tokenizer.save_pretrained(folder)
     if policy.config.lora is not None:
         save_adapters(policy.lm, policy.config.lora, policy.base, folder / ADAPTER_FOLDER)
-        (folder / ADAPTER_FOLDER / BASE_SHA256).write_text(base_sha256(policy.lm))
+        (folder / ADAPTER_FOLDER / BASE_SHA256).write_text(
+            base_sha256(policy.lm, None if still is None else still.base())
+        )
     return TokenPolicyManifest(
         generation=policy.generation,
         context=policy.config.context,

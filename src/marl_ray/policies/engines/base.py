@@ -61,6 +61,12 @@ class Completion:
 class Engine(Protocol):
     """Samples responses. A completion is a function of (weights, prompt, seed, generation), up to rounding of logits."""
 
+    @staticmethod
+    def has_weights(generation: GenerationConfig) -> bool:
+        """True if an engine for `generation` has the policy's weights itself. The policy that it is made from may then be
+        an empty copy, whose `sampling_weights` it takes in `ready`."""
+        return False
+
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:

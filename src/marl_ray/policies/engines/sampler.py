@@ -1,7 +1,8 @@
 """Sampling responses from a token policy."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
@@ -12,15 +13,25 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "Engine", "Prompt", "Token", "make_engine"]
 
 
+def has_weights(generation: GenerationConfig) -> bool:
+    """True if the engine that `generation` names has a policy's weights itself, and needs no copy of them beside it. Raises
+    MarlRayError if there is no such engine."""
+    has = getattr(_engine_of(generation), "has_weights", None)
+    return has is not None and bool(has(generation))
+
+
 def make_engine(policy: "TokenPolicy") -> Engine:
     """The engine that `policy.generation.engine` names.
 
     It samples from the policy's weights as they are at the time of a call, so a refresh in place needs no new engine.
     Raises MarlRayError where the engine cannot run here.
     """
+    engine: Engine = _engine_of(policy.generation)(policy)
+    return engine
+
+
+def _engine_of(generation: GenerationConfig) -> Any:
     try:
-        make = ENGINE.load(policy.generation.engine)
+        return ENGINE.load(generation.engine)
     except MarlRayError as error:
         raise MarlRayError(f"generation.engine: {error}") from error
-    engine: Engine = make(policy)
-    return engine

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,8 @@ from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProce
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
 from marl_ray.policies.language.padding import padded
+from marl_ray.policies.language.sampling_copy import outline, sampling_weights
+from marl_ray.policies.language.sharding.gather_shards import AT_ONCE
 from marl_ray.temporary_folders import object_folder
 
 if TYPE_CHECKING:
@@ -40,7 +43,14 @@ class VllmEngine(Engine):
     whole distribution at the generation's temperature; otherwise the policy computes them in a full pass.
 
     A process that dies or does not answer is replaced once per call, and writes all responses of the call again.
+
+    From an empty copy the weights are taken in `ready`, one after another: on a CPU into the memory that vLLM reads, on a
+    GPU by vLLM itself, and then they are lost with its process.
     """
+
+    @staticmethod
+    def has_weights(generation: GenerationConfig) -> bool:
+        return reports_trained(reports_processed(generation), generation)
 
     def __init__(
         self,
@@ -65,7 +75,7 @@ class VllmEngine(Engine):
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         self._policy, self._room = policy, room
         self._processed = reports_processed(policy.generation) if processed is None else processed
-        self._shared = SharedWeights(bare_weights(policy.lm))
+        self._shared = SharedWeights(outline(policy))
         self._folder = object_folder("vllm")
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
@@ -78,6 +88,10 @@ class VllmEngine(Engine):
         """The version of the weights that the process has; counts every hand-over."""
         self._held: Any = None
         """The state of the policy's weights at the last hand-over."""
+        self._filled: int | None = None
+        """`TokenPolicy.version` of the empty copy's weights that are in the shared memory."""
+        self._fills = 0
+        """The version of the shared memory, which counts the times that it was filled from an empty copy."""
 
     @property
     def process(self) -> VllmProcess | None:
@@ -101,10 +115,27 @@ class VllmEngine(Engine):
         return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, self._adapter)
 
     def start(self) -> None:
+        begin = self._running if self._policy.source is not None else self.follow
         try:
-            self.follow()
+            begin()
         except EngineLost:  # another process may work
-            self.follow()
+            begin()
+
+    def ready(self) -> None:
+        policy = self._policy
+        if policy.source is None or self._transfer == NCCL:
+            return
+        adapted = policy.config.lora is not None  # its other weights never change
+        if self._transfer == IPC:
+            if self._held is None or (not adapted and self._held != _state(policy)):
+                with taking_all(sampling_weights(policy)) as weights:
+                    self._load_in_parts(self._running(), weights)
+        elif self._filled is None or (not adapted and self._filled != policy.version):
+            with taking_all(sampling_weights(policy)) as weights:
+                self._shared.fill(self._fills + 1, weights)
+            self._fills += 1
+            self._filled, self._held = policy.version, None
+        self.follow()
 
     def rest(self) -> None:
         if self._sleeps and self._held is not None and self._process is not None and not self._process.lost:
@@ -163,15 +194,7 @@ class VllmEngine(Engine):
 
     def follow(self) -> VllmProcess:
         """Bring the process up to date with the policy's weights and return it."""
-        process = self._process
-        if process is None or process.lost:
-            if self._transfer == NCCL and self._version:
-                raise EngineLost("generation.engine=vllm: its weights were lost with its process")
-            process = self._process = VllmProcess(self._settings(), torch.get_num_threads())
-            self._held, self._adapter = None, 0
-            if self._transfer != NCCL:
-                process.ask("join", {"packed": False} if self._transfer == IPC else {})
-        state = _state(self._policy)
+        process, state = self._running(), _state(self._policy)
         if self._held == state or self._transfer == NCCL:
             return process
         version, adapted = self._version + 1, self._policy.config.lora is not None and self._room is None
@@ -188,9 +211,40 @@ class VllmEngine(Engine):
         self._version, self._held = version, state
         return process
 
+    def _running(self) -> VllmProcess:
+        """The process, which is started if there is none."""
+        process = self._process
+        if process is None or process.lost:
+            by_parts = self._transfer == IPC and self._policy.source is not None
+            if (self._transfer == NCCL or by_parts) and self._version:
+                raise EngineLost("generation.engine=vllm: its weights were lost with its process")
+            process = self._process = VllmProcess(self._settings(), torch.get_num_threads())
+            self._held, self._adapter = None, 0
+            if self._transfer != NCCL:
+                process.ask("join", {"packed": False} if self._transfer == IPC else {})
+        return process
+
+    def _load_in_parts(self, process: VllmProcess, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Hand over weights that exist only until the next ones are asked for, on the GPU that vLLM shares."""
+        version = self._version + 1
+        process.ask("begin_load", version)
+        for part in in_parts(weights):
+            torch.cuda.synchronize()  # kernels that write the weights may still be running
+            process.ask("load_part", ipc_update(part))
+        process.ask("finish_load", version)
+        adapted = self._policy.config.lora is not None  # then `follow` has the adapter to bring
+        self._version, self._held = version, () if adapted else _state(self._policy)
+
     def _load(self, process: VllmProcess, version: int) -> None:
         """Hand over the policy's weights without those of its adapters."""
-        weights = bare_weights(self._policy.lm)
+        policy = self._policy
+        if policy.source is not None:
+            filled = self._filled is not None and (policy.config.lora is not None or self._filled == policy.version)
+            if self._transfer == IPC or not filled:
+                raise MarlRayError(f"generation.engine=vllm: version {policy.version} of the weights has not come")
+            process.ask("load", version, {"layout": self._shared.layout, "version": self._fills})
+            return
+        weights = bare_weights(policy.lm)
         if self._transfer == IPC:
             torch.cuda.synchronize()  # kernels that write the weights may still be running
             process.ask("load", version, ipc_update(weights))
@@ -220,6 +274,11 @@ def reports_processed(generation: GenerationConfig) -> bool:
     return generation.temperature != 1
 
 
+def reports_trained(processed: bool, generation: GenerationConfig) -> bool:
+    """True if vLLM reports the log-probabilities that are trained on; `processed` as in `VllmEngine`."""
+    return (generation.top_k == 0 and generation.top_p == 1) if processed else generation.temperature == 1
+
+
 def with_trained_log_probs(
     policy: "TokenPolicy",
     processed: bool,
@@ -229,9 +288,10 @@ def with_trained_log_probs(
 ) -> list[Completion]:
     """Give vLLM's responses the log-probabilities that are trained on: at the temperature, of the whole distribution.
 
-    If vLLM reports others, `policy` computes them; its weights must be those that wrote the responses.
+    If vLLM reports others, `policy` computes them; its weights must be those that wrote the responses. An empty copy
+    computes none: vLLM reports those of the policy's own generation, and no others are trained on.
     """
-    if (generation.top_k == 0 and generation.top_p == 1) if processed else generation.temperature == 1:
+    if reports_trained(processed, generation) or policy.source is not None:
         return list(completions)
     exact: list[Completion] = []
     for start in range(0, len(prompts), SCORED):
@@ -249,6 +309,31 @@ def _scores(policy: "TokenPolicy", prompts: Sequence[Prompt], responses: Sequenc
     return [row[: len(response)] for row, response in zip(scores.tolist(), responses, strict=True)]
 
 
+@contextmanager
+def taking_all(weights: Iterator[tuple[str, Tensor]]) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    """After an error within the block, take the rest of the weights: other workers gather them together with this one."""
+    try:
+        yield weights
+    except Exception:
+        for _ in weights:
+            pass
+        raise
+
+
+def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Put weights together to parts of at most AT_ONCE bytes, or of one weight that is larger."""
+    part: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        if part and sum(own.nbytes for own in part.values()) + tensor.nbytes > AT_ONCE:
+            yield part
+            part = {}
+        part[name] = tensor
+    if part:
+        yield part
+
+
 def _state(policy: "TokenPolicy") -> list[tuple[int, int]]:
-    """Address and write counter of each weight; the result changes with every write to the weights."""
-    return [(parameter.data_ptr(), parameter._version) for parameter in policy.lm.parameters()]
+    """Address and write counter of each weight; the result changes with every write to the weights, and to those that an
+    empty copy does not hold."""
+    counters = [(own.data_ptr(), own._version) for own in policy.lm.parameters() if not own.is_meta]
+    return [(0, policy.version), *counters] if policy.source is not None else counters

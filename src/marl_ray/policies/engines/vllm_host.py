@@ -19,6 +19,8 @@ from marl_ray.policies.engines.vllm_engine import VllmEngine
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.messages import SHARED
 from marl_ray.policies.engines.vllm_process.process import EngineLost
+from marl_ray.policies.language.lora import bare_name
+from marl_ray.policies.language.sampling_copy import fill_with_zeros
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -80,7 +82,10 @@ class VllmHost:
         self, policy: "TokenPolicy", tensor_parallel: int = 1, memory_share: float = 0.5, transfer: str = SHARED
     ) -> None:
         """The host owns `policy` from now on, whose weights count as version `policy.version`. With the transfer `nccl`
-        these weights are not read, and all versions arrive through `take`."""
+        these weights are not read, and all versions arrive through `take`. Weights on the meta device are zeros until they
+        are loaded."""
+        if transfer == SHARED:
+            fill_with_zeros(policy)
         self._policy = policy
         self._engine = VllmEngine(policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=transfer)
         self._loaded = threading.Condition()
@@ -93,14 +98,16 @@ class VllmHost:
         self._thread = threading.Thread(target=self._work, name="vllm-host", daemon=True)
         self._thread.start()
 
-    def load(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
-        """Load changed weights, by the names of `policy.lm`'s parameters, as `version`.
+    def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
+        """Load changed weights, by the names of `policy.lm`'s parameters with or without its adapters, as `version`, or, if
+        they are not `complete`, a part of that version.
 
         Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or
         shape, and while responses are being written, which would mix two versions.
         """
-        with self._newer(version):
-            own = dict(self._policy.lm.named_parameters())
+        with self._newer(version, complete):
+            named = list(self._policy.lm.named_parameters(remove_duplicate=False))
+            own = {bare_name(name): value for name, value in named} | dict(named)
             for name, value in weights.items():
                 if name not in own or (own[name].dtype, tuple(own[name].shape)) != (value.dtype, value.shape):
                     expected = f"{own[name].dtype} {list(own[name].shape)}" if name in own else "no such tensor"
@@ -119,8 +126,8 @@ class VllmHost:
             self._engine.take(update)
 
     @contextmanager
-    def _newer(self, version: int) -> Iterator[None]:
-        """Set the version of the weights to `version` after this block."""
+    def _newer(self, version: int, complete: bool = True) -> Iterator[None]:
+        """Set the version of the weights to `version` after this block, if they are `complete` then."""
         with self._loaded:
             held = self._policy.version
             if version <= held:
@@ -128,8 +135,9 @@ class VllmHost:
             if self._open:
                 raise MarlRayError(f"weights of version {version} arrived while responses are being written")
             yield
-            self._policy.version = version
-            self._loaded.notify_all()
+            if complete:
+                self._policy.version = version
+                self._loaded.notify_all()
 
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ ULPS = 16
 """Two recoveries of one base model differ by fewer units in the last place of a tensor's greatest weight."""
 
 
-def base_sha256(lm: PreTrainedModel) -> str:
-    """sha256 (hex) of the weights without adapters and of the config's keys that a forward pass reads."""
+def base_sha256(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]] | None = None) -> str:
+    """sha256 (hex) of the weights without adapters and of the config's keys that a forward pass reads. `weights` are given,
+    sorted by their names, where the model does not have them."""
     config = {name: value for name, value in lm.config.to_diff_dict().items() if name not in _NOT_COMPUTED_WITH}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(bare_weights(lm).items()):
+    for name, tensor in sorted(bare_weights(lm).items()) if weights is None else weights:
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -152,25 +152,36 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
     """
     layers, weights = dict(adapted(module)), {}
     for name, value in module.state_dict().items():
-        if ".lora_" in name:
+        if is_adapter(name):
             continue
         owner, _, kind = name.rpartition(".")
         layer = layers.get(owner.removesuffix(".base_layer"))
         if layer is not None and kind == "weight":
-            delta = (layer.up.float() @ layer.down.float()) * layer.scale
             # A GPU has no room for one more copy of a large model's weights.
-            value = (value.float() + (delta.T if layer.fan_in_fan_out else delta)).to(value.dtype).cpu()
-        weights[name.replace(".base_layer.", ".")] = value.detach().contiguous()
+            value = merged(layer, value).cpu()
+        weights[bare_name(name)] = value.detach().contiguous()
     return weights
+
+
+def merged(layer: "Adapted", weight: Tensor) -> Tensor:
+    """The `weight` of a layer, with the layer's adapter, in the weight's own type; the sum is in float32."""
+    delta = (layer.up.float() @ layer.down.float()) * layer.scale
+    return (weight.float() + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
+
+
+def is_adapter(name: str) -> bool:
+    """True for the name of an adapter's weight."""
+    return ".lora_" in name
+
+
+def bare_name(name: str) -> str:
+    """The name that a weight has in the model without adapters."""
+    return name.replace(".base_layer.", ".")
 
 
 def bare_weights(module: nn.Module) -> dict[str, Tensor]:
     """The module's state without its adapters, by the names of the model without adapters. The tensors are not copies."""
-    return {
-        name.replace(".base_layer.", "."): value.detach()
-        for name, value in module.state_dict().items()
-        if ".lora_" not in name
-    }
+    return {bare_name(name): value.detach() for name, value in module.state_dict().items() if not is_adapter(name)}
 
 
 def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folder: Path) -> None:

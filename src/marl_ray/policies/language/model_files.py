@@ -15,6 +15,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sharding.gather_shards import own_part
 
 FLOATS = {"F32", "F16", "BF16"}
@@ -40,11 +41,20 @@ class StoredWeights:
                 state |= dict.fromkeys(tied, value)
         lm.load_state_dict(state, strict=False, assign=True)
 
+    @torch.no_grad()
+    def read_complete(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
+        """The complete value of a weight on the meta device, one of `tied` names, on `device` and in the weight's type."""
+        key = self._key(tied)
+        return torch.empty_like(parameter, device=device).copy_(self.files[key].get_slice(key)[:])
+
+    def _key(self, tied: list[str]) -> str:
+        return next(filter(self.files.__contains__, map(bare_name, tied)))
+
     def _read(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
-        key = next(filter(self.files.__contains__, map(_stored_name, tied)))
-        stored = self.files[key].get_slice(key)
         if not isinstance(parameter, DTensor):
-            return torch.empty_like(parameter, device=device).copy_(stored[:])
+            return self.read_complete(tied, parameter, device)
+        key = self._key(tied)
+        stored = self.files[key].get_slice(key)
         mesh, local = parameter.device_mesh, parameter.to_local()
         own = torch.empty(local.shape, dtype=local.dtype, device=device).copy_(stored[own_part(parameter)])
         shape, stride = parameter.shape, parameter.stride()
@@ -146,6 +156,24 @@ def _files(path: str) -> list[str]:
     return [single]
 
 
+def check_files(path: str, lm: nn.Module) -> None:
+    """Raise MarlRayError if a file of a model's folder is missing or broken, or a weight of it is missing or of another
+    model than `lm`, which may be on the meta device. Headers are read, and no weights."""
+    where = f"model.path {path!r}"
+    try:
+        stored = _opened(path)
+    except Exception as error:  # a SafetensorError or an OSError
+        raise MarlRayError(f"{where}: {_broken_file(path) or one_line(error)}") from error
+    own = dict(lm.named_parameters(remove_duplicate=False))
+    for name in sorted(own.keys() & stored.keys()):
+        shape = stored[name].get_slice(name).get_shape()
+        if shape != list(own[name].shape):
+            raise MarlRayError(f"{where}: its weight {name} is {shape}, expected {list(own[name].shape)}")
+    missing = [names[0] for names in tied_names(lm) if not stored.keys() & set(names)]
+    if missing and stored.keys() <= own.keys():  # otherwise transformers may read others under these names
+        raise MarlRayError(f"{where} lacks {len(missing)} weights of its model, such as {missing[0]}")
+
+
 def _broken_file(path: str) -> str | None:
     """The first file of a model that cannot be opened, and why; None if all can."""
     try:
@@ -180,8 +208,3 @@ def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
         if part.get_shape() != list(parameters[keys[0]].shape) or part.get_dtype() not in FLOATS:
             return False
     return lm.state_dict().keys() <= parameters.keys()
-
-
-def _stored_name(name: str) -> str:
-    """The name that a weight has in files, which know no adapters."""
-    return name.replace(".base_layer.", ".")

@@ -1,8 +1,7 @@
 """The token policy: a causal language model that scores responses, with critics on its last hidden states."""
 
-import copy
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,9 @@ from marl_ray.policies.bundles.manifest import MANIFEST, TokenManifest, check_mo
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
-from marl_ray.policies.language.lora import add_adapters, lay_beside, merged_weights, without_adapters
+from marl_ray.policies.language.lora import add_adapters, merged_weights, without_adapters
 from marl_ray.policies.language.model_files import StoredWeights, empty_model, load_model
 from marl_ray.policies.language.packing import Packed
-from marl_ray.policies.language.sharding.gather_shards import unsharded
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
@@ -79,8 +77,14 @@ class TokenPolicy(nn.Module):
         """Number of `refresh`es that this sampling copy has had: one for each update."""
         self.unread: StoredWeights | None = None
         """The files of the weights that are still on the meta device."""
+        self.source: Any = None
+        """The `WeightSource` of an empty copy; None for a policy that has its weights."""
+        self.home: torch.device | None = None
+        """The device of an empty copy."""
         self.joint: JointWorkers | None = None
         """The workers that compute each pass together, once the policy is sharded over such."""
+        self.gathers_once = False
+        """True if the weights stay gathered over the passes of a gradient step, once the policy is sharded."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
@@ -100,7 +104,7 @@ class TokenPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        return self.home or next(self.parameters()).device
 
     @property
     def heads(self) -> list[nn.Linear]:
@@ -298,64 +302,6 @@ def move(policy: TokenPolicy, device: torch.device) -> None:
     for tensor in (*policy.parameters(), *policy.buffers()):
         if not tensor.is_meta:
             tensor.data = tensor.data.to(device)
-
-
-def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
-    """Copy a policy that is not sharded yet; the copy has no gradients."""
-    return _copied(policy, None)
-
-
-def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> TokenPolicy:
-    """Make the copy that samples: without gradients, in `config.dtype`, on the policy's device, which has to be given for a
-    policy whose weights are still in files. The policy is not sharded yet.
-
-    Adapters are not merged into the weights: in bfloat16 rounding would remove small adapters.
-    """
-    device = device or policy.device
-    plain = _copied(policy, sampling_dtype(policy.config, device))
-    read(plain, device)
-    lay_beside(plain)
-    return plain
-
-
-def sampling_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Number type of weights that sample on a device."""
-    if config.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return torch.float32 if config.dtype == "fp32" else torch.bfloat16
-
-
-def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
-    # The parameters are passed in their new type, so that the copy is never in memory in the old type.
-    memo: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach().to(dtype or parameter.dtype, copy=True), requires_grad=False)
-        for parameter in policy.parameters()
-    }
-    memo |= {id(shared): shared for shared in (policy.tokenizer, policy.unread)}
-    return copy.deepcopy(policy, memo)
-
-
-@torch.no_grad()
-def still_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
-    """Copy a sampling copy as it is now, so that it can be written while the other is refreshed. The two share the weights
-    that are not `changing`. Where all change, the copy is on the CPU, because a GPU has no room for one more."""
-    everything = all(name in changing for name, _ in plain.named_parameters())
-    memo: dict[int, Any] = {id(plain.tokenizer): plain.tokenizer}
-    for name, own in plain.named_parameters():
-        device = "cpu" if everything else own.device
-        memo[id(own)] = nn.Parameter(own.to(device, copy=True), False) if name in changing else own
-    return copy.deepcopy(plain, memo)
-
-
-@torch.no_grad()
-def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
-    """Copy trained weights, sharded or not, into a sampling copy; every worker takes part. Frozen weights never change,
-    so they are not copied."""
-    trainable = {name: own for name, own in trained.named_parameters() if own.requires_grad}
-    targets = dict(plain.named_parameters())
-    for name, value in zip(trainable, unsharded(trainable.values()), strict=True):
-        targets[name].copy_(value)
-    plain.version += 1
 
 
 def save_merged(policy: TokenPolicy, folder: str | Path) -> None:

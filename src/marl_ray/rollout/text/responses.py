@@ -83,10 +83,11 @@ def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: i
 def _values(
     player: TokenPlayer, prompts: Tensor, responses: Tensor, mask: Tensor, signals: int
 ) -> tuple[Tensor, Tensor]:
-    """Values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units; zeros without a critic."""
+    """Values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units; zeros without a critic, and of an
+    empty copy, for which the learner estimates them."""
     values, cost_values = torch.zeros(mask.shape), torch.zeros(*mask.shape, signals)
     policy = player.policy
-    if policy.value_head is None and policy.cost_head is None:
+    if (policy.value_head is None and policy.cost_head is None) or policy.source is not None:
         return values, cost_values
     device = policy.device
     order = policy.order(prompts, mask).argsort(stable=True)

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, named
+from marl_ray.policies.language.sharding.gather_shards import sent_to_first
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, STATE
 from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
@@ -53,8 +54,10 @@ class Contents:
     envs: Callable[[], Mapping[str, Any]]
     """Makes the running episodes of this worker's environment copies."""
     score: float
-    bundle: Callable[[Path], None] | None = None
-    """On rank 0, if the score is the best so far: writes the bundle into a local folder that does not exist yet."""
+    bundle: Callable[..., None] | None = None
+    """Writes a bundle, if the score is the best so far: on rank 0 as the local folder that is its first argument and does
+    not exist yet. Its last argument returns trained weights, (policy, weight) -> tensor; other ranks call it with that
+    alone."""
 
 
 class CheckpointSaver:
@@ -133,6 +136,8 @@ def write(
     rank, files, scalars = dist.get_rank(group), StoredFiles(place), scalars_of(tensors)
     sharded = {name: value for name, value in tensors.items() if name not in scalars}
     _together(lambda: _write_plain(files, rank, contents, scalars), group)
+    if contents.bundle is not None:
+        _together(lambda: _write_bundle(files, tensors, contents, group), group)
     try:
         state_dict_saver.save(sharded, storage_writer=TensorWriter(files, WEIGHTS), process_group=group)
     except CheckpointException as error:  # torch's own, a BaseException
@@ -154,12 +159,22 @@ def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Map
         return
     state = {**contents.state, "learners": contents.learners, SCALARS: scalars}
     files.write(STATE, json.dumps(state).encode())
-    if contents.bundle is not None:
-        # On the checkpoint's own disk where there is one: it has room for the bundle, and the temporary folder's may not.
-        local = TemporaryDirectory(prefix=".bundle-", dir=files.place.path) if files.place.is_local else None
-        with local or temporary_folder("bundle") as temporary:
-            contents.bundle(Path(temporary, BUNDLE))
-            files.copy_in(Path(temporary, BUNDLE), BUNDLE)
+
+
+def _write_bundle(files: StoredFiles, tensors: Mapping[str, Tensor], contents: Contents, group: Any) -> None:
+    assert contents.bundle is not None
+
+    def trained(policy: str, weight: str) -> Tensor | None:
+        return sent_to_first(tensors[f"{policy}/model/lm.{weight}"], group)
+
+    if dist.get_rank(group) != 0:
+        contents.bundle(trained)
+        return
+    # On the checkpoint's own disk where there is one: it has room for the bundle, and the temporary folder's may not.
+    local = TemporaryDirectory(prefix=".bundle-", dir=files.place.path) if files.place.is_local else None
+    with local or temporary_folder("bundle") as temporary:
+        contents.bundle(Path(temporary, BUNDLE), trained)
+        files.copy_in(Path(temporary, BUNDLE), BUNDLE)
 
 
 def _together(action: Callable[[], None], group: Any) -> None:

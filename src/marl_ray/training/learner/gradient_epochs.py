@@ -3,11 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from marl_ray.algorithms.constraints.penalty import exact_penalty_weights
 from marl_ray.training.collectives import total, world
@@ -68,7 +66,6 @@ def _step(
     Returns the state, and this worker's part of METRICS (7,). `first`: no step was taken on this batch yet.
     """
     spec, hyper, costs = policy.algorithm.spec, policy.hyper, prepared.costs
-    sharded = cast(FSDPModule, policy.model)
     parts = list(micro_batches(selection, prepared.shape, policy.pass_size, prepared.order))
     only = EvaluatedPass(policy, state, prepared, parts[0][0], first) if len(parts) == 1 else None
     gates = torch.zeros(len(policy.budgets), device=policy.device)  # weights of the cost surrogates, for P3O
@@ -78,9 +75,8 @@ def _step(
     metrics = torch.zeros(len(METRICS), device=policy.device)
     moved = torch.zeros(len(policy.budgets), device=policy.device)
     for part, last in parts:
-        if len(parts) > 1 and policy.family.accumulates:  # gather the weights once, reduce the gradients once
-            sharded.set_requires_gradient_sync(last)
-            sharded.set_reshard_after_backward(last)
+        if len(parts) > 1:
+            policy.family.begin_pass(policy.model, last)
         current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
         # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, current, size, gates)
@@ -92,6 +88,8 @@ def _step(
             # before it.
             change = (current.ratio.detach() - 1)[..., None] * current.cost_advantages * current.mask[..., None]
             moved += change.sum((0, 1)) / max(size[0], 1)
+    if len(parts) > 1:
+        policy.family.end_passes(policy.model)
     trained = [policy.actor] if spec.constraint != "trust_region" else []
     critics = policy.critics if not spec.critic_first else []
     norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)

@@ -51,6 +51,8 @@ class LearnerSettings:
     """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
     served: bool = False
     """Other policies, or older weights, wrote the batches. Ratios are then to the probabilities that these recorded."""
+    sampled_elsewhere: bool = False
+    """The engine that samples has the weights itself, so the worker needs no copy that samples."""
     other_engine: bool = False
     """The engine that samples computes the model by its own code, so its log-probabilities are compared with the
     learner's."""
@@ -80,7 +82,9 @@ class TrainedPolicy:
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker, and shard it."""
         algorithm, family, hyper = algorithm_of(settings.algorithm), family_of(model), settings.hyper
         spec = algorithm.spec
-        models = family.set_up(model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper))
+        models = family.set_up(
+            model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper), settings.sampled_elsewhere
+        )
         # A trust region moves the actor without an optimiser.
         actor = [family.actor(models.trained)] if spec.constraint != "trust_region" else []
         critics = family.critics(models.trained)
@@ -142,6 +146,11 @@ class TrainedPolicy:
         if self.hyper.importance_cap is None and self.settings.other_engine and not self.samples_alike:
             return ENGINE_CAP
         return self.hyper.importance_cap
+
+    @property
+    def estimates_values(self) -> bool:
+        """True if the learner estimates the values of a batch, because the rollout copy has no weights for it."""
+        return getattr(self.rollout_model, "source", None) is not None and bool(self.critics)
 
     @property
     def pass_size(self) -> int | None:

@@ -24,7 +24,7 @@ from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
 from marl_ray.training.loop.phase_clock import PhaseClock
 from marl_ray.training.loop.start import ANEW, RunStart, imitate, load_start
 from marl_ray.training.run_folder.record import identity_hash
-from marl_ray.training.team.assembly import Team, build_team, bundle_writer
+from marl_ray.training.team.assembly import Team, build_team, bundle_sender, bundle_writer
 from marl_ray.training.team.joint_update import update_team
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
@@ -67,7 +67,7 @@ class Run:
         self.config = config
         self.rank, workers = world()
         self.env = make_env(config.env, config.constraints)
-        self.team = self._start_team(device, listeners, engine_of)
+        self.team = self._start_team(device, start, listeners, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
         self.state, snapshot = load_start(config, self.team, start, listeners)
         listeners.begin(self.state["iteration"] if start.continues else None)
@@ -106,7 +106,9 @@ class Run:
         self.transcripts: list[dict[str, Any]] = []
         """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
 
-    def _start_team(self, device: torch.device, listeners: Listeners, engine_of: "EngineOf | None") -> Team:
+    def _start_team(
+        self, device: torch.device, start: RunStart, listeners: Listeners, engine_of: "EngineOf | None"
+    ) -> Team:
         """Build the team, with its engines running if the run samples from them."""
         config, mixed = self.config, self.config.resources.mixed_precision
         resources = config.resources
@@ -114,6 +116,11 @@ class Run:
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
         listeners.phase("loading the models" if config.language else "making the policies")
         team = build_team(config, self.env, mesh, mixed_precision, engine_of)
+        for name, rows in start.pass_sizes.items():
+            if name in team.learners:
+                team.learners[name].limit_passes(rows)
+                if self.rank == 0:
+                    listeners.say(f"policy {name!r}: passes of at most {rows}, because larger ones ran out of memory")
         samples = config.data is None or config.evaluates or bool(config.evaluation.benchmarks)
         if samples and any(policy.generation.engine != "torch" for policy in config.team.values()):
             listeners.phase("starting the engines")
@@ -272,9 +279,11 @@ class Run:
         }
         if place is not None:
             self.saver.wait()
-            bundle = None
+            bundle: Callable[..., None] | None = None
             if best and self.rank == 0:
                 bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state["origin"])
+            elif best:
+                bundle = bundle_sender(self.team)
             learners = {name: learner.plain() for name, learner in self.team.learners.items()}
             contents = Contents(dict(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)

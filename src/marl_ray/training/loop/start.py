@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pettingzoo import ParallelEnv
@@ -31,6 +31,9 @@ class RunStart:
     keeps the hyper-parameters of its config."""
     best_left: float = math.inf
     """The greatest score of a bundle that is left, if a better one may be lost."""
+
+    pass_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Policy -> most sequences of a pass, where larger passes had no room on a worker."""
 
     @property
     def continues(self) -> bool:

@@ -36,6 +36,10 @@ if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need the
     EngineOf = Callable[[str, TokenPolicy], Engine]
 
 Agreed = TypeVar("Agreed")
+TrainedTensor = Callable[[str, str], torch.Tensor | None]
+"""(policy, weight of its language model) -> the trained weight complete on rank 0, with all workers; None on the others."""
+BundleWriter = Callable[..., None]
+"""Writes a bundle as the folder of its first argument; a `TrainedTensor` is the second."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +53,32 @@ class Team:
     """Policy -> the engine that samples from it; empty for actor-critics."""
 
     def start(self) -> None:
-        """Start the engines, all workers together. If one cannot start on any worker, all workers raise its error."""
+        """Start the engines, all workers together, with their first weights. If one cannot start on any worker, all workers
+        raise its error."""
 
         def start_own() -> None:
             for engine in self.engines.values():
                 engine.start()
 
         _together(start_own)
+        _together(self._bring_weights)
         self.rest()
+
+    def _bring_weights(self) -> None:
+        """Let each engine take the current weights. After an error the others do too, because workers gather weights
+        together."""
+        errors: list[MarlRayError] = []
+        for engine in self.engines.values():
+            try:
+                engine.ready()
+            except MarlRayError as error:
+                errors.append(error)
+        for first in errors:
+            raise first
 
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
         """The current models, engines and normalisers, in the form that a collector takes; all workers call it together."""
-        for engine in self.engines.values():
-            engine.ready()
+        self._bring_weights()
         norms = {
             name: (self.learners[name].state.value_norm, self.learners[name].state.cost_norms)
             if name in self.learners
@@ -200,7 +217,8 @@ def build_team(
     if not config.language:
         return Team(agents, models, learners)
     from marl_ray.policies.engines.sampler import make_engine
-    from marl_ray.policies.language.token_policy import TokenPolicy, move, plain_copy
+    from marl_ray.policies.language.sampling_copy import empty_copy, plain_copy
+    from marl_ray.policies.language.token_policy import TokenPolicy, move
     from marl_ray.training.team.gpu_pass_limit import pass_limits
 
     device, sampling = torch.device(mesh.device_type), {}
@@ -210,11 +228,21 @@ def build_team(
         else:
             frozen = cast(TokenPolicy, model)
             move(frozen, device)
-            sampling[name] = plain_copy(frozen, device)
+            empty = _sampled_elsewhere(config, name) and frozen.unread is not None
+            sampling[name] = empty_copy(frozen, device, trained=False) if empty else plain_copy(frozen, device)
     for name, rows in pass_limits(learners).items():
         learners[name].limit_passes(rows)
     make = engine_of or (lambda name, model: make_engine(model))
     return Team(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
+
+
+def _sampled_elsewhere(config: RunConfig, name: str) -> bool:
+    """True if the engine that samples from a policy has the weights itself."""
+    if not config.language or config.data is not None:
+        return False
+    from marl_ray.policies.engines.sampler import has_weights
+
+    return has_weights(config.team[name].generation)
 
 
 def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> LearnerSettings:
@@ -229,6 +257,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         by_episode=config.whole_episodes,
         micro_batch=config.train.micro_batch,
         served=config.data is not None or config.train.overlap,
+        sampled_elsewhere=_sampled_elsewhere(config, name),
         other_engine=config.language and config.data is None and generation.engine not in ("torch", "transformers"),
     )
 
@@ -240,9 +269,10 @@ def bundle_writer(
     steps: int,
     metrics: dict[str, float],
     origin: Mapping[str, Any] | None = None,
-) -> Callable[[Path], None]:
+) -> BundleWriter:
     """Copy the team's weights; returns a function that writes the bundle as a folder that does not exist yet, whatever the
-    team does meanwhile. `origin` is that of its lineage."""
+    team does meanwhile. `origin` is that of its lineage. Weights that no worker has whole are read while they are written:
+    see `bundle_sender`."""
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},
@@ -255,12 +285,9 @@ def bundle_writer(
         origin=None if origin is None else Origin.model_validate(origin),
     )
     agents = {agent: name for name, members in team.agents.items() for agent in members}
-    save: Callable[[str], Path]
+    save: Callable[[str, TrainedTensor], Path]
     if config.language:
-        from marl_ray.policies.bundles.language import save_token_bundle
-
-        models = {name: _still(team, name) for name in team.agents}
-        save = partial(save_token_bundle, agents=agents, policies=models, lineage=lineage)
+        save = _language_saver(team, agents, lineage)
     else:
         parts = {
             name: PolicyParts(
@@ -271,18 +298,65 @@ def bundle_writer(
             )
             for name, members in team.agents.items()
         }
-        save = partial(save_bundle, agents=agents, policies=parts, lineage=lineage)
 
-    def write(folder: Path) -> None:
+        def save(folder: str, trained: TrainedTensor) -> Path:
+            return save_bundle(folder, agents, parts, lineage)
+
+    def write(folder: Path, trained: TrainedTensor = _none) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            save(temporary).rename(folder)
+            save(temporary, trained).rename(folder)
 
     return write
 
 
+def bundle_sender(team: Team) -> Callable[[TrainedTensor], None]:
+    """The part that all workers but the first have in a bundle: it calls its argument for each weight that the first one
+    reads, in the same order."""
+    if not team.engines:
+        return lambda trained: None
+    from marl_ray.policies.language.sampling_copy import StillWeights
+
+    models = {name: cast("TokenPolicy", team.models[name]) for name in team.agents}
+    still = {name: StillWeights(model) for name, model in models.items() if model.source is not None}
+
+    def send(trained: TrainedTensor) -> None:
+        for name, weights in still.items():
+            weights.send(partial(trained, name))
+
+    return send
+
+
+def _none(policy: str, weight: str) -> None:
+    return None
+
+
+def _language_saver(team: Team, agents: dict[str, str], lineage: Lineage) -> Callable[[str, TrainedTensor], Path]:
+    from marl_ray.policies.bundles.language import PartedPolicy, save_token_bundle
+    from marl_ray.policies.language.sampling_copy import StillWeights
+
+    models = {name: cast("TokenPolicy", team.models[name]) for name in team.agents}
+    parted = {name: StillWeights(model) for name, model in models.items() if model.source is not None}
+    copied = {name: _still(team, name) for name in models if name not in parted}
+
+    def save(folder: str, trained: TrainedTensor) -> Path:
+        arriving = {
+            name: PartedPolicy(weights, weights.merged(partial(trained, name))) for name, weights in parted.items()
+        }
+        try:
+            return save_token_bundle(folder, agents, {**copied, **arriving}, lineage)
+        except Exception:
+            for part in arriving.values():  # the other workers wait until all of their parts are taken
+                for _ in part.weights:
+                    pass
+            raise
+
+    return save
+
+
 def _still(team: Team, name: str) -> "TokenPolicy":
     """A language model that the next update does not change."""
-    from marl_ray.policies.language.token_policy import TokenPolicy, still_copy
+    from marl_ray.policies.language.sampling_copy import still_copy
+    from marl_ray.policies.language.token_policy import TokenPolicy
 
     model = cast(TokenPolicy, team.models[name])
     if name not in team.learners:

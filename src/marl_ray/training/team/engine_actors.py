@@ -10,21 +10,28 @@ import copy
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from marl_ray.config import RunConfig
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
-from marl_ray.policies.engines.vllm_engine import SHARED_GPU_MEMORY_SHARE, reports_processed, with_trained_log_probs
+from marl_ray.policies.engines.vllm_engine import (
+    SHARED_GPU_MEMORY_SHARE,
+    in_parts,
+    reports_processed,
+    taking_all,
+    with_trained_log_probs,
+)
 from marl_ray.policies.engines.vllm_host import PackedTensor, VllmHost, packed
 from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup, broadcast, nccl_update
 from marl_ray.policies.engines.vllm_process.messages import NCCL, SHARED
 from marl_ray.policies.engines.vllm_process.process import ANSWER_S, START_S, EngineLost, EngineRefused
-from marl_ray.policies.language.lora import bare_weights
+from marl_ray.policies.language.sampling_copy import detached, outline, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import from_first, world
 
@@ -53,28 +60,50 @@ class EngineActors(Engine):
         # Adapters are small, and reach vLLM as files.
         self._transfer = NCCL if policy.device.type == "cuda" and policy.config.lora is None else SHARED
         self._communicator: Any = None
-        self._sent = _state(policy)
+        self._sent = {} if policy.source is not None else _state(policy)
+        """The state of the weights that the actors have; empty before the first, if they do not begin with them."""
         labels, error = from_first(lambda: self._make(name))
         if error is not None:
             raise error
         self._actors = self._made or [ray.get_actor(label) for label in labels]
 
-    def start(self) -> None:
-        self.ready()  # the actors have started, and may still have to join the group that brings their weights
-
     def ready(self) -> None:
-        import ray
-
-        state = _state(self._policy)
-        if self._rank == 0 and self._transfer == NCCL and (state != self._sent or self._communicator is None):
-            self._broadcast()
+        policy, state = self._policy, _state(self._policy)
+        if policy.source is not None:
+            if self._sent != state:
+                self._bring(first=not self._sent)
+        elif self._rank == 0 and self._transfer == NCCL and (state != self._sent or self._communicator is None):
+            self._broadcast(sampling_weights(policy))
         elif self._rank == 0 and state != self._sent:
-            own = dict(self._policy.lm.named_parameters())
-            weights = ray.put({key: packed(own[key]) for key, value in state.items() if value != self._sent[key]})
-            self._results([actor.load.remote(self._policy.version, weights) for actor in self._actors], "load")
+            self._load({key for key, value in state.items() if value != self._sent.get(key)})
         self._sent = state
 
-    def _broadcast(self) -> None:
+    def _bring(self, first: bool) -> None:
+        """Hand over the weights that the empty copy does not hold, a part of them at a time. All workers gather the trained
+        ones; the others never change, and worker 0 reads them from their files the `first` time."""
+        import ray
+
+        policy, every = self._policy, self._rank == 0 and (first or self._transfer == NCCL)
+        with taking_all(sampling_weights(policy, frozen=every)) as weights:
+            if self._rank != 0:
+                for _ in weights:
+                    pass
+            elif self._transfer == NCCL:
+                self._broadcast(weights)
+            else:
+                for part in in_parts(weights):
+                    held = ray.put({name: packed(tensor) for name, tensor in part.items()})
+                    self._results([actor.load.remote(policy.version, held, False) for actor in self._actors], "load")
+                self._load({name for name, own in policy.lm.named_parameters() if not own.is_meta})
+
+    def _load(self, names: Collection[str]) -> None:
+        """Hand over weights that this worker holds, by their names; with them the version is complete."""
+        import ray
+
+        held = ray.put({name: packed(own) for name, own in self._policy.lm.named_parameters() if name in names})
+        self._results([actor.load.remote(self._policy.version, held) for actor in self._actors], "load")
+
+    def _broadcast(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Send all weights from this GPU to those of the engines."""
         import ray
 
@@ -84,8 +113,8 @@ class EngineActors(Engine):
             joining = [actor.join.remote(group.member(number)) for number, actor in enumerate(self._actors)]
             self._communicator = group.join()
             self._results(joining, "join")
-        weights = bare_weights(self._policy.lm)
-        taking = [actor.take.remote(self._policy.version, nccl_update(weights)) for actor in self._actors]
+        update = nccl_update(outline(self._policy))
+        taking = [actor.take.remote(self._policy.version, update) for actor in self._actors]
         broadcast(self._communicator, weights)
         self._results(taking, "take")
         torch.cuda.synchronize()
@@ -127,7 +156,10 @@ class EngineActors(Engine):
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        need, policy = self._config.resources, copy.deepcopy(self._policy).to("cpu")
+        need, empty = self._config.resources, self._policy.source is not None
+        policy = detached(self._policy) if empty else copy.deepcopy(self._policy).to("cpu")
+        if empty or self._transfer == NCCL:
+            policy.version = -1  # every version has to come
         gpus = need.tensor_parallel if self._policy.device.type == "cuda" else 0
         labels = [
             f"{self._config.name} {name} engine {number} {secrets.token_hex(4)}" for number in range(need.engines)
@@ -208,8 +240,8 @@ class EngineActor:
     def start(self) -> None:
         self._host.start()
 
-    def load(self, version: int, weights: dict[str, PackedTensor]) -> None:
-        self._host.load(version, weights)
+    def load(self, version: int, weights: dict[str, PackedTensor], complete: bool = True) -> None:
+        self._host.load(version, weights, complete)
 
     def join(self, connection: dict[str, Any]) -> None:
         self._host.join(connection)
@@ -236,5 +268,9 @@ def _free_port() -> int:
 
 
 def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
-    """Parameter -> its address and write counter, which change with every write to it."""
-    return {name: (own.data_ptr(), own._version) for name, own in policy.lm.named_parameters()}
+    """Parameter -> its address and write counter, which change with every write to it; of those that an empty copy does not
+    hold, the version."""
+    return {
+        name: (0, policy.version) if own.is_meta else (own.data_ptr(), own._version)
+        for name, own in policy.lm.named_parameters()
+    }

@@ -48,9 +48,10 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
 
 
 @contextmanager
-def naming_the_pass(where: str, rows: int | None) -> Iterator[None]:
-    """Within the block, raise OutOfMemory naming `where` and a pass of `rows` sequences (None: all) in the place of torch's
-    error. The other workers wait for this one in the pass, so its process must end, and with it theirs."""
+def naming_the_pass(where: str, rows: int | None, policy: str | None = None, most: int = 1) -> Iterator[None]:
+    """Within the block, raise OutOfMemory naming `where` and a pass of `rows` sequences (None: all, which are `most`) of a
+    `policy` in the place of torch's error. The other workers wait for this one in the pass, so its process must end, and
+    with it theirs."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -58,7 +59,9 @@ def naming_the_pass(where: str, rows: int | None) -> Iterator[None]:
         smaller = "" if rows == 1 else "a smaller train.micro_batch, "
         raise OutOfMemory(
             f"{where}: out of memory in a pass of {sequences}; expected {smaller}a smaller model.context, "
-            f"model.activation_checkpointing, model.cpu_offload or more workers ({one_line(error)})"
+            f"model.activation_checkpointing, model.cpu_offload or more workers ({one_line(error)})",
+            policy,
+            most if rows is None else min(rows, most),
         ) from error
 
 
@@ -94,7 +97,9 @@ def _peak(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
     """Bytes that a forward and a backward pass of `rows` sequences takes besides what is allocated before it."""
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
+    policy.family.begin_pass(policy.model, last=True)
     rehearse(policy.model, rows, learn_entropy)
+    policy.family.end_passes(policy.model)
     return float(torch.cuda.max_memory_allocated(policy.device) - before)
 
 

@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError, install_hint
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.models.llama import FAMILY, is_llama
 from marl_ray.policies.language.lora import add_adapters
-from marl_ray.policies.language.model_files import not_a_model
+from marl_ray.policies.language.model_files import check_files, not_a_model
 from marl_ray.policies.language.sharding.tensor_parallel import check_divisible
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.language.token_policy import model_folder
@@ -134,6 +134,8 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
             tokenizer = load_tokenizer(folder)
             check_vocabulary(tokenizer, lm, str(model.path))
             _check_weights(folder, str(model.path))
+            if Path(folder).is_dir():
+                check_files(folder, lm)
             lm.generation_config = _generation_config(folder, lm.generation_config)
         positions = getattr(settings.get_text_config(), "max_position_embeddings", None) or model.context
         if positions < model.context:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.sampler import has_weights
 from marl_ray.policies.language.model_files import empty_lm, tied_names
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
 from marl_ray.training.team.model_shapes import architecture
@@ -27,7 +28,7 @@ class MemoryPlan:
     reference: int
     """Shards of the weights that the divergence is measured from."""
     sampling: int
-    """Complete copies that sample, on every worker."""
+    """Complete copies that sample, on every worker; none of policies whose engine has the weights itself."""
     resting: int
     """The part that stays between steps, while the team plays: all of the above but `gathered` and `activations`."""
     main_memory: int
@@ -59,7 +60,8 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.{error}") from error
         numbers = _numbers(shape)
-        sampling += numbers * (FLOAT32 if policy.model.dtype == "fp32" else BF16)
+        if not (has_weights(policy.generation) and policy.model.path is not None and policy.bundle is None):
+            sampling += numbers * (FLOAT32 if policy.model.dtype == "fp32" else BF16)
         if policy.frozen:
             continue
         compared = (config.hyper_of(name).kl_coef > 0 or config.spec_of(name).pairs) and policy.model.lora is None

@@ -15,7 +15,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Lineage, load_actor_critics, load_bundle
 from marl_ray.policies.bundles.language import TokenBundle, save_token_bundle
 from marl_ray.policies.language.lora import merged_weights
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy
+from marl_ray.policies.language.sampling_copy import plain_copy
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 LINEAGE = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env={}, steps=1, metrics={})
 

@@ -16,8 +16,9 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.decoding.json_guide import DEPTH, OBJECT, Guides, GuideState, advance, framed, guides_of
 from marl_ray.policies.engines.torch_engine import cached_model
+from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import build_token_policy, plain_copy
+from marl_ray.policies.language.token_policy import build_token_policy
 
 BYTES = byte_tokenizer()
 GUIDES = guides_of(BYTES)

@@ -34,8 +34,9 @@ from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
 from marl_ray.policies.engines.sampler import Completion, Prompt, make_engine
 from marl_ray.policies.engines.torch_engine import cached_model
 from marl_ray.policies.language.lora import add_adapters, without_adapters
+from marl_ray.policies.language.sampling_copy import plain_copy, refresh
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy, refresh
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 CONTEXT = 128
 SMALL = {

@@ -29,7 +29,8 @@ from marl_ray.policies.engines.models.cached_model import ForwardModel
 from marl_ray.policies.engines.models.joint_products import product
 from marl_ray.policies.engines.models.llama import LlamaModel
 from marl_ray.policies.language.lora import LowRankSum, adapted, add_adapters, merged_weights
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy, plain_copy
+from marl_ray.policies.language.sampling_copy import plain_copy
+from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 LINEAGE = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env={}, steps=1, metrics={})
 

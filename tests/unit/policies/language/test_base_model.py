@@ -13,7 +13,8 @@ from marl_ray.policies.bundles.language import ADAPTER_FOLDER, Models, save_toke
 from marl_ray.policies.language.base_model import base_sha256, known_base, share_base, take_apart
 from marl_ray.policies.language.lora import adapted, bare_weights, save_adapters
 from marl_ray.policies.language.model_files import load_model
-from marl_ray.policies.language.token_policy import TokenPolicy, plain_copy, save_merged
+from marl_ray.policies.language.sampling_copy import plain_copy
+from marl_ray.policies.language.token_policy import TokenPolicy, save_merged
 
 LINEAGE = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env={}, steps=1, metrics={})
 

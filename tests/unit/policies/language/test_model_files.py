@@ -8,13 +8,16 @@ import transformers
 from safetensors.torch import load, load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from toy_models.tokens import LORA, responses, tiny
+from toys import texts
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.model_files import empty_model
+from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import build_token_policy, frozen_copy, plain_copy
+from marl_ray.policies.language.token_policy import build_token_policy
+from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group
 
 SIZES = {
@@ -137,3 +140,41 @@ def test_files_that_are_missing_cut_short_or_of_another_model_are_named(tmp_path
     refused(r"its weight model\.layers\.1\.mlp\.up_proj\.weight is \[3, 5\], expected \[64, 32\]")
     save_file({"another.weight": torch.zeros(3, 5)}, shard_file, {"format": "pt"})
     refused(r"lacks \d+ weights of its model")
+
+
+def missing(folder, last):
+    last.unlink()
+    return f": {last.name}: No such file"
+
+
+def truncated(folder, last):
+    last.write_bytes(last.read_bytes()[:-10])
+    return f": {last.name}: "
+
+
+def of_another_model(folder, last):
+    weights = load_file(last)
+    name = max(weights, key=lambda key: weights[key].numel())
+    shape = list(weights[name].shape)
+    weights[name] = torch.zeros(shape[0], *[3 for _ in shape[1:]])
+    save_file(weights, last, {"format": "pt"})
+    return f": its weight {name} is {[shape[0], 3]}, expected {shape}"
+
+
+def incomplete(folder, last):
+    weights = load_file(last)
+    name = min(weights)
+    save_file({key: value for key, value in weights.items() if key != name}, last, {"format": "pt"})
+    return f" lacks 1 weights of its model, such as {name}"
+
+
+@pytest.mark.parametrize("spoil", [missing, truncated, of_another_model, incomplete])
+def test_a_file_that_cannot_be_read_is_named_before_a_cluster_is_asked(tmp_path, spoil):
+    saved(tmp_path, "Llama", shards="20KB")
+    run = texts.config(f"team.speaker.model={{path: '{tmp_path}', context: 32}}")
+    check_run(run)
+    last = sorted(tmp_path.glob("*.safetensors"))[-1]
+    message = f"team.speaker.model.path '{tmp_path}'{spoil(tmp_path, last)}"
+    with pytest.raises(MarlRayError) as refused:
+        check_run(run)
+    assert message.removeprefix("team.speaker.") in str(refused.value) and "\n" not in str(refused.value)

@@ -4,7 +4,7 @@
 broadcasts to all of them at once. Each weight is sent by itself, so that both sides agree without further settings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class NcclGroup:
         return trainer_init({"master_address": self.address, "master_port": self.port, "world_size": self.size})
 
 
-def broadcast(communicator: Any, tensors: Mapping[str, Tensor]) -> None:
+def broadcast(communicator: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Send tensors to the engines, which must be receiving; returns before the tensors have arrived."""
-    for tensor in tensors.values():
+    for _, tensor in tensors:
         communicator.broadcast(tensor, src=0, stream=torch.cuda.current_stream())

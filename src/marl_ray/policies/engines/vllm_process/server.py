@@ -78,7 +78,13 @@ class Server:
         self._asleep = True
 
     def load(self, version: int, update: dict[str, Any]) -> None:
-        """Load the weights of `version`, which the transfer's backend finds by `update`.
+        """Load the weights of `version`, which the transfer's backend finds by `update`; raises as `begin_load` does."""
+        self.begin_load(version)
+        self.load_part(update)
+        self.finish_load(version)
+
+    def begin_load(self, version: int) -> None:
+        """Begin to load the weights of `version`, which arrive in any number of parts.
 
         Raises RuntimeError for a version that is not newer, and while responses are being written, which would mix two
         versions.
@@ -90,7 +96,13 @@ class Server:
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
         self._llm.collective_rpc("start_weight_update")
+
+    def load_part(self, update: dict[str, Any]) -> None:
+        """Load some of the weights."""
         self._llm.collective_rpc("update_weights", args=(update,))
+
+    def finish_load(self, version: int) -> None:
+        """Sample with the weights of `version` from now on: all parts have arrived."""
         self._llm.collective_rpc("finish_weight_update")
         if self._asleep:  # the cache is allocated last, after the transfer has released its memory
             self._llm.wake_up(tags=["kv_cache"])

@@ -3,7 +3,7 @@
 import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -60,18 +60,34 @@ class SharedWeights:
     def write(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of the same names, shapes and types, from any device.
 
-        Raises MarlRayError if one is missing or differs.
+        Raises MarlRayError if one is missing or differs; then the memory stays as it is.
         """
         for entry in self.layout.entries:
-            tensor = tensors.get(entry.name)
-            if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
-                arrived = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-                raise MarlRayError(f"weights: expected {entry.name} {entry.dtype} {list(entry.shape)}, got {arrived}")
+            _check(entry, tensors.get(entry.name))
+        self.fill(version, tensors.items())
+
+    def fill(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Write the same tensors as they arrive, one after another.
+
+        Raises MarlRayError if one is missing or differs; then the memory holds no complete version.
+        """
         header = self._memory[:16].view(torch.int64)
         header[0] = version
-        for entry in self.layout.entries:
-            _view(self._memory, entry).copy_(tensors[entry.name].detach())
+        missing = {entry.name: entry for entry in self.layout.entries}
+        for name, tensor in tensors:
+            entry = missing.pop(name, None)
+            if entry is not None:
+                _check(entry, tensor)
+                _view(self._memory, entry).copy_(tensor.detach())
+        for entry in missing.values():
+            _check(entry, None)
         header[1] = version
+
+
+def _check(entry: TensorPlace, tensor: Tensor | None) -> None:
+    if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
+        arrived = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+        raise MarlRayError(f"weights: expected {entry.name} {entry.dtype} {list(entry.shape)}, got {arrived}")
 
 
 def read(layout: WeightLayout, version: int) -> Iterator[tuple[str, Tensor]]:

@@ -36,12 +36,49 @@ def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def own_part(tensor: DTensor) -> tuple[slice, ...]:
     """The indices of the part that this worker holds, in each dimension of the tensor."""
+    return _part_of(tensor, dist.get_rank())
+
+
+def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
+    """The indices of the part that a worker of the tensor's mesh holds."""
     mesh, part = tensor.device_mesh, [slice(0, length) for length in tensor.shape]
+    place = (mesh.mesh == rank).nonzero()[0].tolist()
     for over, dimension in filter(None, (_division(tensor), _split(tensor))):
-        held, workers, rank = part[dimension], mesh.size(over), mesh.get_local_rank(over)
+        held, workers, number = part[dimension], mesh.size(over), place[over]
         step = math.ceil((held.stop - held.start) / workers)  # that of torch.chunk
-        part[dimension] = slice(*(min(held.start + number * step, held.stop) for number in (rank, rank + 1)))
+        part[dimension] = slice(*(min(held.start + n * step, held.stop) for n in (number, number + 1)))
     return tuple(part)
+
+
+def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
+    """The complete tensor on rank 0, to which the others send their parts over a group of all workers on CPU; None on them.
+
+    Every worker takes part, with a tensor on CPU.
+    """
+    rank = dist.get_rank()
+    if not isinstance(tensor, DTensor):
+        return tensor if rank == 0 else None
+    ranks = sorted(tensor.device_mesh.mesh.flatten().tolist())
+    if 0 not in ranks:  # of workers that hold the same parts, others send them
+        return None
+    holders: dict[tuple[tuple[int, int], ...], int] = {}
+    for each in ranks:
+        holders.setdefault(tuple((part.start, part.stop) for part in _part_of(tensor, each)), each)
+    local = tensor.to_local()
+    if rank != 0:
+        if rank in holders.values() and local.numel():
+            dist.send(local.contiguous(), 0, group=group)
+        return None
+    complete = torch.empty(tensor.shape, dtype=tensor.dtype)
+    for bounds, holder in holders.items():
+        target = complete[tuple(slice(*bound) for bound in bounds)]
+        if holder == 0:
+            target.copy_(local)
+        elif target.numel():
+            part = torch.empty(target.shape, dtype=tensor.dtype)
+            dist.recv(part, holder, group=group)
+            target.copy_(part)
+    return complete
 
 
 def _division(tensor: DTensor) -> tuple[int, int] | None:

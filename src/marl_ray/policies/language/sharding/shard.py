@@ -13,6 +13,10 @@ from marl_ray.policies.language.sharding.joint_pass import JointWorkers
 from marl_ray.policies.language.sharding.tensor_parallel import divide
 from marl_ray.policies.language.token_policy import TokenPolicy, read
 
+GATHERED_ONCE = 2 << 30
+"""Greatest size, in bytes of the type that passes compute with, of a model that stays gathered over the passes of a gradient
+step. Larger ones are gathered block by block, twice in each pass."""
+
 
 def decoder_layers(lm: nn.Module) -> nn.ModuleList:
     """The model's blocks: the list of modules that holds the most parameters."""
@@ -41,6 +45,8 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
         for parameter in policy.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
+    numbers = sum(parameter.numel() for parameter in policy.parameters())
+    policy.gathers_once = numbers * (2 if mixed_precision else 4) <= GATHERED_ONCE
     for_layers = for_all = mesh
     if "tensor" in (mesh.mesh_dim_names or ()):
         together = mesh["context", "tensor"]._flatten("together")

@@ -37,13 +37,18 @@ class PolicyModels(NamedTuple):
 class PolicyFamily(Protocol):
     """The functions of a family's module. `model` is a trained or a reference module of it."""
 
-    accumulates: bool
-    """True if gradients of several passes are added before they are reduced over the workers, and weights stay gathered
-    meanwhile. That is fast for weights that fit in memory. Otherwise every pass gathers the weights and reduces the
-    gradients."""
+    def set_up(
+        self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
+    ) -> PolicyModels:
+        """Take over `model`, which has the same weights on every worker. With `sampled_elsewhere` the rollout copy may be
+        without weights."""
 
-    def set_up(self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> PolicyModels:
-        """Take over `model`, which has the same weights on every worker."""
+    def begin_pass(self, model: Any, last: bool) -> None:
+        """Say before each of the several passes of a gradient step whether it is the last, so that workers exchange no more
+        than the step and the model's settings ask for."""
+
+    def end_passes(self, model: Any) -> None:
+        """Say after the last of the several passes of a gradient step that the weights change now."""
 
     def actor(self, model: Any) -> nn.Module:
         """The part of the model that chooses actions."""

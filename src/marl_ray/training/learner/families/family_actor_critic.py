@@ -16,8 +16,6 @@ from marl_ray.training.learner.families.family import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 
-accumulates = True
-
 
 class EncodedInputs(NamedTuple):
     """Encoded inputs of a batch."""
@@ -26,7 +24,9 @@ class EncodedInputs(NamedTuple):
     critic: Prepared
 
 
-def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> PolicyModels:
+def set_up(
+    model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
+) -> PolicyModels:
     """Shard a copy of `model` for training; `model` itself becomes the rollout copy."""
     device = torch.device(mesh.device_type)
     trained = copy.deepcopy(model).to(device)
@@ -37,6 +37,17 @@ def set_up(model: ActorCritic, mesh: DeviceMesh, mixed_precision: bool, referenc
     # gathered weights stay until the backward pass.
     fully_shard(trained, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return PolicyModels(trained, model, fixed)
+
+
+def begin_pass(model: ActorCritic, last: bool) -> None:
+    """Gather the weights once, and add the gradients up over the workers once, because such models fit in memory."""
+    sharded = cast(FSDPModule, model)
+    sharded.set_requires_gradient_sync(last)
+    sharded.set_reshard_after_backward(last)
+
+
+def end_passes(model: ActorCritic) -> None:
+    """Do nothing, because the last pass has released the gathered weights."""
 
 
 def actor(model: ActorCritic) -> nn.Module:

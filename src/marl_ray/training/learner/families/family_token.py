@@ -7,21 +7,24 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.language import token_policy
+from marl_ray.policies.language import sampling_copy
+from marl_ray.policies.language.sampling_copy import empty_copy, frozen_copy, plain_copy
 from marl_ray.policies.language.sharding.shard import shard
-from marl_ray.policies.language.token_policy import TokenPolicy, frozen_copy, move, plain_copy
+from marl_ray.policies.language.token_policy import TokenPolicy, move
 from marl_ray.training.collectives import total, world
 from marl_ray.training.learner.families.family import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 
-accumulates = False
 
-
-def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool) -> PolicyModels:
-    """Shard `model`, which becomes the trained policy. With adapters the reference is the same model without them."""
+def set_up(
+    model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
+) -> PolicyModels:
+    """Shard `model`, which becomes the trained policy. With adapters the reference is the same model without them. A policy
+    that is sampled elsewhere gets an empty copy, if its weights are in files."""
     fixed: TokenPolicy | None = None
     if reference:
         fixed = model
@@ -30,9 +33,26 @@ def set_up(model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, referenc
             shard(fixed, mesh, mixed_precision)
     device = torch.device(mesh.device_type)
     move(model, device)
-    rollout = plain_copy(model, device)
+    empty = sampled_elsewhere and model.unread is not None
+    rollout = empty_copy(model, device) if empty else plain_copy(model, device)
     shard(model, mesh, mixed_precision)
     return PolicyModels(model, rollout, fixed)
+
+
+def begin_pass(model: TokenPolicy, last: bool) -> None:
+    """Groups of workers add their gradients up in the last pass alone. The weights of a small model stay gathered from
+    the first pass to the last."""
+    sharded = cast(FSDPModule, model)
+    sharded.set_is_last_backward(last)
+    sharded.set_requires_all_reduce(last)
+    if model.gathers_once:
+        sharded.set_reshard_after_forward(False)
+        sharded.set_reshard_after_backward(last)
+
+
+def end_passes(model: TokenPolicy) -> None:
+    """Let passes without gradients release what they gather: the next step would make it stale."""
+    cast(FSDPModule, model).set_reshard_after_forward(True)
 
 
 def actor(model: TokenPolicy) -> nn.Module:
@@ -46,8 +66,8 @@ def critics(model: TokenPolicy) -> list[nn.Module]:
 
 
 def refresh(models: PolicyModels, mixed_precision: bool) -> None:
-    """Gather the trained weights, and copy them into the rollout copy; every worker takes part."""
-    token_policy.refresh(models.rollout, models.trained)
+    """Gather the trained weights that the rollout copy holds, and copy them into it; every worker takes part."""
+    sampling_copy.refresh(models.rollout, models.trained)
 
 
 def adopt_actor(models: PolicyModels, parameters: Mapping[str, Tensor]) -> NoReturn:

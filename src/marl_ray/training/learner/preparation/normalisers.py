@@ -17,6 +17,11 @@ def updated_norms(norms: Sequence[ValueNorm], all_moments: Tensor) -> tuple[Valu
     return tuple(norm.updated(total / n, square / n) if n else norm for norm, (n, total, square) in pairs)
 
 
+def in_own_units(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
+    """Convert (B, T, K) from units of each signal's normaliser to units of the cost."""
+    return torch.stack([norm.denormalize(column) for norm, column in zip(norms, values.unbind(-1), strict=True)], -1)
+
+
 def normalised(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
     """Convert (B, T, K) from units of the cost to units of each signal's normaliser."""
     return torch.stack([norm.normalize(column) for norm, column in zip(norms, values.unbind(-1), strict=True)], -1)

@@ -35,7 +35,8 @@ def old_outputs(
     needed = policy.importance_cap is not None or policy.settings.other_engine or hyper.kl_coef
     if not policy.recomputes or not (sum(map(len, minibatch_plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
-    now = evaluate_all(policy, inputs, batch, batch.mask if hyper.kl_coef else mask, shape, minibatch_plan[0])
+    every = hyper.kl_coef or policy.estimates_values
+    now = evaluate_all(policy, inputs, batch, batch.mask if every else mask, shape, minibatch_plan[0])
     return OldOutputs(
         now.log_probs,
         values if now.values is None else now.values,

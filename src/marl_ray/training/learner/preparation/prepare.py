@@ -13,10 +13,10 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.forward_passes import fit_critic
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.estimates import Estimates, centred_costs, estimate, split_rows
-from marl_ray.training.learner.preparation.normalisers import normalised, updated_norms
+from marl_ray.training.learner.preparation.normalisers import in_own_units, normalised, updated_norms
 from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
 from marl_ray.training.learner.preparation.statistics import batch_metrics, batch_sums, check_finite
-from marl_ray.training.learner.prepared_batch import PreparedBatch
+from marl_ray.training.learner.prepared_batch import OldOutputs, PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
@@ -43,6 +43,8 @@ def prepare(
     mask, left_out = split_rows(policy, batch)
     inputs = policy.family.inputs(policy.model, batch) if encode else None
     old = old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
+    if policy.estimates_values:
+        batch = _with_values(policy, state, batch, old)
     reference = reference_log_probs(policy, batch, shape, minibatch_plan[0])
     divergence = estimated_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
     # From here on `batch` has the rewards that are learned from, and for `critic_first` the values of the fitted critic.
@@ -89,6 +91,14 @@ def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectori
     hyper = policy.hyper
     penalty = state.kl_coef * divergence if hyper.kl_coef and hyper.kl_place == "reward" else None
     return policy.algorithm.shape_rewards(batch, hyper, policy.settings.horizon, penalty)
+
+
+def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, old: OldOutputs) -> Trajectories:
+    """The batch with the critics' outputs before the first step, in units of rewards and costs."""
+    batch = replace(batch, values=state.value_norm.denormalize(old.values) * batch.mask)
+    if not policy.budgets:
+        return batch
+    return replace(batch, cost_values=in_own_units(state.cost_norms, old.cost_values) * batch.mask[..., None])
 
 
 def _normalised_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:

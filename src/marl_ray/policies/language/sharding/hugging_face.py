@@ -1,0 +1,66 @@
+"""Write a model in Hugging Face's format, of which no process has all weights: each goes to its file as it arrives."""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+FILE_BYTES = 5 << 30
+"""Most bytes of weights of a file, unless a single weight has more."""
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Number type -> its name in safetensors (https://github.com/huggingface/safetensors, section Format)."""
+
+
+def write_model(
+    folder: Path,
+    lm: Any,
+    shapes: Mapping[str, Tensor],
+    weights: Iterable[tuple[str, Tensor]],
+    file_bytes: int = FILE_BYTES,
+) -> None:
+    """Write `lm`, whose own weights may be on the meta device, to a new folder. `weights` arrive one by one, by the names
+    and in the order, shapes and types of `shapes`, in which tied ones stand once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lm.config.dtype, lm.config.architectures = str(lm.dtype).removeprefix("torch."), [type(lm).__name__]
+    lm.config.save_pretrained(folder)
+    if lm.can_generate():
+        lm.generation_config.save_pretrained(folder)
+    files: list[dict[str, Tensor]] = [{}]
+    for name, own in shapes.items():
+        if files[-1] and sum(other.nbytes for other in files[-1].values()) + own.nbytes > file_bytes:
+            files.append({})
+        files[-1][name] = own
+    stem, count, arriving = SAFE_WEIGHTS_NAME.removesuffix(".safetensors"), len(files), iter(weights)
+    places: dict[str, str] = {}
+    for number, part in enumerate(files, 1):
+        file = SAFE_WEIGHTS_NAME if count == 1 else f"{stem}-{number:05}-of-{count:05}.safetensors"
+        places |= dict.fromkeys(part, file)
+        _write_file(folder / file, part, arriving)
+    if next(arriving, None) is not None:
+        raise ValueError("weights: there are more than were expected")
+    if count > 1:
+        size = {"total_size": sum(own.nbytes for own in shapes.values())}
+        index = json.dumps({"metadata": size, "weight_map": places}, indent=2, sort_keys=True)
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(index + "\n", encoding="utf-8")
+
+
+def _write_file(path: Path, part: Mapping[str, Tensor], arriving: Iterator[tuple[str, Tensor]]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, own in part.items():
+        header[name] = {"dtype": NAMES[own.dtype], "shape": list(own.shape), "data_offsets": [end, end + own.nbytes]}
+        end += own.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, own in part.items():
+            arrived, tensor = next(arriving)
+            if (arrived, tensor.shape, tensor.dtype) != (name, own.shape, own.dtype):
+                raise ValueError(f"weights: expected {name} {own.dtype} {list(own.shape)}, got {arrived}")
+            file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

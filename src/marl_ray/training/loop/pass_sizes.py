@@ -1,0 +1,25 @@
+"""Sizes of passes for which a worker's device had no room: the workers that start after it take half of them.
+
+A worker that runs out of memory cannot try a smaller pass itself: the others wait for it in the middle of the pass. So it
+notes the smaller size in the run's folder and ends, all workers start again from the checkpoint, and all read the note.
+"""
+
+from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.errors import OutOfMemory
+from marl_ray.training.run_folder.record import read_json, write_json
+
+FILE = "passes.json"
+"""Name of the file in a run's folder: policy -> most sequences of a pass."""
+
+
+def pass_sizes(folder: StoredFolder) -> dict[str, int]:
+    """Policy -> most sequences of a pass, of policies for which passes had no room."""
+    noted = read_json(folder.filesystem, (folder / FILE).path) or {}
+    return {str(name): int(rows) for name, rows in noted.items()}
+
+
+def note_smaller_pass(folder: StoredFolder, error: OutOfMemory) -> None:
+    """Halve the passes of the error's policy from the next start of the workers on; nothing if they had one sequence each.
+    Workers that run out of memory together note the same."""
+    if error.policy is not None and error.rows > 1:
+        write_json(folder.filesystem, (folder / FILE).path, pass_sizes(folder) | {error.policy: error.rows // 2})

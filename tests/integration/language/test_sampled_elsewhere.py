@@ -1,0 +1,76 @@
+"""No worker has a whole model where an engine has the weights itself; a run and its bundle are as they are otherwise."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes.two_workers import two_workers
+from safetensors.torch import load_file
+from toys import texts
+from toys.runs import timeless
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from marl_ray.policies.language.tiny_models import byte_tokenizer
+
+ELSEWHERE = "team.speaker.generation.engine=toys.engines:Apart"
+RUNS = {
+    "all weights": (),
+    "a critic": ("algorithm=ppo",),
+    "adapters": ("team.speaker.model.lora.rank=4",),
+    "an untied layer of logits": (),
+    "tensor": ("resources.parallel.tensor=2",),
+    "context": ("resources.parallel.context=2",),
+}
+
+
+def saved(folder: Path, tied: bool) -> str:
+    """The model of a folder as an override."""
+    tokenizer = byte_tokenizer(32)
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return f"team.speaker.model={{path: '{folder}', context: 32}}"
+
+
+def last_bundle(folder: Path) -> Path:
+    last = max(folder.glob("*/bundle"), key=lambda bundle: int(bundle.parent.name))
+    return last / "speaker"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ("tensor", "context"))) for name in RUNS]
+)
+def test_a_run_and_its_bundle_are_those_of_workers_with_whole_copies(tmp_path, name):
+    model = saved(tmp_path / "model", tied=name != "an untied layer of logits")
+    overrides = [model, "hyper.minibatches=2", "train.micro_batch=3", "resources.workers=2", *RUNS[name]]
+    rows, folders = [], []
+    for kind, more in (("whole", []), ("elsewhere", [ELSEWHERE])):
+        folders.append(tmp_path / kind)
+        rows.append(two_workers(texts.trained, str(folders[-1]), *overrides, *more))
+    for usual, elsewhere in zip(*map(timeless, rows), strict=True):
+        assert elsewhere.pop("engine/log_prob_gap", 0.0) < 1e-5
+        assert elsewhere == pytest.approx(usual, abs=1e-5)
+    expected, got = (last_bundle(folder) for folder in folders)
+    assert sorted(path.relative_to(got) for path in got.rglob("*")) == sorted(
+        path.relative_to(expected) for path in expected.rglob("*")
+    )
+    weights = [load_file(folder / "model.safetensors") for folder in (expected, got)]
+    loaded = AutoModelForCausalLM.from_pretrained(got, dtype=torch.float32).state_dict()
+    assert weights[0].keys() == weights[1].keys()
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, atol=1e-5, rtol=0, msg=key)
+        assert torch.equal(loaded[key], weights[1][key])
+    assert (got / "config.json").read_bytes() == (expected / "config.json").read_bytes()
+    assert (got / "generation_config.json").read_bytes() == (expected / "generation_config.json").read_bytes()

@@ -1,0 +1,42 @@
+"""A worker without room for a pass costs a restart of all workers, with passes of half the size, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+from processes.two_workers import two_workers
+from toys import texts
+
+from marl_ray.cluster.local_ray import LocalRay
+from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.driver import train
+from marl_ray.training.errors import OutOfMemory
+from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
+from marl_ray.training.tracking.mlflow_run import Tracker
+
+WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_batch=4", "tracking.progress=false")
+
+
+@pytest.mark.parametrize("name", ["CROWDED", pytest.param("CROWDED_LATER", marks=pytest.mark.long)])
+def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
+    ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    run_config = texts.config(*WORKERS, f"storage={tmp_path}", f"algorithm=toys.short_memory:{name}")
+    outcome = train(run_config)
+    said = capsys.readouterr().err.splitlines()
+    (restart,) = [line for line in said if "its workers start again from" in line]
+    assert "worker 1" in restart and "out of memory in a pass of 4 sequences" in restart
+    assert any("policy 'speaker': passes of at most 2, because larger ones ran out of memory" in line for line in said)
+    assert json.loads((tmp_path / run_config.name / FILE).read_text()) == {"speaker": 2}
+    small = two_workers(texts.trained, str(tmp_path / "small"), *WORKERS, "train.micro_batch=2")
+    for key in ("return", "policy_loss", "grad_norm", "entropy"):
+        expected = {row["steps"]: row[key] for row in small if key in row}
+        assert dict(Tracker(run_config, outcome.run_id).history(key)) == pytest.approx(expected, abs=1e-5), key
+
+
+def test_a_pass_of_one_sequence_is_not_halved(tmp_path: Path):
+    folder = folder_here(tmp_path)
+    assert pass_sizes(folder) == {}
+    for policy, rows in (("first", 7), ("second", 2), ("first", 3), ("second", 1), (None, 8)):
+        note_smaller_pass(folder, OutOfMemory("no room", policy, rows))
+    assert pass_sizes(folder) == {"first": 1, "second": 1}

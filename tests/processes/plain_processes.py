@@ -1,0 +1,175 @@
+"""The driver and the workers of `plain_train` in their processes, which die or stop before a chosen line of the product."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import marl_ray
+
+SOURCES = Path(marl_ray.__file__).parent
+PARTS = (
+    "training/loop",
+    "training/checkpoints",
+    "training/journal",
+    "training/run_folder",
+    "training/tracking",
+    "policies/bundles",
+)
+FILES = ("training/driver.py", "training/run_result.py", "training/worker.py", "temporary_folders.py")
+"""Files of the product in which processes die; PARTS are such folders."""
+KILL, STOP = "kill", "stop"
+BEAT_S, LOST_S = 0.3, 2.0
+"""Those of the drivers, in place of the product's."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A process dies, or sleeps, before the `nth` line that it runs of a file of the product."""
+
+    file: str
+    nth: int
+    how: str = KILL
+    rank: int = 0
+    """The worker whose fault it is; a driver has none."""
+
+
+def watch_lines(fault: Fault | None) -> Counter[str]:
+    """Count the lines that this process runs of the product's files, and die before the one that is chosen."""
+    counts: Counter[str] = Counter()
+    names: dict[str, str] = {}
+
+    def name_of(path: str) -> str:
+        if path not in names:
+            file = path.removeprefix(f"{SOURCES}/")
+            names[path] = file if file in FILES or file.startswith(PARTS) else ""
+        return names[path]
+
+    def line(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            name = names[frame.f_code.co_filename]
+            counts[name] += 1
+            if fault is not None and name == fault.file and counts[name] == fault.nth:
+                os.kill(os.getpid(), signal.SIGKILL if fault.how == KILL else signal.SIGSTOP)
+        return line
+
+    def call(frame: Any, event: str, argument: Any) -> Any:
+        return line if name_of(frame.f_code.co_filename) else None
+
+    threading.settrace(call)
+    sys.settrace(call)
+    return counts
+
+
+def write_counts(path: Path, counts: Mapping[str, int]) -> None:
+    """Write them complete or not at all: another process may do so too, and this one may be killed."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(counts))
+    temporary.replace(path)
+
+
+class PlainTrainer:
+    """The part of Ray Train's TorchTrainer that the driver uses."""
+
+    def __init__(
+        self, pipe: Any, worker: Any, *, train_loop_config: Any, scaling_config: Any, run_config: Any, **more: Any
+    ):
+        self.pipe, self.payload = pipe, train_loop_config
+        self.workers, self.run_config = scaling_config.num_workers, run_config
+        self.killed = threading.Event()
+        self._create_default_callbacks: Any = list
+        self._register_sigint_handler: Any = None
+
+    def fit(self) -> Any:
+        """Train to the end with one group of workers after the other."""
+        from ray.train.v2.api.exceptions import WorkerGroupError
+
+        self._register_sigint_handler(self)
+        failures = 0
+        while True:
+            self.pipe.send((self.payload, self.workers))
+            while not self.pipe.poll(0.05):
+                if self.killed.is_set():
+                    raise RuntimeError("the controller was killed")
+            values, errors = self.pipe.recv()
+            if errors is None:
+                return SimpleNamespace(return_value=values[0])
+            for callback in self.run_config.callbacks:
+                if hasattr(callback, "after_exception"):
+                    callback.after_exception(None, errors)
+            failures += 1
+            if 0 <= self.run_config.failure_config.max_failures < failures:
+                raise WorkerGroupError("workers failed", errors)
+
+
+def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, folder: Path) -> None:
+    """Run the command in this process."""
+    import ray
+    import ray.train.torch
+
+    from marl_ray.config import RunConfig, parse_config
+    from marl_ray.errors import MarlRayError
+    from marl_ray.training import driver
+    from marl_ray.training.journal import all_sinks, delivery
+    from marl_ray.training.run_folder import owners
+
+    with said.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    ray.train.torch.TorchTrainer = partial(PlainTrainer, pipe)  # type: ignore[misc,assignment]
+    ray.kill = lambda controller: controller.killed.set()  # type: ignore[assignment]
+    driver.check_capacity = lambda config: False  # there is no cluster whose resources could be read
+    delivery.RETRY_S, delivery.LOG_EVERY_S = 0.05, 0.02
+    all_sinks.REGISTERED_S = 1.0
+    owners.BEAT_S, owners.LOST_S = BEAT_S, LOST_S
+    counts = watch_lines(fault)
+    status = 0
+    try:
+        driver.train(parse_config(RunConfig, config))
+    except MarlRayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 2
+    sys.settrace(None)
+    write_counts(folder / "lines-driver.json", counts)
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def work(payload: Any, rank: int, count: int, store: str, pipe: Any, fault: Fault | None, folder: Path) -> None:
+    """Run one worker in this process."""
+    import ray.train
+    import ray.train.torch
+    import torch
+    import torch.distributed as dist
+
+    from marl_ray.training.worker import worker
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    ray.train.get_context = lambda: SimpleNamespace(get_world_rank=lambda: rank)
+    ray.train.torch.get_device = lambda: torch.device("cpu")
+    counts = watch_lines(fault)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+        answer = "value", worker(payload)
+    except BaseException as error:
+        answer = "error", RuntimeError(f"{type(error).__name__}: {error}")
+    sys.settrace(None)
+    if rank == 0:
+        write_counts(folder / "lines-worker.json", counts)
+    pipe.send(answer)
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()
+    os._exit(0)

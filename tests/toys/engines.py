@@ -1,0 +1,47 @@
+"""Engines that have the weights themselves."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
+from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.language.lora import bare_name
+from marl_ray.policies.language.sampling_copy import detached, fill_with_zeros, sampling_weights
+from marl_ray.policies.language.token_policy import TokenPolicy
+
+
+class Apart(Engine):
+    """Samples as the built-in engine does, by a whole model of its own, which gets the weights one by one. It stands for an
+    engine in another process."""
+
+    @staticmethod
+    def has_weights(generation: GenerationConfig) -> bool:
+        return True
+
+    def __init__(self, policy: TokenPolicy) -> None:
+        assert all(own.is_meta for name, own in policy.lm.named_parameters() if ".lora_" not in name)
+        self.policy, self.own = policy, detached(policy)
+        fill_with_zeros(self.own)
+        self.own.version = -1
+
+    @torch.no_grad()
+    def ready(self) -> None:
+        if self.own.version == self.policy.version:
+            return
+        targets = {bare_name(name): own for name, own in self.own.lm.named_parameters(remove_duplicate=False)}
+        for name, value in sampling_weights(self.policy):
+            targets[name].copy_(value)
+        for name, value in self.policy.lm.named_parameters():
+            if not value.is_meta:  # of an adapter
+                targets[name].copy_(value)
+        self.own.version = self.policy.version
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
+    ) -> list[Completion]:
+        return TorchEngine(self.own).generate(prompts, seed, generation)
+
+    def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
+        return TorchEngine(self.own).stream(prompt, seed, generation)
