@@ -315,6 +315,7 @@ def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     numbers = ("evaluation.episodes", "evaluation.max_steps")
     unread = ("team.network.", "env.cost.", "train.rollout", "warm_start.top", "data", "team.model.preset", *numbers)
     unread = (*unread, "team.model.cpu_offload")  # refused beside groups of `resources.parallel`
+    unread = (*unread, "train.overlap")  # refused beside language models
     others = unread if language else words
     others = (*others, "resume_from")
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]

@@ -140,6 +140,7 @@ def check_value_clip(name: str, config: RunConfig) -> None:
     team, collector = built(config)
     (policy,) = team.learners
     learner = team.learners[policy]
+    learner.compiled = False  # the policy's settings change below, which no compiled code expects
     for iteration in range(3):
         batch = collector.collect(team.players(), iteration).trajectories[policy]
         if iteration == 2 and SPECS[name].constraint != "trust_region":
