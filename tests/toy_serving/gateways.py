@@ -109,3 +109,20 @@ async def act(client: httpx.AsyncClient, session: str, **more: Any) -> dict[str,
     answer = await client.post("/v1/act", json={"session_id": session, "observations": SEES} | more)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def keyed_config(
+    folder: Path, arms: dict[str, str], gateway: dict[str, Any] | None = None, **more: Any
+) -> GatewayConfig:
+    """A gateway with the keys `ops` and `game`, and one experiment of these arms (name -> bundle)."""
+    experiment = {"name": "exp", "arms": {arm: {"bundle": bundle} for arm, bundle in arms.items()}, "min_outcomes": 5}
+    keys = write_keys(folder / "keys.yaml", ops=("admin", "inference", "outcomes"), game=("inference", "outcomes"))
+    where = {"database": f"sqlite:///{folder}/experiments.db", "spool": f"{folder}/spool", "api_keys": keys}
+    return parse_config(GatewayConfig, {"experiments": [experiment | more]} | where | (gateway or {}))
+
+
+async def acts_of(client: httpx.AsyncClient, names: list[str], **more: Any) -> list[dict[str, Any]]:
+    """The answers of an act for each session."""
+    answers = [await client.post("/v1/act", json={"session_id": n, "observations": SEES} | more) for n in names]
+    assert {answer.status_code for answer in answers} == {200}, [a.text for a in answers if a.status_code != 200]
+    return [answer.json() for answer in answers]

@@ -85,8 +85,8 @@ def test_weights_that_no_worker_holds_reach_vllm_after_every_update(stored, more
 
 def test_weights_that_no_worker_holds_reach_engines_of_their_own(ray_cluster: LocalRay, stored: str, tmp_path: Path):
     two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=1", "hyper.lr=0.01")
-    run_config, apart = run(tmp_path, ENGINE, stored, *two)
-    gaps = [value for _, value in Tracker(run_config, apart.run_id).history("engine/log_prob_gap")]
+    config, apart = run(tmp_path, ENGINE, stored, *two)
+    gaps = [value for _, value in Tracker(config, apart.run_id).history("engine/log_prob_gap")]
     assert len(gaps) == 3 and max(gaps) < EXACT
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.shaping import shaped_rewards
 from marl_ray.algorithms.constraints.multipliers import Multiplier
 from marl_ray.algorithms.losses.value_losses import Valued, ppo_value_loss
-from marl_ray.config import AlgorithmConfig, Spec
+from marl_ray.config import Spec
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
@@ -43,29 +43,30 @@ class PolicyLoss(NamedTuple):
     """bool: True where the clip took the gradient away."""
 
 
-AdvantageEstimator = Callable[[Trajectories, AlgorithmConfig], tuple[Tensor, Tensor | None]]
+AdvantageEstimator = Callable[[Trajectories, Any], tuple[Tensor, Tensor | None]]
 """A function of the batch that returns advantages (B, T) in reward units, not normalised over the batch, and the
 targets (B, T) of the critic, or None without a critic."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One named algorithm. Every function is pure and takes the policy's `hyper`. Functions that take Trajectories get
+    """One named algorithm. Every function is pure and takes the policy's `hyper`, an object of the class that `spec.hyper`
+    names, else an `AlgorithmConfig`; because the class differs, the types say Any. Functions that take Trajectories get
     all rows of this worker; all other functions may get any part of a batch."""
 
     name: str
     spec: Spec
     advantages: AdvantageEstimator
-    policy_loss: Callable[[Evaluated, AlgorithmConfig], PolicyLoss]
-    value_loss: Callable[[Valued, AlgorithmConfig], Tensor] = ppo_value_loss
+    policy_loss: Callable[[Evaluated, Any], PolicyLoss]
+    value_loss: Callable[[Valued, Any], Tensor] = ppo_value_loss
     """(R, T) loss of the critic, and of each cost critic."""
-    critic_targets: Callable[[Trajectories, AlgorithmConfig], Tensor] | None = None
+    critic_targets: Callable[[Trajectories, Any], Tensor] | None = None
     """Targets (B, T) that the critic is fitted to before the advantages, for `Spec.critic_first`. Such a critic has
     units of its own, and after the fit the batch's `values` are its outputs."""
-    shape_rewards: Callable[[Trajectories, AlgorithmConfig, int, Tensor | None], Tensor] = shaped_rewards
+    shape_rewards: Callable[[Trajectories, Any, int, Tensor | None], Tensor] = shaped_rewards
     """Make the rewards (B, T) from which advantages are estimated. Its arguments are the batch, `hyper`, the greatest
     length of a sequence and, if `kl_place` is `reward`, the divergence (B, T) from the reference times its coefficient."""
-    multiplier: Callable[[AlgorithmConfig, float], Multiplier] | None = None
+    multiplier: Callable[[Any, float], Multiplier] | None = None
     """Make the first multiplier of a constraint from `hyper` and the constraint's budget, for `constraint: multiplier`."""
     rescale: bool = True
     """Divide the combined advantage by 1 + sum of the multipliers."""

@@ -38,7 +38,7 @@ class Asha(SchedulerSettings):
     kind: Literal["asha"]
     grace: PositiveInt
     """Environment steps of the first rung."""
-    reduction: int = Field(3, ge=2)
+    reduction: int = Field(default=3, ge=2)
     """One of this many goes on at each rung, and the next rung has this many times the steps."""
 
 
@@ -50,7 +50,7 @@ class Median(SchedulerSettings):
     """Environment steps before the first decision."""
     interval: PositiveInt
     """Environment steps between decisions."""
-    least: int = Field(3, ge=1)
+    least: int = Field(default=3, ge=1)
     """Configurations to compare with before any is stopped."""
 
 
@@ -62,9 +62,9 @@ class Pbt(SchedulerSettings):
     kind: Literal["pbt"]
     interval: PositiveInt
     """Environment steps between exploits."""
-    quantile: float = Field(0.25, gt=0, le=0.5)
+    quantile: float = Field(default=0.25, gt=0, le=0.5)
     """Share of the population that is replaced, and that is copied from."""
-    resample: float = Field(0.25, ge=0, le=1)
+    resample: float = Field(default=0.25, ge=0, le=1)
     """Probability that a hyper-parameter is drawn anew from the space, not perturbed."""
     factors: tuple[PositiveFloat, PositiveFloat] = (0.8, 1.2)
     """Two factors; a number is multiplied by one of them."""
@@ -78,7 +78,7 @@ class Pb2(SchedulerSettings):
     kind: Literal["pb2"]
     interval: PositiveInt
     """Environment steps between exploits."""
-    quantile: float = Field(0.25, gt=0, le=0.5)
+    quantile: float = Field(default=0.25, gt=0, le=0.5)
     """Share of the population that is replaced, and that is copied from."""
 
 

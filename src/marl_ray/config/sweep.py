@@ -117,9 +117,9 @@ class SweepConfig(Config):
     scheduler: SchedulerConfig = Fifo()
     """Rule by which configurations stop early or copy each other: `kind` is `fifo` (none does), `asha`, `median`, `pbt`,
     `pb2`, or `package.module:NAME` of a scheduler of your own; each kind has keys of its own."""
-    seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1)
+    seeds: tuple[NonNegativeInt, ...] = Field(default=(0, 1, 2), min_length=1)
     """Seeds of every configuration: a list, or their number. They train side by side and count as one trial."""
-    metric: tuple[MetricConfig, ...] = Field((MetricConfig(),), min_length=1)
+    metric: tuple[MetricConfig, ...] = Field(default=(MetricConfig(),), min_length=1)
     """One, or for `search.kind: tpe` several. The scheduler and the choice of the winner see the first."""
     budget: BudgetConfig = BudgetConfig()
     max_concurrent: PositiveInt | None = None

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from processes.faults import postgres
 from stores.bet_cases import *  # noqa: F403
 from stores.migration_cases import *  # noqa: F403
+from stores.rollback_cases import *  # noqa: F403
 from stores.single_reports import record_outcome
 from stores.state_cases import *  # noqa: F403
 from stores.unit_cases import *  # noqa: F403

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 from stores.bet_cases import *  # noqa: F403
 from stores.migration_cases import *  # noqa: F403
+from stores.rollback_cases import *  # noqa: F403
 from stores.state_cases import *  # noqa: F403
 from stores.unit_cases import *  # noqa: F403
 from stores.unit_cases import exposure, look, over

@@ -153,8 +153,8 @@ def test_with_a_learned_entropy_and_a_critic_parts_of_layers_differ_by_rounding_
         single = toy_texts.trained(str(tmp_path / "alone"), *ppo)
     parted = ["resources.workers=2", "resources.parallel.tensor=2"]
     several = workers(2, toy_texts.trained, str(tmp_path / "tensor"), *ppo, *parted)
-    for expected_row, other in zip(timeless(single), timeless(several), strict=True):
-        assert other == pytest.approx(expected_row, abs=1e-5)
+    for row, other_row in zip(timeless(single), timeless(several), strict=True):
+        assert other_row == pytest.approx(row, abs=1e-5)
     expected, got = weights(tmp_path / "alone"), weights(tmp_path / "tensor")
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, atol=1e-6, rtol=0, msg=name)

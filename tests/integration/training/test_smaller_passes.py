@@ -21,17 +21,17 @@ WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_
 def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
     ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ):
-    run = texts.config(*WORKERS, f"storage={tmp_path}", f"algorithm=toys.short_memory:{name}")
-    outcome = train(run)
+    large = texts.config(*WORKERS, f"storage={tmp_path}", f"algorithm=toys.short_memory:{name}")
+    outcome = train(large)
     said = capsys.readouterr().err.splitlines()
     (restart,) = [line for line in said if "its workers start again from" in line]
     assert "worker 1" in restart and "out of memory in a pass of 4 sequences" in restart
     assert any("policy 'speaker': passes of at most 2, because larger ones ran out of memory" in line for line in said)
-    assert json.loads((tmp_path / run.name / FILE).read_text()) == {"speaker": 2}
+    assert json.loads((tmp_path / large.name / FILE).read_text()) == {"speaker": 2}
     small = two_workers(texts.trained, str(tmp_path / "small"), *WORKERS, "train.micro_batch=2")
     for key in ("return", "policy_loss", "grad_norm", "entropy"):
         expected = {row["steps"]: row[key] for row in small if key in row}
-        assert dict(Tracker(run, outcome.run_id).history(key)) == pytest.approx(expected, abs=1e-5), key
+        assert dict(Tracker(large, outcome.run_id).history(key)) == pytest.approx(expected, abs=1e-5), key
 
 
 def test_a_pass_of_one_sequence_is_not_halved(tmp_path: Path):

@@ -85,9 +85,9 @@ def test_the_program_is_a_module_too_and_its_help_loads_nothing_large():
 )
 def test_a_shell_completes_names(words: str, expected: list[str]):
     number = str(len(words.split()) - 1)
-    asked = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    request = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
     program = [sys.executable, "-m", "marl_ray"]
-    done = subprocess.run(program, env=os.environ | asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, env=os.environ | request, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == expected, done.stderr
 
 
@@ -175,7 +175,7 @@ def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):
 
 
 def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
-    listed = {one["name"]: one["language_models"] for one in document("algorithms")}
+    listed = {algorithm["name"]: algorithm["language_models"] for algorithm in document("algorithms")}
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3", "agent": "solver"}\n')
     for name, spec in SPECS.items():
@@ -204,7 +204,7 @@ def document(*arguments: str | Path, status: int = 0, folder: Path = ROOT) -> An
 
 def test_documents_have_their_forms(tmp_path: Path):
     listed = document("algorithms")
-    assert [one["name"] for one in listed] == list(SPECS) and all(set(one) == keys_of("algorithms") for one in listed)
+    assert [row["name"] for row in listed] == list(SPECS) and all(set(row) == keys_of("algorithms") for row in listed)
     defaults = {each["key"]: each["default"] for each in document("algorithms", "dapo")["hyper"]}
     assert defaults["hyper.clip_high"] == 0.28
     keys = document("config", "reference")
@@ -214,7 +214,7 @@ def test_documents_have_their_forms(tmp_path: Path):
     checked = document("lint", SERVE)
     assert set(checked) == keys_of("lint") == keys_of("cluster lint") and checked["passed"]
     refused = document("lint", RUN, status=2)
-    assert [one["advice"] for one in refused["findings"]] == [False] and not refused["passed"]
+    assert [finding["advice"] for finding in refused["findings"]] == [False] and not refused["passed"]
     manifests = document("cluster", "render", CLUSTER)
     assert all(keys_of("cluster render") <= set(manifest) for manifest in manifests)
     planned = document("experiment", "plan", "--effect", "0.05", "--sd", "0.5")

@@ -1,6 +1,7 @@
 """The parts of the site: every page is listed, every name of the API is there, every shipped config is a recipe."""
 
 import importlib
+import json
 import re
 
 import pytest
@@ -24,6 +25,13 @@ def test_every_page_is_listed() -> None:
 def test_every_shipped_config_is_a_recipe() -> None:
     text = (ROOT / "docs/recipes.md").read_text()
     assert [path.stem for path in (ROOT / "jobs/configs").glob("*.yaml") if f"`{path.stem}`" not in text] == []
+
+
+def test_the_tables_of_the_recipes_are_those_of_the_stored_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    page = importlib.import_module("parts.recipe_page")
+    text, stored = (ROOT / "docs/recipes.md").read_text(), (ROOT / "benchmarks/results/recipes.json").read_text()
+    assert page.with_tables(text, json.loads(stored)) == text, "run: .venv/bin/python benchmarks/recipes.py --write"
 
 
 def test_a_run_has_fewer_keys_than_the_comparison_says() -> None:

@@ -39,9 +39,9 @@ class AlgorithmConfig(Config):
     target_kl: PositiveFloat | None = None
     """Stop the epochs of a batch once the mean KL estimate passes this; null never stops."""
 
-    gamma: float = Field(0.99, ge=0, le=1)
+    gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
     value_clip: PositiveFloat | None = 0.2
     """Half-width of the value clip, in units of the value normaliser; null turns it off."""
@@ -54,7 +54,7 @@ class AlgorithmConfig(Config):
     """The ratio is held above 1 - clip."""
     clip_high: PositiveFloat | None = None
     """The ratio is held below 1 + clip_high; `clip` when not given."""
-    dual_clip: float | None = Field(None, gt=1)
+    dual_clip: float | None = Field(default=None, gt=1)
     """Bound of the loss of a bad action as a multiple of its advantage; null turns it off."""
     ratio_level: Literal["token", "sequence"] = "token"
     """RLOO: one ratio per decision (verl), or the whole sequence's product (TRL)."""
@@ -96,9 +96,9 @@ class AlgorithmConfig(Config):
     overlong_penalty: PositiveFloat = 1.0
     """Reward that a sequence which reaches the horizon loses."""
 
-    cost_gamma: float = Field(0.99, ge=0, le=1)
+    cost_gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount of costs."""
-    cost_gae_lambda: float = Field(0.95, ge=0, le=1)
+    cost_gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Lambda of the costs' generalised advantage estimation."""
     multiplier_init: NonNegativeFloat = 0.0
     """First value of the Lagrange multipliers."""
@@ -127,13 +127,13 @@ class AlgorithmConfig(Config):
     """Added to the Fisher matrix's diagonal."""
     line_search_steps: PositiveInt = 15
     """Shortenings of a step that breaks its promises, before it is given up."""
-    line_search_decay: float = Field(0.8, gt=0, lt=1)
+    line_search_decay: float = Field(default=0.8, gt=0, lt=1)
     """Factor of each shortening."""
 
     beta: PositiveFloat = 0.02
     """Direct DAPO: temperature of the squared regression of the log ratio on advantage / beta. DPO: weight of the log ratio
     to the reference, which holds the policy the nearer the larger it is."""
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """DPO: share of the pairs whose order is believed to be wrong."""
     critic_epochs: PositiveInt = 4
     """Direct DAPO: passes that fit the critic before the actor's."""

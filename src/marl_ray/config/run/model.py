@@ -60,7 +60,7 @@ class GenerationConfig(Config):
     """Log-probabilities, in sampling and in training, are of the distribution at this temperature."""
     top_k: NonNegativeInt = 0
     """Sample among the k most likely tokens; 0 among all."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample among the fewest tokens that together have this probability."""
     stop: tuple[str, ...] = ()
     """A response ends with the token that completes one of these, special tokens included; end tokens always end it."""

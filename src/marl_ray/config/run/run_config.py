@@ -1,13 +1,12 @@
 """The config of one training run."""
 
 import fnmatch
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
 from marl_ray.config.base import Config, known, words
-from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, spec_of
+from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, check_key_is_read, spec_of
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
 from marl_ray.config.run.model import VLLM_LARGEST_RANK
@@ -24,7 +23,6 @@ from marl_ray.config.run.sections import (
     TrainConfig,
     WarmStartConfig,
 )
-from marl_ray.errors import did_you_mean
 from marl_ray.extensions import ENGINE
 
 DECISIONS = "decisions://"
@@ -45,7 +43,7 @@ class RunConfig(Config):
     """Algorithm of every policy that does not name its own: a name that `marl-ray algorithms` lists, or
     `package.module:NAME` of an `Algorithm` of your own."""
     env: EnvConfig
-    team: dict[str, PolicyConfig] = Field({"shared": PolicyConfig()}, min_length=1)
+    team: dict[str, PolicyConfig] = Field(default={"shared": PolicyConfig()}, min_length=1)
     """Policies by name and the agents they play; one policy shared by all agents when not given."""
     hyper: GivenHyper = GivenHyper()
     """Hyper-parameters; a key that is not given has the default of the algorithm, or else of the family of policies.
@@ -91,6 +89,7 @@ class RunConfig(Config):
         self._check_models()
         self._check_engines()
         self._check_data()
+        self._check_overlap()
         if self.resume_from is not None and self.warm_start is not None:
             raise ValueError("warm_start: expected no resume_from beside it; such a run begins with trained weights")
         if self.resources.hourly_price is not None and not self.evaluation.benchmarks:
@@ -126,15 +125,31 @@ class RunConfig(Config):
                     "generation.engine=vllm"
                 )
 
+    def _check_overlap(self) -> None:
+        """Refuse `train.overlap` where the loss has no ratio to the recorded probabilities of single decisions."""
+        if not self.train.overlap:
+            return
+        if self.language or self.whole_episodes:
+            raise ValueError("train.overlap: expected actor-critics and train.rollout=steps")
+        for name in self._trained:
+            spec = self.spec_of(name)
+            if spec.recompute or spec.constraint == "trust_region" or spec.order == "sequential":
+                raise ValueError(
+                    f"train.overlap: {self.algorithm_of(name)} learns from the newest weights' own batch alone; expected an "
+                    "algorithm such as ppo, ippo or mappo"
+                )
+
     def _check_keys(self) -> None:
         """Refuse hyper-parameters that no algorithm reads."""
         for key in self.hyper.given():
-            _check_key(f"hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name) for name in self._trained})
+            check_key_is_read(
+                f"hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name) for name in self._trained}
+            )
         for name, policy in self.team.items():
             for key in policy.hyper:
                 if policy.frozen:
                     raise ValueError(f"team.{name}.hyper.{key}: a frozen policy has no hyper-parameters")
-                _check_key(f"team.{name}.hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name)})
+                check_key_is_read(f"team.{name}.hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name)})
 
     def _check_models(self) -> None:
         plain = [name for name, policy in self.team.items() if policy.model is None]
@@ -397,16 +412,3 @@ class RunConfig(Config):
             if name not in table.values():
                 raise ValueError(f"team.{name}: plays no agent (agents: {', '.join(agents)})")
         return table
-
-
-def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
-    """Raise ValueError unless one of the algorithms reads a hyper-parameter."""
-    if any(key in spec.reads for spec in specs.values()):
-        return
-    if not any(key in spec.hyper.model_fields for spec in specs.values()):
-        readable = sorted({name for spec in specs.values() for name in spec.reads})
-        raise ValueError(f"unknown key {where!r}{did_you_mean(key, readable, before=where.removesuffix(key))}")
-    names = " and ".join(specs)
-    raise ValueError(
-        f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; `marl-ray algorithms NAME` says what is read"
-    )

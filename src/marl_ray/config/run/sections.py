@@ -47,7 +47,7 @@ class EnvConfig(Config):
 class NetworkConfig(Config):
     """Shape of an actor-critic's networks (actor and critic have one of these each)."""
 
-    hidden: tuple[PositiveInt, ...] = Field((64, 64), min_length=1)
+    hidden: tuple[PositiveInt, ...] = Field(default=(64, 64), min_length=1)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation function of the hidden layers."""
@@ -119,6 +119,9 @@ class TrainConfig(Config):
     rollout: Literal["auto", "steps", "episodes"] = "auto"
     """`steps`: every copy plays on where the last batch ended. `episodes`: every copy plays one episode from its start, cut
     at `horizon`. `auto`: episodes where an algorithm needs them whole."""
+    overlap: bool = False
+    """Play the next batch while the team learns from the last one, by weights that are one update older; the loss's ratios
+    are to the probabilities of those. For environments that wait or compute outside of Python."""
     group_size: PositiveInt = 1
     """Copies that share a start (layout, seed) and are compared by group algorithms."""
     branch_turns: NonNegativeInt | None = None
@@ -149,7 +152,7 @@ class WarmStartConfig(Config):
     """Learning rate of actor and critic. When not given `hyper.lr` of each policy, ten times that of a language model."""
     batch: PositiveInt = 1024
     """Decisions (responses, for language models) per gradient step, over all workers."""
-    top: float = Field(1.0, gt=0, le=1)
+    top: float = Field(default=1.0, gt=0, le=1)
     """Share of the units, the best by outcome, whose decisions are imitated. The critic learns from all."""
 
 

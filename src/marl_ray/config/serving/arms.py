@@ -43,11 +43,11 @@ class ArmConfig(Config):
 
     bundle: str | None = None
     """Bundle folder or `models:/name/version`; each arm has either this or `url`."""
-    url: str | None = Field(None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
     """Base URL of an OpenAI-compatible API, its `/v1` included: the arm is a language model there."""
-    model: str | None = Field(None, min_length=1, max_length=200)
+    model: str | None = Field(default=None, min_length=1, max_length=200)
     """With `url`: name of the model there."""
-    api_key_env: str | None = Field(None, min_length=1)
+    api_key_env: str | None = Field(default=None, min_length=1)
     """With `url`: the environment variable of the gateway's replicas that has the API key. None is sent when not given."""
     deadline_s: PositiveFloat | None = None
     """With `url`: longest wait for the next token in seconds; half of `request_timeout_s` when not given, and at most."""

@@ -138,9 +138,9 @@ AttributeValue = Annotated[bool | int | float | str, BeforeValidator(_attribute)
 class PopulationConfig(Config):
     """Units that take part; the others get production and are not counted."""
 
-    share: float = Field(1.0, ge=LEAST, le=1)
+    share: float = Field(default=1.0, ge=LEAST, le=1)
     """Share of the units (of clusters, with `randomize: cluster`), by a hash of the salt and the unit."""
-    attributes: dict[AttributeName, tuple[AttributeValue, ...]] = Field({}, max_length=ATTRIBUTES)
+    attributes: dict[AttributeName, tuple[AttributeValue, ...]] = Field(default={}, max_length=ATTRIBUTES)
     """Name -> values of the requests' `attributes`. A unit takes part whose request has one of the values of every name."""
 
     @model_validator(mode="after")
@@ -158,7 +158,7 @@ class ExperimentConfig(Config):
 
     name: str = NAME_FIELD
     """Name of the experiment, for good: its units and its audit log are kept under it."""
-    endpoint: str | None = Field(None, pattern=NAME_PATTERN)
+    endpoint: str | None = Field(default=None, pattern=NAME_PATTERN)
     """The name that clients act on, kept from one experiment to the next; the experiment's name when not given."""
     arms: dict[ArmName, ArmConfig] = Field(min_length=1)
     """The first is the control. One alone is served as it is."""
@@ -169,7 +169,7 @@ class ExperimentConfig(Config):
     """Thing that is assigned to an arm: a session; all sessions of one `cluster_id` of the requests (a match, a lobby);
     or all sessions that begin in one block of time. The last two are for arms that influence each other's sessions; the
     statistics then take a cluster or block as one observation."""
-    block_s: float = Field(600.0, ge=1, allow_inf_nan=False)
+    block_s: float = Field(default=600.0, ge=1, allow_inf_nan=False)
     """With `switchback`: length of a block in seconds."""
     washout_s: NonNegativeFloat = 0.0
     """With `switchback`: sessions that begin this soon after a change of block do not count."""
@@ -181,7 +181,7 @@ class ExperimentConfig(Config):
     given, an arm's share becomes the chance that it is the best."""
     autostart: bool = True
     """Run as soon as the experiment is first opened; else it waits as a draft, all units with the control."""
-    stages: tuple[Share, ...] = Field((0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
+    stages: tuple[Share, ...] = Field(default=(0.01, 0.05, 0.25, 0.5, 1.0), min_length=1)
     """With `gradual`: the treatments' share of the units, stage by stage. They split it by their weights."""
     reweigh_s: PositiveFloat = 3600.0
     """With `thompson`: seconds between two changes of the weights. Each is a new epoch; sessions keep their arms."""
@@ -196,7 +196,7 @@ class ExperimentConfig(Config):
     `replace`. Rolling back never waits for a person."""
     on_rollback: Literal["cut", "drain"] = "cut"
     """Units already with a rolled-back arm go on with the control at once (`cut`) or finish there (`drain`)."""
-    layer: str | None = Field(None, min_length=1, max_length=100)
+    layer: str | None = Field(default=None, min_length=1, max_length=100)
     """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
     layer_share: tuple[Share, Share] = (0.0, 1.0)
     """[low, high) of the layer's units that take part; the others are not in the experiment."""
@@ -206,7 +206,7 @@ class ExperimentConfig(Config):
     breaker: BreakerConfig = BreakerConfig()
     shadow_concurrency: PositiveInt = 16
     """With `shadow`: copies of requests under way per replica; more are dropped and counted."""
-    outcome_window_s: float = Field(600.0, gt=0, allow_inf_nan=False)
+    outcome_window_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Seconds after a unit's first exposure in which its outcome and metrics count. The unit is judged when they are over.
     Take it longer than the slowest outcome of any arm. It cannot change once the experiment has units."""
     missing: Missing = "exclude"
@@ -310,7 +310,7 @@ class RateLimitConfig(Config):
 class CacheConfig(Config):
     """Kept answers to `mode: greedy`, which are the same for the same observations."""
 
-    url: str = Field("memory:", pattern=r"^(memory:$|rediss?://)")
+    url: str = Field(default="memory:", pattern=r"^(memory:$|rediss?://)")
     """`memory:` (each replica its own) or `redis://host:port/0` (shared)."""
     entries: PositiveInt = 100_000
     """With `memory:`: most answers that are kept; the least recently used answer goes first."""
@@ -323,7 +323,7 @@ class WebhookConfig(Config):
 
     url: str = Field(pattern=r"^https?://[^\s]+$")
     """URL that gets a POST of the audit entry as JSON; any 2xx is a receipt."""
-    secret_env: str = Field("MARL_RAY_WEBHOOK_SECRET", min_length=1)
+    secret_env: str = Field(default="MARL_RAY_WEBHOOK_SECRET", min_length=1)
     """Environment variable with the secret of the signature: HMAC-SHA256 of `TIMESTAMP.BODY`, in the header
     `x-marl-ray-signature`."""
     deadline_s: PositiveFloat = 86_400.0

@@ -50,7 +50,7 @@ class LearnerSettings:
     micro_batch: int | None = None
     """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
     served: bool = False
-    """Other policies wrote the batches. Ratios are then to the probabilities that these policies recorded."""
+    """Other policies, or older weights, wrote the batches. Ratios are then to the probabilities that these recorded."""
     sampled_elsewhere: bool = False
     """The engine that samples has the weights itself, so the worker needs no copy that samples."""
     other_engine: bool = False

@@ -8,6 +8,8 @@ import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
+from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.training.checkpoints.origin import HOLDS, PLAY, holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
@@ -84,6 +86,8 @@ class Run:
         }
         """The facts by which a checkpoint shows whose it is, and which other runs may begin from it."""
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
+        if config.train.overlap:
+            self.collector = OverlappedCollector(cast(Collector, self.collector), self._plays_last, snapshot)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
         self.recent = RecentEpisodes(config, self.state["recent"])
         self.benchmarks = self._read_benchmarks()
@@ -126,6 +130,10 @@ class Run:
     @property
     def done(self) -> bool:
         return bool(self.steps >= self.config.train.total_steps)
+
+    def _plays_last(self) -> bool:
+        """True if the run ends with the batch after the steps so far."""
+        return bool(self.steps + self.config.batch_steps >= self.config.train.total_steps)
 
     @property
     def best(self) -> bool:

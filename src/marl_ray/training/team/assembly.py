@@ -256,7 +256,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         horizon=generation.max_tokens if config.language else config.train.horizon,
         by_episode=config.whole_episodes,
         micro_batch=config.train.micro_batch,
-        served=config.data is not None,
+        served=config.data is not None or config.train.overlap,
         sampled_elsewhere=_sampled_elsewhere(config, name),
         other_engine=config.language and config.data is None and generation.engine not in ("torch", "transformers"),
     )

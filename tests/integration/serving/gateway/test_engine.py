@@ -1,4 +1,4 @@
-"""The gateway as an engine: circuits, shadows, limits, deadlines, experiments created over HTTP, endpoints, data kept."""
+"""The gateway as an engine: circuits, shadows, limits, deadlines, data kept."""
 
 import asyncio
 import json
@@ -8,30 +8,26 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from toy_serving.gateways import SEES, bearer, make_bundle, serving, until, windows_end, with_gateway, write_keys
+from toy_serving.gateways import (
+    SEES,
+    acts_of,
+    bearer,
+    keyed_config,
+    make_bundle,
+    serving,
+    until,
+    windows_end,
+    with_gateway,
+)
 
-from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
+from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.logs.act_log import read_decisions
 
 OPS = bearer("ops")
-
-
-def config_of(folder: Path, arms: dict[str, str], gateway: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
-    experiment = {"name": "exp", "arms": {arm: {"bundle": bundle} for arm, bundle in arms.items()}, "min_outcomes": 5}
-    keys = write_keys(folder / "keys.yaml", ops=("admin", "inference", "outcomes"), game=("inference", "outcomes"))
-    where = {"database": f"sqlite:///{folder}/experiments.db", "spool": f"{folder}/spool", "api_keys": keys}
-    return parse_config(GatewayConfig, {"experiments": [experiment | more]} | where | (gateway or {}))
-
-
-async def sessions(client, names: list[str], **more: Any) -> list[dict[str, Any]]:
-    answers = [await client.post("/v1/act", json={"session_id": n, "observations": SEES} | more) for n in names]
-    assert {answer.status_code for answer in answers} == {200}, [a.text for a in answers if a.status_code != 200]
-    return [answer.json() for answer in answers]
 
 
 @contextmanager
@@ -52,12 +48,12 @@ def broken(tmp_path: Path) -> str:
 
 def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_path):
     breaker = {"failures": 3, "open_s": 60}
-    config = config_of(tmp_path, {"one": bundles["one"], "bad": broken}, breaker=breaker)
+    config = keyed_config(tmp_path, {"one": bundles["one"], "bad": broken}, breaker=breaker)
 
     async def body():
         async with serving(config) as (client, app):
             client.headers.update(OPS)
-            answers = await sessions(client, [f"s{k}" for k in range(40)])
+            answers = await acts_of(client, [f"s{k}" for k in range(40)])
             assert app.service.endpoints.routers["exp"].state.status is ExperimentStatus.RUNNING
             metrics = (await client.get("/metrics")).text
             app.service.exposures.flush()
@@ -73,7 +69,7 @@ def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_p
 
 
 def test_a_control_that_fails_is_a_503_with_a_time_to_come_again(bundles, broken, tmp_path):
-    config = config_of(tmp_path, {"bad": broken, "one": bundles["one"]}, breaker={"failures": 2, "open_s": 30})
+    config = keyed_config(tmp_path, {"bad": broken, "one": bundles["one"]}, breaker={"failures": 2, "open_s": 30})
 
     async def body(client):
         answers = []
@@ -89,12 +85,12 @@ def test_a_control_that_fails_is_a_503_with_a_time_to_come_again(bundles, broken
 
 
 def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
-    config = config_of(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
+    config = keyed_config(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
 
     async def body():
         async with serving(config) as (client, app):
             client.headers.update(OPS)
-            answers = await sessions(client, [f"s{k}" for k in range(10)])
+            answers = await acts_of(client, [f"s{k}" for k in range(10)])
             totals = app.service.endpoints.routers["exp"].shadows.totals
             await until(lambda: "four" in totals and totals["four"].acts == 10)
             app.service.follower.decide()
@@ -111,13 +107,13 @@ def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
 
 def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp_path):
     bad = {"name": "aaa", "arms": {arm: {"bundle": bundles[arm]} for arm in ("one", "four")}}
-    config = config_of(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
+    config = keyed_config(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
     config = config.model_copy(update={"experiments": (parse_config(ExperimentConfig, bad), *config.experiments)})
 
     async def body():
         async with serving(config) as (client, app):
             client.headers.update(OPS)
-            await sessions(client, [f"s{k}" for k in range(5)], experiment="exp")
+            await acts_of(client, [f"s{k}" for k in range(5)], experiment="exp")
             totals = app.service.endpoints.routers["exp"].shadows.totals
             await until(lambda: "four" in totals and totals["four"].acts == 5)
             app.service.follower.close()
@@ -130,7 +126,7 @@ def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp
 
 
 def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):
-    config = config_of(tmp_path, bundles, {"max_batch_requests": 8, "rate_limit": {"per_s": 0.001, "burst": 6}})
+    config = keyed_config(tmp_path, bundles, {"max_batch_requests": 8, "rate_limit": {"per_s": 0.001, "burst": 6}})
     part = {"observations": SEES}
 
     async def body(client):
@@ -153,7 +149,7 @@ def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):
 
 
 def test_rates_are_limited_by_key(bundles, tmp_path):
-    config = config_of(tmp_path, bundles, {"rate_limit": {"per_s": 0.001, "burst": 2}})
+    config = keyed_config(tmp_path, bundles, {"rate_limit": {"per_s": 0.001, "burst": 2}})
 
     async def body(client):
         sent = {"session_id": "s", "observations": SEES}
@@ -168,7 +164,7 @@ def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_path, cap
     caplog.set_level(logging.WARNING, "marl_ray.access")
 
     async def body():
-        app_config = config_of(tmp_path, bundles)
+        app_config = keyed_config(tmp_path, bundles)
         async with serving(app_config) as (client, _):
             own = await client.get("/health", headers={"x-request-id": "mine-1"})
             bad = await client.get("/v1/experiments/none", headers=OPS | {"x-request-id": "two\tlines"})
@@ -188,106 +184,17 @@ def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_path, cap
     assert lines[0]["request_id"] == bad.headers["x-request-id"] and lines[0]["path"] == "/v1/experiments/none"
 
 
-def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path):
-    config = config_of(tmp_path, bundles)
-    new = {
-        "name": "new",
-        "arms": {"a": {"bundle": bundles["one"]}, "b": {"bundle": bundles["four"]}},
-        "strategy": "gradual",
-        "reason": "try it",
-    }
-
-    async def body():
-        async with serving(config) as (first, _), serving(config) as (second, other):
-            made = await first.post("/v1/experiments", json=new, headers=OPS)
-            twice = await first.post("/v1/experiments", json=new, headers=OPS)
-            await until(
-                lambda: "new" in other.service.endpoints.routers and other.service.endpoints.routers["new"].arms
-            )
-            answer = await second.post(
-                "/v1/act", json={"experiment": "new", "session_id": "s", "observations": SEES}, headers=OPS
-            )
-            audit = (await second.get("/v1/experiments/new/audit", headers=OPS)).json()["audit"]
-        async with serving(config) as (_, app):  # and after a restart
-            assert app.service.endpoints.routers["new"].arms.keys() == {"a", "b"}
-        return made, twice, answer, audit
-
-    made, twice, answer, audit = asyncio.run(body())
-    assert made.status_code == 201 and made.json()["status"] == "running"
-    assert (twice.status_code, twice.json()["error"]["field"]) == (409, "name")
-    assert answer.json()["experiment"] == "new"
-    assert [(entry["action"], entry["actor"], entry["reason"]) for entry in audit] == [("open", "ops", "try it")]
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "field"),
-    [
-        ({"reason": ""}, 400, "reason"),
-        ({"arms": {}}, 400, "arms"),
-        ({"stages": [0.5, 0.1]}, 400, "stages"),
-        ({"weight": 1}, 400, "weight"),
-        ({"arms": {"a": {"bundle": "/no/such/bundle"}}}, 409, "experiment"),
-        ({"placement": "deployment"}, 409, "experiment"),
-    ],
-)
-def test_experiments_that_cannot_be_are_refused(bundles, tmp_path, change, status, field):
-    new = {"name": "new", "arms": {"a": {"bundle": bundles["one"]}}, "reason": "r"} | change
-
-    async def body(client):
-        refused = await client.post("/v1/experiments", json=new, headers=OPS)
-        return refused, (await client.get("/v1/experiments", headers=OPS)).json()["experiments"]
-
-    refused, rows = with_gateway(config_of(tmp_path, bundles), body)
-    assert (refused.status_code, refused.json()["error"]["field"]) == (status, field), refused.text
-    assert [row["name"] for row in rows] == ["exp"]
-
-
-def test_an_endpoint_outlives_its_experiments_and_sessions_finish_where_they_began(bundles, tmp_path):
-    config = config_of(tmp_path, bundles)
-    arms = {"production": {"bundle": bundles["four"]}, "candidate": {"bundle": bundles["one"]}}
-    new = {"name": "exp-2", "endpoint": "exp", "arms": arms, "reason": "next"}
-
-    async def body():
-        async with serving(config) as (client, app), serving(config) as (other, second):
-            client.headers.update(OPS)
-            other.headers.update(OPS)
-            before = await sessions(client, [f"s{k}" for k in range(10)])
-            busy = await client.post("/v1/experiments", json=new)
-            for action in ("promote",):
-                await client.post(f"/v1/experiments/exp/{action}", json={"reason": "good", "arm": "four"})
-            where = (await client.get("/v1/endpoints")).json()["endpoints"]["exp"]
-            made = await client.post("/v1/experiments", json=new)
-            await until(lambda: "exp-2" in second.service.endpoints.routers)
-            app.service.exposures.flush()
-            again = [await sessions(c, [f"s{k}" for k in range(10)], experiment="exp") for c in (client, other)]
-            fresh = await sessions(other, ["fresh"], experiment="exp")
-            posts = [
-                (await client.post("/v1/outcomes", json={"session_id": s, "value": 1, "experiment": "exp"})).json()
-                for s in ("s0",)
-            ]
-            return before, busy, where, made, again, fresh, posts
-
-    before, busy, where, made, again, fresh, posts = asyncio.run(body())
-    assert busy.status_code == 409 and "exp" in busy.text
-    assert where["production"]["arm"] == "four" and where["production"]["bundle"] == bundles["four"]
-    assert made.status_code == 201, made.text
-    for answers in again:
-        assert [(a["experiment"], a["arm"]) for a in answers] == [("exp", a["arm"]) for a in before]
-    assert fresh[0]["experiment"] == "exp-2"
-    assert posts[0]["experiment"] == "exp"
-
-
 @pytest.mark.parametrize("url", ["memory:"])
 def test_greedy_answers_are_kept(bundles, tmp_path, url):
-    config = config_of(tmp_path, bundles, {"cache": {"url": url}})
+    config = keyed_config(tmp_path, bundles, {"cache": {"url": url}})
 
     async def body():
         async with serving(config) as (client, app):
             client.headers.update(OPS)
-            first = await sessions(client, [f"s{k}" for k in range(12)], mode="greedy")
+            first = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
             for arm in app.service.endpoints.routers["exp"].arms.values():
                 arm.act = None  # an answer that is not kept would fail
-            again = await sessions(client, [f"s{k}" for k in range(12)], mode="greedy")
+            again = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
             return first, again
 
     first, again = asyncio.run(body())
@@ -295,11 +202,11 @@ def test_greedy_answers_are_kept(bundles, tmp_path, url):
 
 
 def test_decisions_are_kept_for_training(bundles, tmp_path):
-    config = config_of(tmp_path, bundles, {"decision_log": str(tmp_path / "log")})
+    config = keyed_config(tmp_path, bundles, {"decision_log": str(tmp_path / "log")})
 
     async def body(client):
         client.headers.update(OPS)
-        return await sessions(client, ["a", "b", "a"])
+        return await acts_of(client, ["a", "b", "a"])
 
     answers = with_gateway(config, body)
     kept = list(read_decisions(str(tmp_path / "log"), "exp"))
@@ -322,7 +229,7 @@ def test_models_are_listed_and_loaded_ahead(bundles, tmp_path):
         return listed, codes
 
     more = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    listed, codes = with_gateway(config_of(tmp_path, bundles, more), body)
+    listed, codes = with_gateway(keyed_config(tmp_path, bundles, more), body)
     assert sorted(arm for row in listed for arm in row["arms"]) == ["exp/four", "exp/one"]
     assert codes == [403, 400, 409]
 
@@ -336,13 +243,13 @@ def test_text_is_refused_by_policies_that_have_none(config):
 
 
 def test_clusters_share_an_arm(bundles, tmp_path):
-    config = config_of(tmp_path, bundles, randomize="cluster")
+    config = keyed_config(tmp_path, bundles, randomize="cluster")
 
     async def body(client):
         client.headers.update(OPS)
         arms_of: dict[str, set[str]] = {}
         for k in range(60):
-            answer = (await sessions(client, [f"s{k}"], cluster_id=f"match-{k % 12}"))[0]
+            answer = (await acts_of(client, [f"s{k}"], cluster_id=f"match-{k % 12}"))[0]
             arms_of.setdefault(f"match-{k % 12}", set()).add(answer["arm"])
         return arms_of
 
@@ -355,13 +262,13 @@ def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp
     rails = [{"name": "error", "margin": 0.1}, {"name": "latency_s", "margin": 1.0}]
     arms = {"one": bundles["one"], "bad": broken}
     breaker = {"failures": 1000}
-    config = config_of(tmp_path, arms, guardrails=rails, breaker=breaker, min_outcomes=30)
+    config = keyed_config(tmp_path, arms, guardrails=rails, breaker=breaker, min_outcomes=30)
 
     async def body():
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             for k in range(100):
-                await sessions(client, [f"s{k}"])
+                await acts_of(client, [f"s{k}"])
                 await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
             windows_end(app)
             await until(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
@@ -377,22 +284,22 @@ def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp
 def test_a_config_with_one_arm_is_served_as_it_is(bundles, tmp_path):
     async def body(client):
         client.headers.update(OPS)
-        answers = await sessions(client, [f"s{k}" for k in range(5)])
+        answers = await acts_of(client, [f"s{k}" for k in range(5)])
         return answers, (await client.get("/v1/experiments/exp")).json()
 
-    answers, report = with_gateway(config_of(tmp_path, {"one": bundles["one"]}), body)
+    answers, report = with_gateway(keyed_config(tmp_path, {"one": bundles["one"]}), body)
     assert {a["arm"] for a in answers} == {"one"} and report["arms"]["one"]["exposures"] == 5
 
 
 def test_acting_goes_on_without_the_database_and_its_exposures_arrive_later(bundles, tmp_path):
-    config = config_of(tmp_path, bundles)
+    config = keyed_config(tmp_path, bundles)
     database = tmp_path / "experiments.db"
 
     async def body():
         async with serving(config) as (client, app):
             client.headers.update(OPS)
             with write_lock(database):
-                answers = await sessions(client, [f"s{k}" for k in range(50)])
+                answers = await acts_of(client, [f"s{k}" for k in range(50)])
             await until(lambda: app.service.exposures.waiting == 0)
             return answers
 

@@ -17,7 +17,6 @@ def is_compiled(policy: TrainedPolicy) -> bool:
         and policy.device.type == "cpu"
         and policy.samples_alike
         and not policy.recomputes
-        and not policy.settings.served
         and algorithm.policy_loss is ppo_loss
         and algorithm.value_loss is ppo_value_loss
         and algorithm.spec.constraint == "none"

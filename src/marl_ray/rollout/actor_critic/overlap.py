@@ -1,0 +1,108 @@
+"""Play the next batch while the team learns from the last one, for environments whose steps are slow."""
+
+import base64
+import copy
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from marl_ray.algorithms.advantages.value_norm import ValueNorm
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.rollout.actor_critic.collector import Batch, Collector
+from marl_ray.rollout.group_spread import GroupSums
+
+BEHAVIOUR = "behaviour"
+"""Key of a collector's state: policy -> the weights and normalisers that play the batch which is under way."""
+BATCH_S = 86_400.0
+"""Seconds that a batch may take."""
+
+
+class OverlappedCollector:
+    """A `BatchCollector` that plays one batch ahead in a thread of its own.
+
+    The first batch is played by the newest weights, and each later one by the weights that the update beside it begins with.
+    So the weights that learn from a batch are one update newer than those that played it, whatever the timing, and the
+    recorded log-probabilities are those of the latter.
+    """
+
+    def __init__(self, collector: Collector, is_last: Callable[[], bool], state: Mapping[str, Any] | None = None):
+        """`collector` plays; `state` is the one that it was made of. Where `is_last()` is True when a batch is handed out,
+        none is played after it."""
+        self._inner, self._is_last = collector, is_last
+        self._saved: Mapping[str, Any] | None = (state or {}).get(BEHAVIOUR)
+        self._before = collector.snapshot()
+        """The collector's state before the batch that is under way, which a resumed run plays again."""
+        self._behaviour: dict[str, Player] | None = None
+        """The players of the batch that is under way."""
+        self._batch: Future[Batch] | None = None
+        self._thread = ThreadPoolExecutor(1, "rollout")
+        self.running: list[tuple[int, int]] = collector.running
+        self.group_sums: Mapping[str, GroupSums] = collector.group_sums
+
+    def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
+        """Wait for the batch of this iteration, and begin to play the next one by a copy of `players`."""
+        if self._batch is None:
+            own = dict(players) if self._saved is None else _restored(players, self._saved)
+            self._batch = self._thread.submit(self._inner.collect, own, iteration)
+        if not wait([self._batch], BATCH_S).done:
+            raise MarlRayError(f"the batch of iteration {iteration + 1} was not played within {BATCH_S:g} s")
+        batch, self._batch, self._behaviour, self._saved = self._batch.result(), None, None, None
+        self.running, self.group_sums, self._before = (
+            self._inner.running,
+            self._inner.group_sums,
+            self._inner.snapshot(),
+        )
+        if not self._is_last():
+            self._behaviour = copy.deepcopy(dict(players))
+            self._batch = self._thread.submit(self._inner.collect, self._behaviour, iteration + 1)
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Plain data from which other collectors, on any number of workers, continue bit for bit."""
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The function that makes `state()` of this moment, in another thread and while play goes on."""
+        before, behaviour, saved = self._before, self._behaviour, self._saved
+
+        def state() -> dict[str, Any]:
+            plain = saved if behaviour is None else {name: _plain(player) for name, player in behaviour.items()}
+            return before() | ({} if plain is None else {BEHAVIOUR: plain})
+
+        return state
+
+    def close(self) -> None:
+        """Wait until the batch that is under way is over, and close the environments."""
+        if self._batch is not None:
+            wait([self._batch], BATCH_S)
+        self._thread.shutdown()
+        self._inner.close()
+
+
+def _plain(player: Player) -> dict[str, Any]:
+    """The part of a player that training changes."""
+    weights = parameters_to_vector(player.model.parameters()).numpy().astype("<f4")
+    return {
+        "weights": base64.b64encode(weights.tobytes()).decode(),
+        "value_norm": vars(player.value_norm),
+        "cost_norms": [vars(norm) for norm in player.cost_norms],
+    }
+
+
+def _restored(players: Mapping[str, Player], saved: Mapping[str, Any]) -> dict[str, Player]:
+    """The players that `_plain` was made of, from others of equal policies."""
+    restored = {}
+    for name, player in players.items():
+        model, plain = copy.deepcopy(player.model), saved[name]
+        weights = np.frombuffer(base64.b64decode(plain["weights"]), "<f4").astype(np.float32)
+        vector_to_parameters(torch.from_numpy(weights), model.parameters())
+        norms = ValueNorm(**plain["value_norm"]), tuple(ValueNorm(**norm) for norm in plain["cost_norms"])
+        networks = [] if player.actor is None else [model.actor, *model.critics]
+        restored[name] = Player(model, player.agents, *norms, *map(CompiledNetwork, networks))
+    return restored

@@ -1,0 +1,105 @@
+"""Batches that are played while the team learns: by which weights, and what a resumed run makes of them."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes.two_workers import two_workers
+from toys.runs import config, trained
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.training.loop.run import Run
+from marl_ray.training.single_process import process_group, train_alone
+
+OVERLAP = "train.overlap=true"
+COMPILED = ("env={id: gymnasium.CartPole-v1}", "hyper.lr=1e-3")
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "by torch": ("algorithm=mappo",),
+    "by compiled code": ("algorithm=ippo", *COMPILED),
+    "with costs": ("algorithm=ppo_lagrangian", "constraints=[{budget: 4}]"),
+}
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without what depends on the clock."""
+    clocks = ("time/", "steps_per_second", "timestamp")
+    return [{key: value for key, value in row.items() if not key.startswith(clocks)} for row in rows]
+
+
+class OneLate:
+    """A collector that plays without a thread, by the weights of one update before, as the overlapped one does."""
+
+    def __init__(self, collector: Any):
+        self.inner, self.late = collector, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def collect(self, players: Mapping[str, Any], iteration: int) -> Any:
+        own, self.late = self.late or players, copy.deepcopy(dict(players))
+        return self.inner.collect(own, iteration)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_batch_is_played_by_the_weights_of_one_update_before(name: str, alone: None) -> None:
+    overlapped, plain = (Run(config(*ALGORITHMS[name], *more), torch.device("cpu")) for more in ((OVERLAP,), ()))
+    plain.collector = OneLate(plain.collector)
+    for _ in range(4):
+        assert timeless([overlapped.step()]) == timeless([plain.step()])
+    assert overlapped.metrics["kl"] != 0
+    for run in (overlapped, plain):
+        run.close()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_equals_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
+    run = config(*ALGORITHMS[name], OVERLAP)
+    rows = train_alone(run, tmp_path)
+    again = train_alone(run, resume=tmp_path / "2")
+    assert timeless(again) == timeless([row for row in rows if row["iteration"] > 2]) != []
+
+
+def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone: None) -> None:
+    run = Run(config(OVERLAP), torch.device("cpu"))
+    while not run.done:
+        run.step()
+    assert "behaviour" not in run.collector.state()
+    run.close()
+
+
+def test_two_workers_play_what_one_plays(tmp_path: Path) -> None:
+    keys = (
+        OVERLAP,
+        "evaluation.every=0",
+        "hyper.lr=1e-12",
+    )  # so that rounding, which depends on the workers, decides nothing
+    two = two_workers(trained, str(tmp_path), *keys, "resources.workers=2")
+    assert [row.get("return") for row in two] == [row.get("return") for row in train_alone(config(*keys))] != []
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm=cpo", "train.overlap: cpo learns from the newest weights' own batch alone"),
+        ("algorithm=happo", "train.overlap: happo learns from the newest weights' own batch alone"),
+        ("train.rollout=episodes", "train.overlap: expected actor-critics and train.rollout=steps"),
+    ],
+)
+def test_other_algorithms_refuse_it(override: str, words: str) -> None:
+    more = ("constraints=[{budget: 4}]",) if override.endswith("cpo") else ()
+    with pytest.raises(MarlRayError, match=words):
+        config(OVERLAP, override, *more)
+
+
+def test_the_key_is_off_by_default() -> None:
+    assert not RunConfig.model_validate({"name": "plain", "env": {"id": "toys.envs:countdown"}}).train.overlap
