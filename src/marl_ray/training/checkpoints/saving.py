@@ -169,8 +169,9 @@ def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Map
 def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
     """Make a local folder for the bundle: on the checkpoint's own disk where there is one, which has room for it where the
     temporary folder's may not."""
-    local = TemporaryDirectory(prefix=".bundle-", dir=files.place.path) if files.place.is_local else None
-    return (Path(folders.enter_context(local or temporary_folder("bundle"))),)
+    if files.place.is_local:
+        return (Path(folders.enter_context(TemporaryDirectory(prefix=".bundle-", dir=files.place.path))),)
+    return (Path(folders.enter_context(temporary_folder("bundle"))),)
 
 
 def _write_bundle(
