@@ -7,8 +7,9 @@ rank 0 publishes the checkpoint by its manifest.
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -137,7 +138,11 @@ def write(
     sharded = {name: value for name, value in tensors.items() if name not in scalars}
     _together(lambda: _write_plain(files, rank, contents, scalars), group)
     if contents.bundle is not None:
-        _together(lambda: _write_bundle(files, tensors, contents, group), group)
+        with ExitStack() as folders:
+            made: list[Path] = []
+            # A failure here must be known to all before the others send their parts.
+            _together(lambda: made.extend(_bundle_folder(files, folders) if rank == 0 else ()), group)
+            _together(lambda: _write_bundle(files, tensors, contents, made, group), group)
     try:
         state_dict_saver.save(sharded, storage_writer=TensorWriter(files, WEIGHTS), process_group=group)
     except CheckpointException as error:  # torch's own, a BaseException
@@ -161,20 +166,28 @@ def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Map
     files.write(STATE, json.dumps(state).encode())
 
 
-def _write_bundle(files: StoredFiles, tensors: Mapping[str, Tensor], contents: Contents, group: Any) -> None:
+def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
+    """Make a local folder for the bundle: on the checkpoint's own disk where there is one, which has room for it where the
+    temporary folder's may not."""
+    if files.place.is_local:
+        return (Path(folders.enter_context(TemporaryDirectory(prefix=".bundle-", dir=files.place.path))),)
+    return (Path(folders.enter_context(temporary_folder("bundle"))),)
+
+
+def _write_bundle(
+    files: StoredFiles, tensors: Mapping[str, Tensor], contents: Contents, folders: Sequence[Path], group: Any
+) -> None:
     assert contents.bundle is not None
 
     def trained(policy: str, weight: str) -> Tensor | None:
         return sent_to_first(tensors[f"{policy}/model/lm.{weight}"], group)
 
-    if dist.get_rank(group) != 0:
+    if not folders:
         contents.bundle(trained)
         return
-    # On the checkpoint's own disk where there is one: it has room for the bundle, and the temporary folder's may not.
-    local = TemporaryDirectory(prefix=".bundle-", dir=files.place.path) if files.place.is_local else None
-    with local or temporary_folder("bundle") as temporary:
-        contents.bundle(Path(temporary, BUNDLE), trained)
-        files.copy_in(Path(temporary, BUNDLE), BUNDLE)
+    (folder,) = folders
+    contents.bundle(folder / BUNDLE, trained)
+    files.copy_in(folder / BUNDLE, BUNDLE)
 
 
 def _together(action: Callable[[], None], group: Any) -> None:
