@@ -38,7 +38,8 @@ class LiveExperiments:
         self.config, self.store, self.exposures, self.bundles = config, store, exposures, bundles
         self.endpoints = Endpoints()
         self.models: dict[str, AnyBundle] = {}
-        """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change."""
+        """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change.
+        Several threads add entries, and the follower's alone removes them; readers copy it."""
         self._noise, self._host = noise, host
         self._passes: dict[str, Passes] = {}
         """Experiment -> its arms' forward passes."""

@@ -130,21 +130,21 @@ class StoreFollower:
 
     def _preload(self) -> None:
         """Load the bundles that a client asked this or another replica to load ahead of their experiments."""
-        live_experiments = self._live_experiments
+        models = self._live_experiments.models
+        held = list(models)  # before the notices are read: others load what a notice names already
         wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)
-        live_experiments.models = {
-            reference: bundle for reference, bundle in live_experiments.models.items() if reference in wanted_ahead
-        }
+        for reference in held:
+            if reference not in wanted_ahead:
+                del models[reference]  # other threads add entries alone
         now = time.monotonic()
         for reference in wanted_ahead:
-            if reference not in live_experiments.models and self._preload_at.get(reference, 0.0) <= now:
+            if reference not in models and self._preload_at.get(reference, 0.0) <= now:
                 self._preload_at[reference] = now + TEND_S
                 threading.Thread(target=self._load_model, args=(reference,), name="load-model", daemon=True).start()
 
     def _load_model(self, reference: str) -> None:
         try:
-            bundle = self._live_experiments.bundles.load(reference)
-            self._live_experiments.models = self._live_experiments.models | {reference: bundle}
+            self._live_experiments.models[reference] = self._live_experiments.bundles.load(reference)
         except MarlRayError as error:
             _log.error("a bundle is not loaded ahead: %s", error)
         except Exception:

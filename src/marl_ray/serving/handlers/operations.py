@@ -40,7 +40,7 @@ async def models(service: Service, request: Request) -> Response:
     """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
     await service.admission.admit_reader(request, "inference")
     rows: dict[str, dict[str, Any]] = {}
-    for reference, bundle in service.live_experiments.models.items():
+    for reference, bundle in list(service.live_experiments.models.items()):
         rows[bundle.digest] = _model(bundle, reference)
     for router in service.endpoints.routers.values():
         for arm, part in router.arms.items():
@@ -62,7 +62,7 @@ async def load(service: Service, request: Request) -> Response:
     def load_it() -> AnyBundle:
         bundle = service.bundles.load(reference)
         service.notices.preload(reference, time.time())  # so that the other replicas load it too
-        service.live_experiments.models = service.live_experiments.models | {reference: bundle}
+        service.live_experiments.models[reference] = bundle
         return bundle
 
     return Response(orjson.dumps(_model(await tried(service, "version", load_it), reference)))
