@@ -181,7 +181,7 @@ def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Pa
         (lambda: sweep_of({"kind": "own_scheduler", "patient": 1}), r"unknown key 'scheduler.patient'"),
         (
             lambda: sweep_of({"kind": "own_scheduler", "patience": "x"}),
-            r"scheduler.patience: Input should be",
+            r"scheduler.patience: expected a whole number",
         ),
         (lambda: sweep_of("own_parts:NoScheduler"), r"'own_parts:NoScheduler' has no class `Settings`"),
     ],

@@ -138,7 +138,7 @@ def test_a_winner_meets_what_is_in_production(
         audit = ask(served.url, "/v1/experiments/grid-2/audit")["audit"]
         assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
 
-        for words in ("status grid-2", "list", "audit grid-2"):
+        for words in ("status grid-2", "ls", "audit grid-2"):
             assert command("experiment", *words.split(), "--json", "--url", served.url) == 0
             document = json.loads(capsys.readouterr().out)
             for part in document if isinstance(document, list) else [document]:
