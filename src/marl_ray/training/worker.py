@@ -71,6 +71,10 @@ def worker(payload: dict[Any, Any]) -> Any:
         _check_owner(config, folder, payload["lease"])
     except Disowned as error:
         return {REFUSED: str(error)}
+    except OSError as error:
+        if full := disk_full(error, storage_of(config)):
+            raise full from error
+        raise
     if rank == 0:
         remove_temporary(*folder)
     journal = Journal(folder.filesystem, folder.path, rank)
