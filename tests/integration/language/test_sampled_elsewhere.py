@@ -8,9 +8,8 @@ from processes.two_workers import two_workers
 from safetensors.torch import load_file
 from toys import texts
 from toys.runs import timeless
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-from marl_ray.policies.language.tiny_models import byte_tokenizer
+from toys.small_llama import saved_llama
+from transformers import AutoModelForCausalLM
 
 ELSEWHERE = "team.speaker.generation.engine=toys.engines:Apart"
 RUNS = {
@@ -24,27 +23,6 @@ RUNS = {
 }
 
 
-def saved(folder: Path, tied: bool) -> str:
-    """The model of a folder as an override."""
-    tokenizer = byte_tokenizer(32)
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return f"team.speaker.model={{path: '{folder}', context: 32}}"
-
-
 def last_bundle(folder: Path) -> Path:
     last = max(folder.glob("*/bundle"), key=lambda bundle: int(bundle.parent.name))
     return last / "speaker"
@@ -54,7 +32,7 @@ def last_bundle(folder: Path) -> Path:
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ("tensor", "context"))) for name in RUNS]
 )
 def test_a_run_and_its_bundle_are_those_of_workers_with_whole_copies(tmp_path, name):
-    model = saved(tmp_path / "model", tied=name != "an untied layer of logits")
+    model = saved_llama(tmp_path / "model", tied=name != "an untied layer of logits")
     overrides = [model, "hyper.minibatches=2", "train.micro_batch=3", "resources.workers=2", *RUNS[name]]
     rows, folders = [], []
     for kind, more in (("whole", []), ("elsewhere", [ELSEWHERE])):

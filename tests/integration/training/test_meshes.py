@@ -11,7 +11,8 @@ from processes.two_workers import workers
 from safetensors.torch import load_file
 from toys import texts as toy_texts
 from toys.runs import timeless
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from toys.small_llama import saved_llama
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.errors import MarlRayError
@@ -44,24 +45,7 @@ MESHES = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     """Overrides that let the speaker be a Llama of random weights, in a folder, whose heads 4 workers can share."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = byte_tokenizer(32)
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return f"team.speaker.model={{path: '{folder}', context: 32}}"
+    return saved_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
