@@ -8,13 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, signed
-from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, make_scheduler
+from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialStandings, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
 WORST = -1e300
@@ -62,9 +61,8 @@ class SweepPlan:
         self.played = records.played
         """Environment steps of all trials: their sum, kept up to date."""
         self.active: set[int] = set()
-        self.standings: dict[int, TrialStanding] = {}
+        self.standings = TrialStandings()
         """Trials that have not failed, as the scheduler sees them."""
-        self.waiting: set[int] = set()
         self.undecided = True
         """True if the scheduler may decide otherwise than it did last."""
         self.exhausted = False
@@ -103,7 +101,7 @@ class SweepPlan:
                 return self._start(record)
             if self.active:
                 return Pause.WAIT
-            if not self.waiting or not self._decide():
+            if not self.standings.waiting or not self._decide():
                 return Pause.END  # also where the scheduler makes no decision
 
     def has_work(self) -> bool:
@@ -190,9 +188,9 @@ class SweepPlan:
     def _decide(self) -> bool:
         """Let the scheduler decide about the waiting trials; True if one of them does not wait on."""
         self.undecided = False
-        if not self.waiting:
+        if not self.standings.waiting:
             return False
-        verdicts = self.scheduler.decide(MappingProxyType(self.standings), self.trials_left())
+        verdicts = self.scheduler.decide(self.standings, self.trials_left())
         changed: dict[int, TrialRecord] = {}
         for number, what in verdicts.exploits.items():
             record, donor = self.records.trials[number], self.records.trials[what.donor]
@@ -212,7 +210,7 @@ class SweepPlan:
             changed[number] = record = self.records.trials[number]
             self._end(record, "stopped", "")
             self._tell_search(record)
-        for number in sorted(verdicts.go & self.waiting):
+        for number in sorted(verdicts.go & self.standings.waiting):
             changed[number] = record = self.records.trials[number]
             record.state = "running"
             self._update_standing(record)
@@ -228,10 +226,9 @@ class SweepPlan:
     def _update_standing(self, record: TrialRecord) -> None:
         """Note what the scheduler sees of a trial."""
         if record.status in FAILED:
-            self.standings.pop(record.number, None)
+            self.standings.remove(record.number)
         else:
-            self.standings[record.number] = _standing_of(record)
-        (self.waiting.add if record.state == "waiting" else self.waiting.discard)(record.number)
+            self.standings.put(_standing_of(record))
 
     def _tell_search(self, record: TrialRecord) -> None:
         if record.status != "cut":

@@ -4,7 +4,14 @@ from marl_ray.config.schedulers import SchedulerSettings
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import SCHEDULER
-from marl_ray.tuning.search.schedulers.base import Exploit, Scheduler, SchedulerType, TrialStanding, TrialVerdicts
+from marl_ray.tuning.search.schedulers.base import (
+    Exploit,
+    Scheduler,
+    SchedulerType,
+    TrialStanding,
+    TrialStandings,
+    TrialVerdicts,
+)
 
 __all__ = [
     "Exploit",
@@ -12,6 +19,7 @@ __all__ = [
     "SchedulerSettings",
     "SchedulerType",
     "TrialStanding",
+    "TrialStandings",
     "TrialVerdicts",
     "make_scheduler",
 ]

@@ -5,7 +5,8 @@ The sweep's records hold all that a scheduler knows, so a sweep that is continue
 before.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -30,6 +31,76 @@ class TrialStanding:
     def at(self) -> int:
         """The last decision point; 0 before the first."""
         return max(self.scores, default=0)
+
+
+_Place = tuple[float, int]
+"""A trial's score with its sign changed, and its number: the first place is the best."""
+_Order = list[_Place]
+
+
+class TrialStandings(Mapping[int, TrialStanding]):
+    """The trials that have not failed, by number.
+
+    Their order at every decision point is kept as they arrive, so that a decision about thousands of trials costs what one
+    about a few does."""
+
+    def __init__(self, standings: Iterable[TrialStanding] = ()):
+        self.running: set[int] = set()
+        self.waiting: set[int] = set()
+        self._standings: dict[int, TrialStanding] = {}
+        self._arrived: dict[int, _Order] = {}
+        """Decision point -> all trials that have a score there."""
+        self._waiting: dict[int, _Order] = {}
+        """Decision point -> the trials that wait there."""
+        self._places: dict[int, list[tuple[_Order, _Place]]] = {}
+        """Trial -> its place in each of these orders."""
+        for standing in standings:
+            self.put(standing)
+
+    def __getitem__(self, number: int) -> TrialStanding:
+        return self._standings[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._standings)
+
+    def __len__(self) -> int:
+        return len(self._standings)
+
+    def put(self, standing: TrialStanding) -> None:
+        """Add a trial, or replace what was known of it."""
+        number = standing.number
+        self.remove(number)
+        self._standings[number] = standing
+        if standing.state != "ended":
+            (self.running if standing.state == "running" else self.waiting).add(number)
+        orders = [(self._arrived, at) for at in standing.scores]
+        if standing.state == "waiting" and standing.scores:
+            orders.append((self._waiting, standing.at))
+        # The scores are kept as they are now, because the sweep's record, to which they belong, changes.
+        self._places[number] = [(of.setdefault(at, []), (-standing.scores[at], number)) for of, at in orders]
+        for order, place in self._places[number]:
+            insort(order, place)
+
+    def remove(self, number: int) -> None:
+        """Forget a trial, such as one that has failed; one that is not known is no error."""
+        for order, place in self._places.pop(number, ()):
+            del order[bisect_left(order, place)]
+        self._standings.pop(number, None)
+        self.running.discard(number)
+        self.waiting.discard(number)
+
+    def reached(self, at: int) -> int:
+        """Number of trials that have a score at decision point `at`."""
+        return len(self._arrived.get(at, ()))
+
+    def waiting_in_best(self, at: int, places: int) -> list[int]:
+        """Trials that wait at `at` and are among its `places` best, best first, the earlier first among equals."""
+        arrived, best = self._arrived.get(at, []), []
+        for place in self._waiting.get(at, ()):
+            if bisect_left(arrived, place) >= places:
+                break
+            best.append(place[1])
+        return best
 
 
 @dataclass(frozen=True)
@@ -57,7 +128,7 @@ class Scheduler(Protocol):
         """The first decision point after `steps` environment steps; None if there is none before the end."""
         ...
 
-    def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
+    def decide(self, trials: TrialStandings, more: int | None) -> TrialVerdicts:
         """Decide about all trials that have not failed; `more` configurations may still be started (None: number
         unknown)."""
         ...
