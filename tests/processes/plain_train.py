@@ -134,14 +134,16 @@ class Machine:
     def __init__(self, folder: Path):
         self.folder, self.forks = folder, get_context("fork")
         self.strays: list[Stray] = []
-        self.name = ""
+        self.name, self.starts = "", 0
 
     def start(self, config: dict[str, Any], how: Start) -> Ended:
         """Start the command, and wait until its driver has ended or sleeps."""
         if config["name"] != self.name:
             self.close()
         self.name = config["name"]
-        said, (own, other) = self.folder / "said.txt", self.forks.Pipe()
+        # A file of its own, because a driver of before that slept may wake and go on writing.
+        self.starts += 1
+        said, (own, other) = self.folder / f"said-{self.starts}.txt", self.forks.Pipe()
         driver = self._fork(drive, config, other, how.driver, said)
         other.close()
         faults, workers, groups = list(how.groups), [], 0

@@ -204,13 +204,14 @@ def _fit(attempt: _Attempt, trainer: Any, run_id: str, tags: Mapping[str, str]) 
 
 
 def _finish(attempt: _Attempt, run_id: str, last: dict[str, float]) -> RunResult:
-    """Make the run's result, store it, and register the bundle."""
+    """Make the run's result, store it, and register the bundle, while no other process has taken the run."""
     config, record = attempt.config, attempt.record
     assert attempt.deliveries is not None
     result, score = make_result(config, run_id, last, attempt.console)
+    attempt.lease.check()
     store_result(config, record, result, score)
     attempt.console.phase("registering the best bundle")
-    return register(config, record, result, attempt.deliveries)
+    return register(config, record, result, attempt.deliveries, attempt.lease)
 
 
 def _end_workers(attempt: _Attempt) -> None:

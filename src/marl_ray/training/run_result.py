@@ -86,7 +86,7 @@ def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
         deliveries = Deliveries(
             config, result.run_id, filesystem, folder, console.say, {}, names=names, owns=lease.owns
         )
-        return register(config, record, result, deliveries)
+        return register(config, record, result, deliveries, lease)
 
 
 def make_result(
@@ -143,12 +143,16 @@ def store_result(config: RunConfig, record: dict[str, Any], result: RunResult, s
     write_record(config, record)
 
 
-def register(config: RunConfig, record: dict[str, Any], result: RunResult, deliveries: Deliveries) -> RunResult:
+def register(
+    config: RunConfig, record: dict[str, Any], result: RunResult, deliveries: Deliveries, lease: Lease
+) -> RunResult:
     """Close the sinks of a finished run, of which MLflow registers the bundle; returns the result with the bundle's name in
-    the registry, and writes it into the run's record."""
+    the registry, and writes it into the run's record. Raises Disowned if another process has taken the run meanwhile, which
+    then registers the bundle itself."""
     filesystem, folder = filesystem_of(config)
     bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED].get("score"))
     model = deliveries.close(ALL_TAKEN, bundle, model=result.model)
+    lease.check()
     # Another one if MLflow did not know the first.
     run_id = read_mark(filesystem, folder, MLFLOW).run_id or result.run_id
     if (model, run_id) != (result.model, result.run_id):

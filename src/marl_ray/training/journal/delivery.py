@@ -123,9 +123,9 @@ class Delivery:
             self.say(f"{self.name}: {self.problem}; its rows wait in the run's folder")
 
     def leave(self) -> None:
-        """Make no more calls of the sink, and print what it has not got."""
+        """Make no more calls of the sink, and print what it has not got; another owner of the run says that itself."""
         self.left.set()
-        if self.mark.ended:
+        if self.mark.ended or not self.owns():
             return
         waiting = 0
         with contextlib.suppress(OSError):

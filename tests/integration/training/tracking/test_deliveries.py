@@ -90,13 +90,16 @@ def test_no_sink_delays_another_or_the_end(tmp_path: Path):
 def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path: Path):
     run, folder = run_of(tmp_path, "Lines")
     owner = [True]
-    sinks, journal = delivering(run, folder, owns=lambda: owner[0]), Journal(LOCAL, folder)
+    lines: list[str] = []
+    sinks, journal = delivering(run, folder, lines=lines, owns=lambda: owner[0]), Journal(LOCAL, folder)
     write(journal, 0, 4)
     until(lambda: taken(tmp_path, "Lines") == list(range(5)))
     owner[0] = False
     write(journal, 5, 9)
     until(lambda: not sinks.deliveries[0].thread.is_alive())
     assert taken(tmp_path, "Lines") == list(range(5)) and not (tmp_path / "Lines.ended").exists()
+    sinks.close("FINISHED", wait_s=5)
+    assert lines == []  # the other owner delivers the rest
 
 
 def test_a_run_of_mlflow_whose_id_was_not_noted_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
