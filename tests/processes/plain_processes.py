@@ -1,6 +1,7 @@
 """The driver and the workers of `plain_train` in their processes, which die or stop before a chosen line of the product."""
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -126,6 +127,7 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, fo
     with said.open("w") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
+    faulthandler.enable()  # what is said shows where a library crashed
     ray.train.torch.TorchTrainer = partial(PlainTrainer, pipe)  # type: ignore[misc,assignment]
     ray.kill = lambda controller: controller.killed.set()  # type: ignore[assignment]
     driver.check_capacity = lambda config: False  # there is no cluster whose resources could be read
