@@ -348,7 +348,8 @@ def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> Rollout
         if by_arm[arm].harm is not None:
             return RolloutDecision(RolloutStep.ROLLBACK, state.epoch, f"harm proven by {by_arm[arm].harm}", arm)
     if state.status is not ExperimentStatus.RUNNING:
-        return RolloutDecision(RolloutStep.HOLD, state.epoch, f"the experiment is {state.status}")
+        status = state.status.replace("_", " ")
+        return RolloutDecision(RolloutStep.HOLD, state.epoch, f"the experiment is {status}")
     if evidence.srm_alarm:
         return RolloutDecision(RolloutStep.HOLD_SRM, state.epoch, "sample ratio mismatch")
     unequal = [problem for arm in active if record.weights[arm] > 0 and (problem := by_arm[arm].unequal) is not None]

@@ -171,6 +171,7 @@ def test_a_stage_needs_a_clean_split_exposures_and_time():
         None,
         "the experiment is paused",
     )
+    assert decide(replace(RUNNING, status=ExperimentStatus.ROLLED_BACK))[2] == "the experiment is rolled back"
     # An arm without traffic has no exposures to wait for.
     assert decide(replace(RUNNING, rolled_back=frozenset("c")), c=ArmEvidence(0))[0] is RolloutStep.NEXT_STAGE
     assert decide(replace(RUNNING, stage=2), a=ArmEvidence(0))[2] == "the promotion bound does not hold yet"
