@@ -1,12 +1,13 @@
-"""Engines that have the weights themselves."""
+"""Engines with weights of their own, and with specs of their own."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
-from marl_ray.policies.engines.torch_engine import TorchEngine
+from marl_ray.policies.engines.torch_engine import ServedTorch, TorchEngine
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sampling_copy import detached, fill_with_zeros, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
@@ -45,3 +46,16 @@ class Apart(Engine):
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         return TorchEngine(self.own).stream(prompt, seed, generation)
+
+
+class Plain(TorchEngine):
+    """Decodes as the built-in engine does. Its spec lets it serve and run in actors, with small adapters alone."""
+
+    spec = EngineSpec(start_s=50, largest_rank=8, host="toys.engines:none", server="toys.engines:ServedPlain")
+
+
+class ServedPlain(ServedTorch):
+    """Writes an arm's responses as the built-in decoder does, but takes neither guides nor biases."""
+
+    takes_guides = False
+    takes_biases = False

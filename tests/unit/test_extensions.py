@@ -166,7 +166,12 @@ def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Pa
             lambda: run_of("own_engine", resources={"engines": 1}),
             r"resources.engines=1: expected a policy with generation.engine: vllm",
         ),
-        (lambda: ArmConfig(bundle="b", engine="own_parts:OwnEngine"), r"engine\n.*Input should be 'torch' or 'vllm'"),
+        (
+            lambda: ArmConfig(bundle="b", engine="toys.engines:Apart"),
+            r"engine\n.*'toys.engines:Apart' does not serve; expected torch or vllm, or an engine whose spec",
+        ),
+        (lambda: ArmConfig(bundle="b", engine="transformers"), r"engine\n.*'transformers' does not serve"),
+        (lambda: ArmConfig(bundle="b", engine="vlm"), r"engine\n.*'vlm' is unknown; did you mean vllm\?"),
         (lambda: run_of(tracking={"also": ["wandbb"]}), r"tracking.also.0: 'wandbb' is unknown; did you mean wandb\?"),
         (
             lambda: run_of(evaluation={"benchmarks": ["no_such_module:X"]}),

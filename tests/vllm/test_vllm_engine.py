@@ -17,11 +17,11 @@ from toy_models.sampled_by_vllm import Sampled
 
 from marl_ray.config.run.model import GenerationConfig, LoraConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Completion, Prompt
+from marl_ray.policies.engines.base import Completion, EngineLostError, EngineRefusedError, Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.engines.vllm_process import process
 from marl_ray.policies.engines.vllm_process.messages import VllmRequest
-from marl_ray.policies.engines.vllm_process.process import EngineLost, EngineRefused, VllmProcess
+from marl_ray.policies.engines.vllm_process.process import VllmProcess
 
 PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
 EXACT = 1e-5
@@ -162,12 +162,14 @@ def test_an_engine_that_has_slept_takes_the_weights_again(policy, request, monke
 def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampled):
     wanted = sampled.engine.generate(PROMPTS, 1)
     held, version = sampled.engine.process, sampled.engine._version
-    with pytest.raises(EngineRefused, match=f"weights of version {version} arrived twice"):
+    with pytest.raises(EngineRefusedError, match=f"weights of version {version} arrived twice"):
         held.ask("load", version, update(sampled, version))
-    with pytest.raises(EngineRefused, match=f"expected version {version + 1}, got {version} and a part of {version}"):
+    with pytest.raises(
+        EngineRefusedError, match=f"expected version {version + 1}, got {version} and a part of {version}"
+    ):
         held.ask("load", version + 1, update(sampled, version + 1))
     held.ask("add", [request(0)])
-    with pytest.raises(EngineRefused, match="arrived while responses are being written"):
+    with pytest.raises(EngineRefusedError, match="arrived while responses are being written"):
         held.ask("load", version + 1, update(sampled, version + 1))
     held.ask("remove", [0])
     assert sampled.engine.generate(PROMPTS, 1) == wanted
@@ -178,14 +180,14 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampl
 )
 def test_settings_that_vllm_refuses_are_one_line(sampled, changes, message):
     wanted = sampled.engine.generate(PROMPTS, 1)
-    with pytest.raises(EngineRefused, match=message) as caught:
+    with pytest.raises(EngineRefusedError, match=message) as caught:
         sampled.engine.process.ask("start", replace(sampled.engine._settings(), **changes))
     assert str(caught.value).startswith("generation.engine=vllm: ") and "\n" not in str(caught.value)
     assert sampled.engine.generate(PROMPTS, 1) == wanted
 
 
 def test_an_engine_without_room_for_its_cache_cannot_start(sampled):
-    with pytest.raises(EngineRefused, match="memory") as caught:
+    with pytest.raises(EngineRefusedError, match="memory") as caught:
         VllmProcess(replace(sampled.engine._settings(), cache_gib=100_000), 1)
     assert str(caught.value).startswith("generation.engine=vllm: ") and "\n" not in str(caught.value)
 
@@ -193,7 +195,7 @@ def test_an_engine_without_room_for_its_cache_cannot_start(sampled):
 def test_an_engine_that_serves_an_old_version_trains_nobody(sampled):
     wanted = sampled.engine.generate(PROMPTS, 1)
     sampled.engine._version += 1  # as if the newest weights had been lost on their way
-    with pytest.raises(EngineLost, match="it samples with version"):
+    with pytest.raises(EngineLostError, match="it samples with version"):
         sampled.engine._generate(PROMPTS, 1, sampled.plain.generation)
     assert sampled.engine.generate(PROMPTS, 1) == wanted
 
@@ -210,7 +212,7 @@ def test_a_process_that_dies_or_falls_silent_is_replaced_and_its_responses_are_w
     with monkeypatch.context() as soon:
         soon.setattr(process, "ANSWER_S", 0.5)
         os.kill(held.pid, signal.SIGSTOP)
-        with pytest.raises(EngineLost, match=r"generation.engine=vllm: no answer to `step` in 0\.5 s"):
+        with pytest.raises(EngineLostError, match=r"generation.engine=vllm: no answer to `step` in 0\.5 s"):
             held.ask("step")
     with pytest.raises(ProcessLookupError):
         os.kill(held.pid, 0)

@@ -12,9 +12,9 @@ from toy_models.sampled_by_vllm import Sampled
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines import vllm_host
-from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.vllm_host import VllmHost, packed, unpacked
-from marl_ray.policies.engines.vllm_process.process import EngineLost
+from marl_ray.policies.engines.base import EngineLostError, Prompt
+from marl_ray.policies.engines.engine_host import packed, unpacked
+from marl_ray.policies.engines.vllm_host import VllmHost
 
 PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
 LONG = GenerationConfig(max_tokens=24)
@@ -55,7 +55,7 @@ def test_a_call_waits_for_the_weights_that_it_asks_for(host):
 
 def test_a_call_for_weights_that_never_come_ends(host, monkeypatch):
     monkeypatch.setattr(vllm_host, "WEIGHTS_S", 0.2)
-    with pytest.raises(EngineLost, match=r"weights of version \d+ have not come for 0.2 s"):
+    with pytest.raises(EngineLostError, match=r"weights of version \d+ have not come for 0.2 s"):
         host.generate(host._policy.version + 1, PROMPTS, 3, LONG)
 
 

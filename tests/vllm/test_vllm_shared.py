@@ -18,8 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import MANIFEST, file_hash, read_manifest
 from marl_ray.policies.engines import vllm_shared
-from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.engines.vllm_process.process import EngineRefused
+from marl_ray.policies.engines.base import EngineRefusedError, Prompt
 from marl_ray.policies.engines.vllm_shared import WARM_UP
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
@@ -164,7 +163,7 @@ def test_a_prompt_that_vllm_refuses_is_its_arms_affair(arms):
     async def body() -> list[Piece]:
         writing = asyncio.create_task(written(arms["one"], requests(1, tokens=50)[0]))
         decoder = arms["two"].batch("writer")._vllm.decoder()
-        with pytest.raises(EngineRefused, match="64"):
+        with pytest.raises(EngineRefusedError, match="64"):
             await asyncio.to_thread(decoder.add, [Prompt((1, 2), 0), Prompt(tuple(range(1, 90)), 1)], 0, WARM_UP)
         return await writing
 

@@ -3,6 +3,7 @@
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run.algorithms import SPECS, Spec, spec_of
 from marl_ray.config.run.code_reward import CodeRewardConfig
+from marl_ray.config.run.engines import EngineSpec, engine_spec
 from marl_ray.config.run.hyper import AlgorithmConfig
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.config.run.run_config import RunConfig
@@ -41,6 +42,7 @@ __all__ = [
     "CodeRewardConfig",
     "ConstraintConfig",
     "CostConfig",
+    "EngineSpec",
     "EnvConfig",
     "EvaluationConfig",
     "ExperimentConfig",
@@ -58,6 +60,7 @@ __all__ = [
     "TrainConfig",
     "WarmStartConfig",
     "config_hash",
+    "engine_spec",
     "load_config",
     "parse_config",
     "read_yaml",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from marl_ray.config import RunConfig
+from marl_ray.config import RunConfig, engine_spec
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -54,7 +54,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     """
     import ray.train
 
-    from marl_ray.policies.engines.vllm_process.process import EngineRefused
+    from marl_ray.policies.engines.base import EngineRefusedError
     from marl_ray.training.checkpoints.index import take_number
     from marl_ray.training.checkpoints.loading import Unreadable
     from marl_ray.training.checkpoints.storage import Unwritable
@@ -82,7 +82,7 @@ def worker(payload: dict[Any, Any]) -> Any:
         return _train(config, payload, folder, journal, rank, attempt)
     except Diverged as error:  # all workers raise it together, and would raise it again after every restart
         return {STOPPED: str(error)}
-    except (EngineRefused, Unwritable, Unreadable) as error:
+    except (EngineRefusedError, Unwritable, Unreadable) as error:
         return {REFUSED: str(error)}
     except Exception as error:
         write_traceback(config, f"worker-{rank}", traceback.format_exc())
@@ -208,11 +208,11 @@ def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
 
 
 def _engine_actors(config: RunConfig) -> Any:
-    """The function that makes a policy's engine: actors where vLLM samples, and else one in the worker's process."""
+    """The function that makes a policy's engine: in actors if it can run there, and else in the worker's process."""
     from marl_ray.policies.engines.sampler import make_engine
     from marl_ray.training.team.engine_actors import EngineActors
 
     def engine_of(name: str, policy: Any) -> Any:
-        return EngineActors(config, name, policy) if policy.generation.engine == "vllm" else make_engine(policy)
+        return EngineActors(config, name, policy) if engine_spec(policy.generation.engine).host else make_engine(policy)
 
     return engine_of

@@ -9,9 +9,6 @@ from marl_ray.config.base import Config
 Preset = Literal["tiny-0.2m", "tiny-1m", "tiny-6m"]
 """Models built without a download: a byte-level tokenizer and a small decoder with random weights."""
 
-VLLM_LARGEST_RANK = 512
-"""Greatest rank of adapters with which vLLM samples."""
-
 
 class LoraConfig(Config):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) beside frozen weights."""
@@ -66,4 +63,4 @@ class GenerationConfig(Config):
     """A response ends with the token that completes one of these, special tokens included; end tokens always end it."""
     engine: str = "torch"
     """Decoder: `torch`, the built-in batched one; `transformers`, its continuous batching; `vllm` (an extra); or
-    `package.module:NAME` of an engine of your own, which trains and does not serve."""
+    `package.module:NAME` of an engine of your own."""

@@ -7,9 +7,9 @@ from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
 from marl_ray.config.base import Config, known, words
 from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, check_key_is_read, spec_of
+from marl_ray.config.run.engines import engine_spec
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
-from marl_ray.config.run.model import VLLM_LARGEST_RANK
 from marl_ray.config.run.sections import (
     NAME_FIELD,
     AlgorithmReference,
@@ -23,6 +23,7 @@ from marl_ray.config.run.sections import (
     TrainConfig,
     WarmStartConfig,
 )
+from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 
 DECISIONS = "decisions://"
@@ -102,27 +103,32 @@ class RunConfig(Config):
         return self
 
     def _check_engines(self) -> None:
-        """Refuse engines that cannot be imported, actors of engines that no policy samples with, and ranks above vLLM's."""
+        """Refuse engines that cannot be imported, actors that no engine runs in, and ranks above an engine's."""
         need = self.resources
         for name, policy in self.team.items():
             if policy.model is not None:
                 try:
                     known(ENGINE)(policy.generation.engine)
-                except ValueError as error:
+                    engine_spec(policy.generation.engine)
+                except (ValueError, MarlRayError) as error:
                     raise ValueError(f"team.{name}.generation.engine: {error}") from error
         if need.engines and not self.engine_actors:
-            raise ValueError(f"resources.engines={need.engines}: expected a policy with generation.engine: vllm")
+            raise ValueError(
+                f"resources.engines={need.engines}: expected a policy with generation.engine: vllm, or another engine that "
+                "runs in actors"
+            )
         if need.tensor_parallel > 1 and not need.engines:
             raise ValueError(
                 f"resources.tensor_parallel={need.tensor_parallel}: expected resources.engines of 1 or more; an engine "
                 "beside a worker has that worker's GPU"
             )
         for name, policy in self.team.items():
-            lora = policy.model.lora if policy.model is not None and policy.generation.engine == "vllm" else None
-            if lora is not None and lora.rank > VLLM_LARGEST_RANK:
+            lora, engine = policy.model.lora if policy.model is not None else None, policy.generation.engine
+            largest = engine_spec(engine).largest_rank
+            if lora is not None and largest is not None and lora.rank > largest:
                 raise ValueError(
-                    f"team.{name}.model.lora.rank={lora.rank}: expected at most {VLLM_LARGEST_RANK}, the greatest rank of "
-                    "generation.engine=vllm"
+                    f"team.{name}.model.lora.rank={lora.rank}: expected at most {largest}, the greatest rank of "
+                    f"generation.engine={engine}"
                 )
 
     def _check_overlap(self) -> None:
@@ -313,8 +319,10 @@ class RunConfig(Config):
 
     @property
     def engine_actors(self) -> int:
-        """Number of actors of vLLM that the run has, of all its policies."""
-        return self.resources.engines * sum(own.generation.engine == "vllm" for own in self.team.values())
+        """Number of actors of engines that the run has, of all its policies."""
+        return self.resources.engines * sum(
+            engine_spec(own.generation.engine).host is not None for own in self.team.values()
+        )
 
     @property
     def env_copies_per_worker(self) -> int:

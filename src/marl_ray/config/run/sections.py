@@ -173,8 +173,8 @@ class ResourcesConfig(Config):
     threads_per_worker: PositiveInt = 1
     """Torch threads of each worker."""
     engines: NonNegativeInt = 0
-    """Actors of vLLM, on resources of their own, that sample for each policy with `generation.engine: vllm`; with 0 every
-    worker has a process of vLLM beside it."""
+    """Actors, on resources of their own, that sample for each policy whose engine can run in them, as `vllm` can; with 0
+    every worker has a process of vLLM beside it."""
     tensor_parallel: PositiveInt = 1
     """With `engines`: GPUs of one node (processes, on a CPU) over which an engine spreads its model."""
     mixed_precision: Literal["auto", "none", "bf16"] = "auto"

@@ -1,10 +1,11 @@
 """Config of the arms of an experiment; each arm answers for a share of its units."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
+from marl_ray.config.run.engines import serving_engine
 
 LEAST = 1e-6
 """Smallest weight and probability: below it floating-point arithmetic says nothing about an experiment."""
@@ -54,9 +55,9 @@ class ArmConfig(Config):
     price: PriceConfig | None = None
     """With `url`: price of its tokens. All units of the experiment then have the metric `cost_usd`, but for those with a
     response whose tokens the server does not count."""
-    engine: Literal["torch", "vllm"] = "torch"
-    """With `bundle` of language models: the built-in decoder, or vLLM (an extra) in a process that adapters of one
-    base model share."""
+    engine: Annotated[str, AfterValidator(serving_engine)] = "torch"
+    """With `bundle` of language models: `torch`, the built-in decoder; `vllm` (an extra), in a process that adapters
+    of one base model share; or `package.module:NAME` of an engine of your own that serves."""
     weight: Weight = 1.0
     """Share of the units, relative to the other arms' weights; 0, or from 1e-6 to 1e6."""
     replicas: Replicas = 1

@@ -2,13 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
+from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import GuideState
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.policies.prompting.prompts import check_fits
+
+
+class EngineLostError(MarlRayError):
+    """An engine's process has died or does not answer; a new process may work."""
+
+
+class EngineRefusedError(MarlRayError):
+    """An engine's process has answered with an error, which would come again."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +31,19 @@ class Prompt:
     greedy: bool = False
     """True if the response takes the most likely token each time."""
     guide: GuideState | None = None
-    """The grammar that the response must follow; only a `Decoder` reads it."""
+    """The grammar that the response must follow, for engines that serve and take guides (`ServedEngine`)."""
     top: int = 0
-    """Number of the most likely tokens that are returned beside each token; only a `Decoder` reads it."""
+    """Number of the most likely tokens that are returned beside each token, for engines that serve."""
     bias: LogitBias | None = None
-    """Numbers that are added to the logits before a token is drawn; only a `Decoder` reads them."""
+    """Numbers that are added to the logits before a token is drawn, for engines that serve and take biases."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """One sampled token of a row of a `Decoder`."""
+    """One sampled token of one row of a batch."""
 
     handle: int
-    """The handle that `Decoder.add` returned for the row."""
+    """The handle that `RowDecoder.add` returned for the row."""
     id: int
     log_prob: float
     """Log-probability at the generation's temperature, without biases, and not renormalised after top-k and top-p."""
@@ -60,6 +69,8 @@ class Completion:
 
 class Engine(Protocol):
     """Samples responses. A completion is a function of (weights, prompt, seed, generation), up to rounding of logits."""
+
+    spec: ClassVar[EngineSpec] = EngineSpec()
 
     @staticmethod
     def has_weights(generation: GenerationConfig) -> bool:

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.models.cached_model import CachedModel, ForwardModel
 from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
+from marl_ray.policies.engines.served_engine import ServedEngine
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -21,6 +23,8 @@ CACHE_BYTES = 1 << 30
 
 class TorchEngine(Engine):
     """Decodes as many responses at once as the cache's memory allows. Further responses begin as others end."""
+
+    spec = ENGINES["torch"]
 
     def __init__(self, policy: "TokenPolicy") -> None:
         self._policy = policy
@@ -70,6 +74,29 @@ class TorchEngine(Engine):
         device = self._shape.device
         memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
         return max(1, memory // (tokens * self._shape.bytes_per_token))
+
+
+class ServedTorch(ServedEngine):
+    """The built-in decoder for one policy of an arm."""
+
+    takes_guides = True
+    takes_biases = True
+
+    def __init__(self, policy: "TokenPolicy") -> None:
+        self._policy, self._model = policy, cached_model(policy)
+        self.bytes_per_row = self._model.shape.bytes_per_token * policy.config.context
+        self._decoder: Decoder | None = None
+
+    def decoder(self) -> Decoder:
+        if self._decoder is None:
+            self._decoder = Decoder(self._model, self._policy.tokenizer, self._policy.end_tokens)
+        return self._decoder
+
+    def abandon(self) -> None:
+        self._decoder = None
+
+    def close(self) -> None:
+        self._decoder = None
 
 
 def cached_model(policy: "TokenPolicy") -> CachedModel:

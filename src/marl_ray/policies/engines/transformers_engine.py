@@ -17,6 +17,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
+from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts
@@ -84,6 +85,8 @@ class _Draw(ContinuousBatchingLogitsProcessor):
 
 class PagedEngine(Engine):
     """Writes the same tokens as the torch engine. A response is cut at its stop string after it is complete."""
+
+    spec = ENGINES["transformers"]
 
     def __init__(self, policy: "TokenPolicy") -> None:
         self._policy, config = policy, policy.config

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, install_hint
-from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
+from marl_ray.policies.engines.base import Completion, Engine, EngineLostError, Prompt, Token, check_prompts, tokens_of
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.gpu_transfer import ipc_update
 from marl_ray.policies.engines.vllm_process.messages import IPC, NCCL, SHARED, AdapterRoom, VllmSettings
-from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
+from marl_ray.policies.engines.vllm_process.process import VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
 from marl_ray.policies.language.padding import padded
@@ -47,6 +48,8 @@ class VllmEngine(Engine):
     From an empty copy the weights are taken in `ready`, one after another: on a CPU into the memory that vLLM reads, on a
     GPU by vLLM itself, and then they are lost with its process.
     """
+
+    spec = ENGINES["vllm"]
 
     @staticmethod
     def has_weights(generation: GenerationConfig) -> bool:
@@ -118,7 +121,7 @@ class VllmEngine(Engine):
         begin = self._running if self._policy.source is not None else self.follow
         try:
             begin()
-        except EngineLost:  # another process may work
+        except EngineLostError:  # another process may work
             begin()
 
     def ready(self) -> None:
@@ -161,11 +164,12 @@ class VllmEngine(Engine):
             return []
         try:
             ids, log_probs, ended = self._generate(prompts, seed, generation)
-        except EngineLost:
+        except EngineLostError:
             ids, log_probs, ended = self._generate(prompts, seed, generation)
         version = self._policy.version
         written = [Completion(*parts, version) for parts in zip(ids, log_probs, ended, strict=True)]
-        return with_trained_log_probs(self._policy, self._processed, prompts, generation, written)
+        trained = reports_trained(self._processed, generation)
+        return written if trained else with_trained_log_probs(self._policy, prompts, written)
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """Yield all tokens at once, after the last one has been sampled."""
@@ -217,7 +221,7 @@ class VllmEngine(Engine):
         if process is None or process.lost:
             by_parts = self._transfer == IPC and self._policy.source is not None
             if (self._transfer == NCCL or by_parts) and self._version:
-                raise EngineLost("generation.engine=vllm: its weights were lost with its process")
+                raise EngineLostError("generation.engine=vllm: its weights were lost with its process")
             process = self._process = VllmProcess(self._settings(), torch.get_num_threads())
             self._held, self._adapter = None, 0
             if self._transfer != NCCL:
@@ -280,18 +284,15 @@ def reports_trained(processed: bool, generation: GenerationConfig) -> bool:
 
 
 def with_trained_log_probs(
-    policy: "TokenPolicy",
-    processed: bool,
-    prompts: Sequence[Prompt],
-    generation: GenerationConfig,
-    completions: Sequence[Completion],
+    policy: "TokenPolicy", prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> list[Completion]:
-    """Give vLLM's responses the log-probabilities that are trained on: at the temperature, of the whole distribution.
+    """Give responses, for which an engine reports others, the log-probabilities that are trained on: at the temperature, of
+    the whole distribution.
 
-    If vLLM reports others, `policy` computes them; its weights must be those that wrote the responses. An empty copy
-    computes none: vLLM reports those of the policy's own generation, and no others are trained on.
+    `policy` computes them; its weights must be those that wrote the responses. An empty copy computes none: its engine
+    reports those of the policy's own generation, and no others are trained on.
     """
-    if reports_trained(processed, generation) or policy.source is not None:
+    if policy.source is not None:
         return list(completions)
     exact: list[Completion] = []
     for start in range(0, len(prompts), SCORED):

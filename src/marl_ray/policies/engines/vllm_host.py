@@ -8,17 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Completion, Prompt
-from marl_ray.policies.engines.vllm_engine import VllmEngine
+from marl_ray.policies.engines.base import Completion, EngineLostError, Prompt
+from marl_ray.policies.engines.engine_host import EngineHost, PackedTensor, unpacked
+from marl_ray.policies.engines.vllm_engine import VllmEngine, reports_processed, reports_trained
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.messages import SHARED
-from marl_ray.policies.engines.vllm_process.process import EngineLost
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sampling_copy import fill_with_zeros
 
@@ -27,31 +25,6 @@ if TYPE_CHECKING:
 
 WEIGHTS_S = 300.0
 """Seconds that a call waits for the version of the weights that it asks for."""
-
-
-@dataclass(frozen=True)
-class PackedTensor:
-    """A tensor as bytes that Ray hands to another process without pickling them."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    data: np.ndarray
-    """(bytes,) uint8"""
-
-
-def packed(tensor: Tensor) -> PackedTensor:
-    """A copy of the tensor's present values, from any device."""
-    plain = tensor.detach().cpu().contiguous()
-    return PackedTensor(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
-
-
-def unpacked(own: PackedTensor) -> Tensor:
-    """The tensor on CPU. Do not write to it, because other processes may read the same memory."""
-    return (
-        torch.frombuffer(own.data, dtype=own.dtype).view(own.shape)
-        if own.data.size
-        else torch.empty(own.shape, dtype=own.dtype)
-    )
 
 
 @dataclass
@@ -71,7 +44,7 @@ class _Call:
     finish: dict[int, str] = field(default_factory=dict)
 
 
-class VllmHost:
+class VllmHost(EngineHost):
     """A copy of a policy, vLLM with its weights, and a thread that writes the responses of all calls in one batch.
 
     The methods may be called from several threads at once. vLLM's process is replaced once per call, as in
@@ -98,13 +71,11 @@ class VllmHost:
         self._thread = threading.Thread(target=self._work, name="vllm-host", daemon=True)
         self._thread.start()
 
-    def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
-        """Load changed weights, by the names of `policy.lm`'s parameters with or without its adapters, as `version`, or, if
-        they are not `complete`, a part of that version.
+    @staticmethod
+    def reports_trained(own: GenerationConfig, generation: GenerationConfig) -> bool:
+        return reports_trained(reports_processed(own), generation)
 
-        Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or
-        shape, and while responses are being written, which would mix two versions.
-        """
+    def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
         with self._newer(version, complete):
             named = list(self._policy.lm.named_parameters(remove_duplicate=False))
             own = {bare_name(name): value for name, value in named} | dict(named)
@@ -117,11 +88,9 @@ class VllmHost:
                     own[name].copy_(unpacked(value))
 
     def join(self, connection: dict[str, Any]) -> None:
-        """Let vLLM join the group through which it will receive weights; call it before asking for a response."""
         self._engine.join(connection)
 
     def take(self, version: int, update: dict[str, Any]) -> None:
-        """Receive the weights of `version` from the group; raises the errors of `load`."""
         with self._newer(version):
             self._engine.take(update)
 
@@ -150,7 +119,7 @@ class VllmHost:
         call = _Call(version, prompts, seed, generation)
         with self._loaded:
             if not self._loaded.wait_for(lambda: self._policy.version >= version, WEIGHTS_S):
-                raise EngineLost(f"weights of version {version} have not come for {WEIGHTS_S:g} s")
+                raise EngineLostError(f"weights of version {version} have not come for {WEIGHTS_S:g} s")
             if self._policy.version != version:
                 raise MarlRayError(f"expected weights of version {version}, but {self._policy.version} are loaded")
             self._open += 1
@@ -162,7 +131,6 @@ class VllmHost:
                 self._open -= 1
 
     def progress(self) -> int:
-        """Number of tokens written so far."""
         return self._tokens
 
     def start(self) -> None:
@@ -187,7 +155,7 @@ class VllmHost:
                 continue
             if job is None:
                 for call in self._calls:
-                    call.answer.set_exception(EngineLost("the engine was closed"))
+                    call.answer.set_exception(EngineLostError("the engine was closed"))
                 return
             if isinstance(job, _Call):
                 self._calls.append(job)
@@ -240,7 +208,7 @@ class VllmHost:
     def _failed(self, error: BaseException) -> VllmDecoder | None:
         """After the first loss of a process, write the responses again; after another error, fail the calls."""
         self._engine.close()  # else the process would go on writing responses that nobody reads
-        once_more = [call for call in self._calls if isinstance(error, EngineLost) and not call.again]
+        once_more = [call for call in self._calls if isinstance(error, EngineLostError) and not call.again]
         for call in self._calls:
             if call not in once_more:
                 call.answer.set_exception(error)

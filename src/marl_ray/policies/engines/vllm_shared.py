@@ -11,13 +11,15 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_ray.config.run.model import VLLM_LARGEST_RANK, GenerationConfig
+from marl_ray.config.run.engines import VLLM_LARGEST_RANK
+from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Prompt
+from marl_ray.policies.engines.base import EngineLostError, Prompt
+from marl_ray.policies.engines.served_engine import ServedEngine
 from marl_ray.policies.engines.vllm_engine import VllmEngine
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.messages import AdapterRoom
-from marl_ray.policies.engines.vllm_process.process import CLOSE_S, EngineLost, VllmProcess
+from marl_ray.policies.engines.vllm_process.process import CLOSE_S, VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_process import DecoderPort, FairLock, SharedProcess
 from marl_ray.policies.language.base_model import share_base
 from marl_ray.policies.language.lora import save_adapters
@@ -33,8 +35,10 @@ ADAPTERS = 8
 WARM_UP = GenerationConfig(max_tokens=2)
 
 
-class SharedVllm:
+class SharedVllm(ServedEngine):
     """vLLM for one policy, whose weights never change. Only one thread at a time may use it, but any may call `close`."""
+
+    loads_adapters = True
 
     def __init__(self, policy: "TokenPolicy") -> None:
         """Start a process, or join the one that has the policy's base model; ready when this returns.
@@ -74,7 +78,7 @@ class SharedVllm:
         """End all responses of this policy. Those of other policies continue."""
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
-            with contextlib.suppress(EngineLost):
+            with contextlib.suppress(EngineLostError):
                 decoder.clear()
 
     def close(self) -> None:
@@ -149,7 +153,7 @@ class _Base:
     def drop_left(self) -> None:
         """Drop the adapters of members that have left, and end their responses. If no turn comes soon, the next turn
         does it."""
-        with contextlib.suppress(EngineLost), self._lock.turn(CLOSE_S):
+        with contextlib.suppress(EngineLostError), self._lock.turn(CLOSE_S):
             if self._shared is not None and not self._shared.process.lost:
                 self._drop(self._shared)
 

@@ -6,6 +6,7 @@ start arms too.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
@@ -117,7 +118,7 @@ def host(
     deadline_s: float,
 ) -> RemoteArm | TextArm:
     """Start the arm's application if it does not run yet, wait until it runs, and return the arm. Raises MarlRayError."""
-    name = f"arm-{bundle.digest[:16]}" + ("" if size.engine == "torch" else f"-{size.engine}")
+    name = f"arm-{bundle.digest[:16]}" + ("" if size.engine == "torch" else "-" + re.sub(r"\W", "-", size.engine))
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
         kind: type = ArmHost

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from marl_ray.config import RunConfig
+from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError, named
 from marl_ray.ray_seams import alive_nodes, free_resources, lost_after, placed
 from marl_ray.temporary_folders import temporary_folder
@@ -32,11 +32,11 @@ EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 
 def exchange_s(config: RunConfig) -> float:
     """Most seconds that a worker waits for the others in an exchange: what the user's environment says in EXCHANGE, or else
-    what is safe where workers' rollouts differ in length, and, with vLLM, where all wait for engines to start."""
+    what is safe where workers' rollouts differ in length, and where all wait for engines to start."""
     if EXCHANGE in os.environ:
         return float(os.environ[EXCHANGE])
     models = [policy for policy in config.team.values() if policy.model is not None]
-    return 300.0 if not models else 1200.0 if any(p.generation.engine == "vllm" for p in models) else 600.0
+    return 600.0 + max(engine_spec(policy.generation.engine).start_s for policy in models) if models else 300.0
 
 
 class WorkerWatch:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray import __version__
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
-from marl_ray.config import RunConfig, config_hash
+from marl_ray.config import RunConfig, config_hash, engine_spec
 from marl_ray.envs.registry import is_text
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
@@ -258,7 +258,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         micro_batch=config.train.micro_batch,
         served=config.data is not None or config.train.overlap,
         sampled_elsewhere=_sampled_elsewhere(config, name),
-        other_engine=config.language and config.data is None and generation.engine not in ("torch", "transformers"),
+        other_engine=config.language and config.data is None and not engine_spec(generation.engine).same_modules,
     )
 
 

@@ -1,4 +1,4 @@
-"""vLLM in actors of Ray, which sample for all workers of a run on resources of their own.
+"""Engines in actors of Ray, which sample for all workers of a run on resources of their own.
 
 Worker 0 makes the actors and hands each version of the weights to them: from its GPU by NCCL, or, on a CPU and for
 adapters, through Ray's object store, where all actors of a machine read one copy. The actors end with worker 0, so a
@@ -16,21 +16,29 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from marl_ray.config import RunConfig
+from marl_ray.config import RunConfig, engine_spec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts, tokens_of
+from marl_ray.policies.engines.base import (
+    Completion,
+    Engine,
+    EngineLostError,
+    EngineRefusedError,
+    Prompt,
+    Token,
+    check_prompts,
+    tokens_of,
+)
+from marl_ray.policies.engines.engine_host import PackedTensor, engine_host, packed
 from marl_ray.policies.engines.vllm_engine import (
     SHARED_GPU_MEMORY_SHARE,
     in_parts,
-    reports_processed,
     taking_all,
     with_trained_log_probs,
 )
-from marl_ray.policies.engines.vllm_host import PackedTensor, VllmHost, packed
 from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup, broadcast, nccl_update
 from marl_ray.policies.engines.vllm_process.messages import NCCL, SHARED
-from marl_ray.policies.engines.vllm_process.process import ANSWER_S, START_S, EngineLost, EngineRefused
+from marl_ray.policies.engines.vllm_process.process import ANSWER_S
 from marl_ray.policies.language.sampling_copy import detached, outline, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import from_first, world
@@ -40,15 +48,15 @@ PLACE_S = 300.0
 CLOSE_S = 15.0
 """Seconds that an actor may take to end."""
 DEDICATED_GPU_MEMORY_SHARE = 0.9
-"""Share of a GPU's memory that vLLM takes if it has the GPU for itself."""
+"""Share of a GPU's memory that an engine takes if it has the GPU for itself."""
 
 
 class EngineActors(Engine):
     """The actors of one policy. Every worker makes an `EngineActors`, and all call `ready` and `close` together."""
 
     def __init__(self, config: RunConfig, name: str, policy: TokenPolicy) -> None:
-        """`name` is the policy's name in the team. Raises EngineLost if the actors get no resources, and EngineRefused
-        if vLLM does not start."""
+        """`name` is the policy's name in the team. Raises EngineLostError if the actors get no resources, and
+        EngineRefusedError if the engine does not start."""
         import ray
 
         self._config, self._policy = config, policy
@@ -57,7 +65,7 @@ class EngineActors(Engine):
         self._made: list[Any] = []
         """The actors, which only worker 0 made and must end; empty on other workers."""
         self._actors = self._made
-        # Adapters are small, and reach vLLM as files.
+        # Adapters are small, and reach the engine as files.
         self._transfer = NCCL if policy.device.type == "cuda" and policy.config.lora is None else SHARED
         self._communicator: Any = None
         self._sent = {} if policy.source is not None else _state(policy)
@@ -133,8 +141,8 @@ class EngineActors(Engine):
                 actor = self._actors[(number + self._rank) % count]
                 calls.append(actor.generate.remote(self._policy.version, part, seed, generation))
         written = [completion for part in self._results(calls, "generate") for completion in part]
-        processed = reports_processed(self._policy.generation)
-        return with_trained_log_probs(self._policy, processed, prompts, generation, written)
+        trained = engine_host(self._policy.generation.engine).reports_trained(self._policy.generation, generation)
+        return written if trained else with_trained_log_probs(self._policy, prompts, written)
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         """Yield all tokens at once, after the last one has been sampled."""
@@ -173,7 +181,7 @@ class EngineActors(Engine):
             # Ray Train's own placement group has room only for its workers. None, contrary to its type, means no group.
             "scheduling_strategy": PlacementGroupSchedulingStrategy(cast(Any, None)),
         }
-        host, held = ray.remote(EngineActor), ray.put(policy)
+        host, held, spec = ray.remote(EngineActor), ray.put(policy), engine_spec(policy.generation.engine)
         for label in labels:
             made = host.options(name=label, **options)
             self._made.append(made.remote(held, need.tensor_parallel, need.threads_per_worker, self._transfer))
@@ -183,19 +191,19 @@ class EngineActors(Engine):
             except ray.exceptions.GetTimeoutError:
                 what = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
                 late = f"no place with {what} on one node was free within {PLACE_S:g} s"
-                return labels, EngineLost(f"{self._where}: {late}")
-            self._results([actor.start.remote() for actor in self._made], "start", START_S)
+                return labels, EngineLostError(f"{self._where}: {late}")
+            self._results([actor.start.remote() for actor in self._made], "start", max(ANSWER_S, spec.start_s))
         except MarlRayError as error:
             return labels, error
         except Exception as error:
-            return labels, EngineLost(f"{self._where}: {named(error)}")
+            return labels, EngineLostError(f"{self._where}: {named(error)}")
         return labels, None
 
     def _results(self, calls: list[Any], method: str, quiet_s: float = ANSWER_S) -> list[Any]:
         """The results of calls, one for each actor, as long as the actors write tokens.
 
-        Raises EngineLost if an actor has died, does not answer for `quiet_s`, or writes no token for that time, and
-        EngineRefused if vLLM has refused.
+        Raises EngineLostError if an actor has died, does not answer for `quiet_s`, or writes no token for that time, and
+        EngineRefusedError if the engine has refused.
         """
         import ray
 
@@ -211,14 +219,14 @@ class EngineActors(Engine):
                 if now != written:
                     written, since = now, time.monotonic()
                 elif time.monotonic() - since > quiet_s:
-                    raise EngineLost(f"{self._where}: no answer to `{method}` in {quiet_s:g} s") from None
+                    raise EngineLostError(f"{self._where}: no answer to `{method}` in {quiet_s:g} s") from None
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, BaseException) else error
-                kind = EngineRefused if isinstance(cause, EngineRefused) else EngineLost
+                kind = EngineRefusedError if isinstance(cause, EngineRefusedError) else EngineLostError
                 text = str(cause) if isinstance(cause, MarlRayError) else named(cause)
                 raise kind(f"{self._where}: {text}") from error
             except ray.exceptions.RayError as error:
-                raise EngineLost(f"{self._where}: it died in `{method}`: {one_line(error)}") from error
+                raise EngineLostError(f"{self._where}: it died in `{method}`: {one_line(error)}") from error
 
 
 class EngineActor:
@@ -226,7 +234,7 @@ class EngineActor:
 
     def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int, transfer: str) -> None:
         torch.set_num_threads(threads)
-        self._host = VllmHost(
+        self._host = engine_host(policy.generation.engine)(
             policy,
             tensor_parallel,
             DEDICATED_GPU_MEMORY_SHARE if torch.cuda.is_available() else SHARED_GPU_MEMORY_SHARE,

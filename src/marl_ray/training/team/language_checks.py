@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import GenerationConfig as ModelGenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from marl_ray.config import GenerationConfig, ModelConfig, RunConfig
+from marl_ray.config import GenerationConfig, ModelConfig, RunConfig, engine_spec
 from marl_ray.errors import MarlRayError, install_hint
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.models.llama import FAMILY, is_llama
@@ -49,16 +49,18 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     models = {}
     for name, members in agents.items():
         policy = config.team[name]
-        if policy.generation.engine == "vllm" and find_spec("vllm") is None:
-            key = f"team.{name}.generation.engine=vllm"
-            raise MarlRayError(f"{key}: expected the package vllm; {install_hint('vllm')}")
+        engine = policy.generation.engine
+        spec = engine_spec(engine)
+        if spec.package is not None and find_spec(spec.package) is None:
+            key = f"team.{name}.generation.engine={engine}"
+            raise MarlRayError(f"{key}: expected the package {spec.package}; {install_hint(spec.package)}")
         assert policy.model is not None
         models[name] = _model(policy.model, uri_of(config))
-        where, engine = f"team.{name}.model.path {policy.model.path!r}", policy.generation.engine
+        where = f"team.{name}.model.path {policy.model.path!r}"
         check_architecture(models[name][0].config, engine, policy.model.context, where)
         if not policy.frozen:
             _check_mesh(config, models[name][0], name)
-        if engine == "vllm":
+        if spec.host is not None:
             _check_parts(config.resources.tensor_parallel, models[name][0].config, name)
         try:
             encode_prompt(models[name][1], "a", policy.model.chat)
@@ -110,7 +112,7 @@ def _check_mesh(config: RunConfig, lm: Any, name: str) -> None:
 
 
 def _check_parts(parts: int, settings: Any, name: str) -> None:
-    """Raise MarlRayError if vLLM cannot divide a model's layers into this many parts."""
+    """Raise MarlRayError if an engine cannot divide a model's layers into this many parts."""
     heads = getattr(settings.get_text_config(), "num_attention_heads", parts)
     if heads % parts:
         raise MarlRayError(

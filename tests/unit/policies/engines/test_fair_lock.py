@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from marl_ray.policies.engines.vllm_process.process import EngineLost
+from marl_ray.policies.engines.base import EngineLostError
 from marl_ray.policies.engines.vllm_process.shared_process import FairLock
 
 PATIENCE_S = 60.0
@@ -33,7 +33,7 @@ def test_a_thread_that_asks_again_and_again_starves_nobody() -> None:
 
 def test_who_waits_in_vain_gives_its_place_up() -> None:
     lock = FairLock()
-    with lock.turn(), pytest.raises(EngineLost, match=r"other arms used its process for 0\.01 s"), lock.turn(0.01):
+    with lock.turn(), pytest.raises(EngineLostError, match=r"other arms used its process for 0\.01 s"), lock.turn(0.01):
         pass
     with pytest.raises(ZeroDivisionError), lock.turn(PATIENCE_S):
         1 / 0  # noqa: B018

@@ -2,9 +2,10 @@
 
 import pytest
 
+from marl_ray.policies.engines.base import EngineLostError
 from marl_ray.policies.engines.vllm_process import process
 from marl_ray.policies.engines.vllm_process.messages import VllmSettings
-from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
+from marl_ray.policies.engines.vllm_process.process import VllmProcess
 
 
 @pytest.mark.parametrize("characters", [10, 10_000_000], ids=["it fits the socket", "it does not"])
@@ -14,5 +15,5 @@ def test_a_process_that_never_reads_is_given_up(tmp_path, monkeypatch, character
     monkeypatch.setattr(process, "SERVER", "never_reads")
     monkeypatch.setattr(process, "ANSWER_S", 0.3)
     monkeypatch.setattr(process, "START_S", 0.3)
-    with pytest.raises(EngineLost, match=r"^generation.engine=vllm: no answer to `start` in 0\.3 s$"):
+    with pytest.raises(EngineLostError, match=r"^generation.engine=vllm: no answer to `start` in 0\.3 s$"):
         VllmProcess(VllmSettings("f" * characters, "float32", 64, processed=False), 1)

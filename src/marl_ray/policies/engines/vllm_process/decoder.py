@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.policies.engines.base import Prompt, Token
+from marl_ray.policies.engines.base import EngineLostError, Prompt, Token
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
 from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
-from marl_ray.policies.engines.vllm_process.process import EngineLost, VllmProcess
+from marl_ray.policies.engines.vllm_process.process import VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_process import DecoderPort
 from marl_ray.policies.language.philox import token_uniforms
 
@@ -59,13 +59,13 @@ class VllmDecoder:
     def step(self, not_finite: list[int] | None = None) -> list[Token]:
         """The next token of every row. Rows whose token is their last are removed.
 
-        A row whose logits are not finite is removed, and its handle is appended to `not_finite`. Raises EngineLost if
+        A row whose logits are not finite is removed, and its handle is appended to `not_finite`. Raises EngineLostError if
         the process dies, does not answer, or samples with another version.
         """
         sampled: list[Sampled] = self._process.ask("step") if self._rows else []
         for token in sampled:
             if token.version != self._version:
-                raise EngineLost(
+                raise EngineLostError(
                     f"generation.engine=vllm: it samples with version {token.version} of the weights, expected "
                     f"{self._version}"
                 )

@@ -13,7 +13,7 @@ import weakref
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import EngineLostError, EngineRefusedError
 from marl_ray.policies.engines.vllm_process.messages import VllmSettings
 from marl_ray.temporary_folders import new_temporary_folder
 
@@ -26,19 +26,11 @@ CLOSE_S = 10.0
 SERVER = "marl_ray.policies.engines.vllm_process.server"
 
 
-class EngineLost(MarlRayError):
-    """vLLM's process has died or does not answer; a new process may work."""
-
-
-class EngineRefused(MarlRayError):
-    """vLLM's process has answered with an error."""
-
-
 class VllmProcess:
     """One process of vLLM. It and its parent exchange pickles, over a socket that no other process can reach."""
 
     def __init__(self, settings: VllmSettings, threads: int) -> None:
-        """Start vLLM with `threads` threads on a CPU. Raises EngineRefused or EngineLost if it cannot start."""
+        """Start vLLM with `threads` threads on a CPU. Raises EngineRefusedError or EngineLostError if it cannot start."""
         own_end, other_end = socket.socketpair()
         # A process that has stopped reads nothing: what the socket has no room for would wait for ever.
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
@@ -81,12 +73,14 @@ class VllmProcess:
             good, value = self._connection.recv()
         except BlockingIOError:
             self.close()
-            raise EngineLost(f"generation.engine=vllm: no answer to `{method}` in {limit:g} s") from None
+            raise EngineLostError(f"generation.engine=vllm: no answer to `{method}` in {limit:g} s") from None
         except (OSError, EOFError):
             self.close()
-            raise EngineLost(f"generation.engine=vllm: its process died in `{method}`: {self._last_words()}") from None
+            raise EngineLostError(
+                f"generation.engine=vllm: its process died in `{method}`: {self._last_words()}"
+            ) from None
         if not good:
-            raise EngineRefused(f"generation.engine=vllm: {value}")
+            raise EngineRefusedError(f"generation.engine=vllm: {value}")
         return value
 
     def close(self) -> None:

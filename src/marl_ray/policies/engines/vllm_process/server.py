@@ -11,7 +11,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.config.run.model import VLLM_LARGEST_RANK
+from marl_ray.config.run.engines import VLLM_LARGEST_RANK
 from marl_ray.policies.engines.vllm_process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_LARGEST_RANK)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from marl_ray.policies.engines.base import EngineLostError, EngineRefusedError
 from marl_ray.policies.engines.vllm_process.messages import Sampled, VllmRequest
-from marl_ray.policies.engines.vllm_process.process import EngineLost, EngineRefused, VllmProcess
+from marl_ray.policies.engines.vllm_process.process import VllmProcess
 
 TURN_S = 1200.0
 """Seconds that a thread waits for its turn, in which another thread may have to start a process."""
@@ -22,13 +23,13 @@ class FairLock:
 
     @contextmanager
     def turn(self, limit_s: float = TURN_S) -> Iterator[None]:
-        """Wait for the lock and hold it. Raises EngineLost if no turn comes within `limit_s` seconds."""
+        """Wait for the lock and hold it. Raises EngineLostError if no turn comes within `limit_s` seconds."""
         ticket = object()
         with self._changed:
             self._queue.append(ticket)
             if not self._changed.wait_for(lambda: self._queue[0] is ticket, limit_s):
                 self._queue.remove(ticket)
-                raise EngineLost(f"generation.engine=vllm: other arms used its process for {limit_s:g} s")
+                raise EngineLostError(f"generation.engine=vllm: other arms used its process for {limit_s:g} s")
         try:
             yield
         finally:
@@ -56,7 +57,7 @@ class SharedProcess:
         self._ports.pop(version, None)
 
     def step(self) -> None:
-        """Sort the next tokens of all responses by port. The caller holds the turn. Raises EngineLost."""
+        """Sort the next tokens of all responses by port. The caller holds the turn. Raises EngineLostError."""
         tokens: dict[int, list[Sampled]] = {}
         for token in self.demand("step"):
             tokens.setdefault(token.version, []).append(token)
@@ -66,26 +67,26 @@ class SharedProcess:
             self._ports[version].arrived.append(part)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the server. The caller holds the turn. Raises EngineLost and EngineRefused."""
+        """Call a method of the server. The caller holds the turn. Raises EngineLostError and EngineRefusedError."""
         if self.process.lost:
-            raise EngineLost(self.why_lost)
+            raise EngineLostError(self.why_lost)
         try:
             return self.process.ask(method, *arguments)
-        except EngineLost as error:
+        except EngineLostError as error:
             raise self._lose(str(error)) from None
 
     def demand(self, method: str, *arguments: Any) -> Any:
         """Call a method that a sound engine never refuses; if it does, end the process. The caller holds the turn.
-        Raises EngineLost."""
+        Raises EngineLostError."""
         try:
             return self.ask(method, *arguments)
-        except EngineRefused as error:
+        except EngineRefusedError as error:
             raise self._lose(str(error)) from None
 
-    def _lose(self, why: str) -> EngineLost:
+    def _lose(self, why: str) -> EngineLostError:
         self.process.close()
         self.why_lost = why
-        return EngineLost(why)
+        return EngineLostError(why)
 
 
 class DecoderPort:
@@ -106,7 +107,7 @@ class DecoderPort:
         """See `VllmProcess.ask`. If vLLM refuses `add`, only these responses end; if it refuses another call, the
         process ends."""
         if self.lost:  # without waiting for a turn, in which another process may start
-            raise EngineLost(self._shared.why_lost)
+            raise EngineLostError(self._shared.why_lost)
         with self._shared.lock.turn():
             match method:
                 case "add":
@@ -121,7 +122,7 @@ class DecoderPort:
     def _add(self, requests: Sequence[VllmRequest]) -> None:
         try:
             self._shared.ask("add", requests)
-        except EngineRefused:
+        except EngineRefusedError:
             self._shared.demand("remove", [request.handle for request in requests])
             raise
 

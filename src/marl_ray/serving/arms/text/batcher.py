@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from marl_ray.policies.bundles.language import TokenBundle
+from marl_ray.policies.engines.served_engine import served_engine
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, new_pass
 from marl_ray.serving.arms.protocol import Refusal, TextRequest
 from marl_ray.serving.arms.text.reply import BatchedReply, busy_refusal, deliver
-from marl_ray.serving.arms.text.served_model import ArmEngine, ServedModel
+from marl_ray.serving.arms.text.served_model import ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
 
 WAITING = 256
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 class TextBatcher:
     """Writes the responses of one arm."""
 
-    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: ArmEngine = "torch"):
+    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: str = "torch"):
         """Loads all models. The batch has at most `max_batch` responses, fewer if the memory for their caches is short.
         A response that waits longer than `patience_s` for its turn is refused, and one that gets no token for as long
         has failed. Raises MarlRayError for a model that cannot be decoded here."""
@@ -41,10 +42,11 @@ class TextBatcher:
         self.step_number = new_pass()
         """The number of the current step, or of the last one."""
         self._patience_s = patience_s
-        policy = bundle.policies.apart if engine == "vllm" else bundle.policies.__getitem__
+        policies = bundle.policies
+        policy = policies.apart if served_engine(engine).loads_adapters else policies.__getitem__
         self._batches: dict[str, TokenBatch] = {}
         try:
-            for name in bundle.policies:
+            for name in policies:
                 self._batches[name] = TokenBatch(ServedModel(policy(name), engine))
         except BaseException:
             for batch in self._batches.values():

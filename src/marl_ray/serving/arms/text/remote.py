@@ -13,7 +13,6 @@ from marl_ray.serving.arms.call_batching import on_loop
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
-from marl_ray.serving.arms.text.served_model import ArmEngine
 from marl_ray.serving.http.deadlines import Deadlines
 
 
@@ -27,7 +26,7 @@ class TextHost:
         tracking_uri: str | None,
         max_batch: int,
         deadline_s: float,
-        engine: ArmEngine,
+        engine: str,
     ):
         bundle = load_bundle(reference, tracking_uri, digest)
         assert isinstance(bundle, TokenBundle)

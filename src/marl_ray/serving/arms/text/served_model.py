@@ -1,20 +1,19 @@
 """One language model of an arm: it reads prompts, checks settings, names tokens and scores responses of other arms."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
+from marl_ray.policies.engines.served_engine import served_engine
 from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
 from marl_ray.policies.prompting.token_bytes import TokenBytes
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.errors import ArmError, new_pass
 from marl_ray.serving.arms.protocol import Messages, NamedToken, TextRequest
-
-ArmEngine = Literal["torch", "vllm"]
 
 
 class PromptTooLongError(FieldError):
@@ -24,9 +23,10 @@ class PromptTooLongError(FieldError):
 class ServedModel:
     """A policy as requests see it; any thread may ask it, and nothing of it changes."""
 
-    def __init__(self, policy: Any, engine: ArmEngine):
-        """`policy` is a TokenPolicy; `engine` writes its responses."""
+    def __init__(self, policy: Any, engine: str):
+        """`policy` is a TokenPolicy; `engine` writes its responses. Raises MarlRayError if the engine does not serve."""
         self.policy, self.engine = policy, engine
+        self.server = served_engine(engine)
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
         self._token_bytes = TokenBytes(policy.tokenizer)
 
@@ -55,8 +55,8 @@ class ServedModel:
         if not request.json_object and not request.must_call:
             return None
         field = "response_format" if request.json_object else "tool_choice"
-        if self.engine == "vllm":
-            raise FieldError(field, "an arm with engine=vllm writes no JSON on demand")
+        if not self.server.takes_guides:
+            raise FieldError(field, f"an arm with engine={self.engine} writes no JSON on demand")
         try:
             guides_of(self.tokenizer)
         except MarlRayError as error:
@@ -66,12 +66,12 @@ class ServedModel:
         return call_guide(self.tokenizer, request.must_call)
 
     def check_bias(self, request: TextRequest) -> None:
-        """Raise FieldError if the request biases a token that the model does not have, or if vLLM writes."""
-        if self.engine == "vllm" and request.bias is not None:
+        """Raise FieldError if the request biases a token that the model does not have, or if the engine takes no biases."""
+        if request.bias is not None and not self.server.takes_biases:
             bias = request.bias
             given = {"logit_bias": bias.tokens, "presence_penalty": bias.presence, "frequency_penalty": bias.frequency}
             field = next(name for name, value in given.items() if value)
-            raise FieldError(field, "an arm with engine=vllm takes neither biases nor penalties")
+            raise FieldError(field, f"an arm with engine={self.engine} takes neither biases nor penalties")
         vocabulary = self.policy.lm.get_input_embeddings().weight.shape[0]
         largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
         if largest >= vocabulary:

@@ -1,0 +1,66 @@
+"""The spec of every engine: its needs and limits. Plain data: the engines are in `marl_ray.policies.engines`."""
+
+from dataclasses import dataclass
+
+from marl_ray.errors import MarlRayError
+from marl_ray.extensions import ENGINE
+
+VLLM_LARGEST_RANK = 512
+"""Greatest rank of adapters with which vLLM samples."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """The needs and limits of an engine, as configs read them. A class of a user's own has its spec in `spec`; without one
+    it is an engine in the worker's process, with the defaults."""
+
+    same_modules: bool = False
+    """True if it computes with the policy's own modules, so that its log-probabilities are those of a training pass."""
+    package: str | None = None
+    """The Python package that it needs, where that is an extra of marl-ray."""
+    start_s: float = 0.0
+    """Seconds that it may take to start; workers wait so much longer for each other."""
+    largest_rank: int | None = None
+    """Greatest rank of adapters with which it samples; None if it has no limit."""
+    host: str | None = None
+    """`package.module:NAME` of the `EngineHost` that runs it in the actors of `resources.engines`; None if it cannot run
+    there."""
+    server: str | None = None
+    """`package.module:NAME` of the `ServedEngine` that writes an arm's responses by it; None if it does not serve."""
+
+
+ENGINES = {
+    "torch": EngineSpec(same_modules=True, server="marl_ray.policies.engines.torch_engine:ServedTorch"),
+    "transformers": EngineSpec(same_modules=True),
+    "vllm": EngineSpec(
+        package="vllm",
+        start_s=600.0,
+        largest_rank=VLLM_LARGEST_RANK,
+        host="marl_ray.policies.engines.vllm_host:VllmHost",
+        server="marl_ray.policies.engines.vllm_shared:SharedVllm",
+    ),
+}
+"""Every built-in engine; `extensions.ENGINE` says where its class is."""
+
+
+def engine_spec(engine: str) -> EngineSpec:
+    """The spec of an engine (see `extensions.ENGINE`). Raises MarlRayError saying what is expected."""
+    if engine in ENGINES:
+        return ENGINES[engine]
+    own = getattr(ENGINE.load(engine), "__dict__", {})  # a subclass does not run or serve as the class does that it extends
+    spec = own.get("spec", EngineSpec())
+    if not isinstance(spec, EngineSpec):
+        raise MarlRayError(f"{engine}: its `spec` is {spec!r}, expected an EngineSpec (of marl_ray.config)")
+    return spec
+
+
+def serving_engine(engine: str) -> str:
+    """Validate the name of an engine that serves; raises ValueError for one that does not."""
+    try:
+        spec = engine_spec(engine)
+    except MarlRayError as error:
+        raise ValueError(str(error)) from error
+    if spec.server is None:
+        serving = " or ".join(name for name, own in ENGINES.items() if own.server is not None)
+        raise ValueError(f"{engine!r} does not serve; expected {serving}, or an engine whose spec has a `server`")
+    return engine

@@ -1,0 +1,101 @@
+"""The functions of an engine that an actor of `resources.engines` needs, and the form in which weights come to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_ray.config.run.engines import engine_spec
+from marl_ray.config.run.model import GenerationConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.extensions import imported
+from marl_ray.policies.engines.base import Completion, Prompt
+
+if TYPE_CHECKING:
+    from marl_ray.policies.language.token_policy import TokenPolicy
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A tensor as bytes that Ray hands to another process without pickling them."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: np.ndarray
+    """(bytes,) uint8"""
+
+
+def packed(tensor: Tensor) -> PackedTensor:
+    """A copy of the tensor's present values, from any device."""
+    plain = tensor.detach().cpu().contiguous()
+    return PackedTensor(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
+
+
+def unpacked(own: PackedTensor) -> Tensor:
+    """The tensor on CPU. Do not write to it, because other processes may read the same memory."""
+    return (
+        torch.frombuffer(own.data, dtype=own.dtype).view(own.shape)
+        if own.data.size
+        else torch.empty(own.shape, dtype=own.dtype)
+    )
+
+
+class EngineHost(Protocol):
+    """A copy of a policy and an engine with its weights, which write the responses of several callers together.
+
+    The methods may be called from several threads at once.
+    """
+
+    def __init__(self, policy: "TokenPolicy", tensor_parallel: int, memory_share: float, transfer: str) -> None:
+        """The host owns `policy` from now on, whose weights count as version `policy.version`. It spreads the model over
+        `tensor_parallel` GPUs and takes `memory_share` of their memory. `transfer` is `nccl` if the weights of all versions
+        arrive through `take`, and `shared` if they arrive through `load`; then weights on the meta device are zeros."""
+
+    @staticmethod
+    def reports_trained(own: GenerationConfig, generation: GenerationConfig) -> bool:
+        """True if the host of a policy with the options `own` reports for `generation` the log-probabilities that are
+        trained on: at its temperature, over all tokens. Otherwise the worker that asks computes them in a pass."""
+        return True
+
+    def start(self) -> None:
+        """Start what sampling needs, so that the first call need not wait for it. Raises EngineRefusedError if it cannot."""
+
+    def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
+        """Load changed weights, by the names of `policy.lm`'s parameters with or without its adapters, as `version`, or, if
+        they are not `complete`, a part of that version.
+
+        Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or
+        shape, and while responses are being written, which would mix two versions.
+        """
+
+    def join(self, connection: dict[str, Any]) -> None:
+        """Join the NCCL group through which weights will come (see `NcclGroup.member`)."""
+
+    def take(self, version: int, update: dict[str, Any]) -> None:
+        """Receive the weights of `version` from the group (see `nccl_update`); raises the errors of `load`."""
+
+    def generate(
+        self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
+    ) -> list[Completion]:
+        """The responses by the weights of `version`, after waiting for these.
+
+        Raises MarlRayError if newer weights are loaded, and EngineLostError if the version does not arrive.
+        """
+
+    def progress(self) -> int:
+        """The number of tokens written so far."""
+
+    def close(self) -> None:
+        """End all that the host has started."""
+
+
+def engine_host(engine: str) -> type[EngineHost]:
+    """The class of an engine's hosts. Raises MarlRayError if the engine cannot run in actors."""
+    host = engine_spec(engine).host
+    if host is None:
+        raise MarlRayError(f"generation.engine={engine} cannot run in actors")
+    own: type[EngineHost] = imported(host)
+    return own
