@@ -20,7 +20,7 @@ import pytest
 from kubernetes import client
 
 from kube.stories import FOLDER, events
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import delete, path_of
 
 URL = "http://10.244.0.1:18080"
@@ -124,7 +124,7 @@ def play(connection: Connection, story: str, pause_s: float = 0.0) -> None:
         path = path_of(connection, body["apiVersion"], kind)
         if (kind, name) not in known:
             known.add((kind, name))
-            with contextlib.suppress(RequestRefused):  # an event of a name that was there before
+            with contextlib.suppress(RequestRefusedError):  # an event of a name that was there before
                 connection.request("POST", path, body=body)
         if kind != "Event":
             _put(connection, f"{path}/{name}", {"spec": body["spec"]} if kind in RAY else {})

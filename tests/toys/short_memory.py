@@ -13,7 +13,7 @@ from marl_ray.config import AlgorithmConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.costs import CostStats
-from marl_ray.training.errors import OutOfMemory
+from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.team.assembly import build_team
 from marl_ray.training.team.joint_update import update_team
@@ -38,7 +38,7 @@ def updated(passes: int, short: int) -> str:
     team.learners["speaker"].policy.model.lm.get_decoder().register_forward_pre_hook(take)
     try:
         update_team(run, team, batch.trajectories, 0, 0, {"speaker": CostStats(None, 0)})
-    except OutOfMemory as error:
+    except PassMemoryError as error:
         if workers > 1:
             os._exit(0)
         return str(error)

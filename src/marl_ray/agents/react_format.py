@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_ray.agents.calls import CallProblem, ParsedCall
-from marl_ray.agents.errors import ToolFailed, ToolTimeout, WrongArguments
+from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
 from marl_ray.agents.tools import Tool, cut
 from marl_ray.errors import one_line
 
@@ -70,11 +70,11 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
     began = time.monotonic()
     try:
         text = tool.call(arguments, began + timeout_s)
-    except WrongArguments as error:
+    except ToolArgumentsError as error:
         return CallResult(cut(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
-    except ToolTimeout:
+    except ToolTimeoutError:
         text, problem = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
-    except ToolFailed as error:
+    except ToolError as error:
         text, problem = str(error), "failed"
     except Exception as error:  # whatever a tool of the user's raises is the agent's to read, not the run's to die of
         text, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"

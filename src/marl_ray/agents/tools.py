@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
 from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
-from marl_ray.agents.errors import ToolTimeout, WrongArguments
+from marl_ray.agents.errors import ToolArgumentsError, ToolTimeoutError
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import TOOL, check_options, make_from_options
 
@@ -52,21 +52,21 @@ class Tool:
     def call(self, arguments: Mapping[str, Any], deadline: float) -> str:
         """The result as text. `deadline` is a time of `time.monotonic`.
 
-        Raises WrongArguments, ToolTimeout, or what the function raises. A function that passes the deadline goes on in
-        its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
+        Raises ToolArgumentsError, ToolTimeoutError, or what the function raises. A function that passes the deadline goes
+        on in its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
         """
         try:
             fitting = dict(self.arguments.validate_python(dict(arguments)))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "input"
-            raise WrongArguments(f"{where}: {first['msg']}") from None
+            raise ToolArgumentsError(f"{where}: {first['msg']}") from None
         if self.wants_deadline:
             fitting["deadline"] = deadline
         if self.bounded:
             return str(self.function(**fitting))
         if not self._room.acquire(timeout=0):
-            raise ToolTimeout
+            raise ToolTimeoutError
         results: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
         def work() -> None:
@@ -81,7 +81,7 @@ class Tool:
         try:
             text, failure = results.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            raise ToolTimeout from None
+            raise ToolTimeoutError from None
         if failure is not None:
             raise failure if isinstance(failure, Exception) else RuntimeError(type(failure).__name__)
         return text

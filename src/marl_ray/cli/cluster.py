@@ -31,11 +31,11 @@ ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as 
 @contextlib.contextmanager
 def _late() -> Iterator[None]:
     """Tell of a deadline that has passed in one line, and exit with LATE."""
-    from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed
+    from marl_ray.cluster.kuberay.client.waiting import WaitTimeoutError
 
     try:
         yield
-    except DeadlinePassed as error:
+    except WaitTimeoutError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(LATE) from None
 

@@ -1,7 +1,7 @@
 """Values that may cross between candidate and judge: exactly of a known type, by value, of bounded depth and size.
 
 JSON with tags: None, bool, int, float, str and list stand for themselves; an object of one key is any other type.
-Decoding trusts nothing: it can only make values of the types listed here or raise `Malformed`.
+Decoding trusts nothing: it can only make values of the types listed here or raise `MalformedMessageError`.
 """
 
 import collections
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from marl_ray.sandbox.wire import Malformed
+from marl_ray.sandbox.wire import MalformedMessageError
 
 DEEPEST = 100
 _DIGITS = 4300
@@ -42,7 +42,7 @@ _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 StreamCodec = Callable[[Any], Any]
 
 
-class Foreign(Exception):
+class ForeignTypeError(Exception):
     """A value of a type that may not cross. The argument is its name."""
 
 
@@ -55,8 +55,8 @@ def _is_named_tuple(kind: type) -> bool:
 
 
 class Packer:
-    """Makes the JSON form of one message. Raises `Foreign` for other types, `Malformed` if the value is nested too deep
-    or too large.
+    """Makes the JSON form of one message. Raises `ForeignTypeError` for other types, `MalformedMessageError` if the value
+    is nested too deep or too large.
 
     stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...); without it
     iterators are foreign. most: limit on the number of items, where a list that occurs twice counts twice; a frame of
@@ -73,7 +73,7 @@ class Packer:
         if kind is int:
             return value if value in _PLAIN_INTS else {"i": hex(value)}
         if depth > DEEPEST:
-            raise Malformed(f"nested deeper than {DEEPEST}")
+            raise MalformedMessageError(f"nested deeper than {DEEPEST}")
         depth += 1
         if kind is list:
             return self._items(value, depth)
@@ -98,7 +98,7 @@ class Packer:
     def _items(self, items: Any, depth: int) -> list[Any]:
         self._left -= len(items)
         if self._left < 0:
-            raise Malformed("too many items")
+            raise MalformedMessageError("too many items")
         if len(items) < _FEW:
             return [self(item, depth) for item in items]
         kinds = set(map(type, items))
@@ -109,7 +109,7 @@ class Packer:
     def _pairs(self, items: dict[Any, Any], depth: int) -> list[Any]:
         self._left -= len(items)
         if self._left < 0:
-            raise Malformed("too many items")
+            raise MalformedMessageError("too many items")
         return [[self(key, depth), self(item, depth)] for key, item in items.items()]
 
     def _rare(self, value: Any, kind: type, depth: int) -> Any:
@@ -138,7 +138,7 @@ class Packer:
             return {"Fraction": [self(value.numerator), self(value.denominator)]}
         if _is_iterator(kind) and self._stream:
             return {"g": self._stream(value)}
-        raise Foreign(kind.__name__ if type(kind.__name__) is str else "?")
+        raise ForeignTypeError(kind.__name__ if type(kind.__name__) is str else "?")
 
 
 def pack(value: Any, stream: StreamCodec | None = None, most: int = 1 << 62) -> Any:
@@ -156,13 +156,13 @@ def _imported(module: str, name: str) -> Any:
 
 def _floats(items: list[Any]) -> list[Any]:
     if len(items) != 2 or any(type(item) is not float for item in items):
-        raise Malformed("a complex number of something else than two floats")
+        raise MalformedMessageError("a complex number of something else than two floats")
     return items
 
 
 def _ints(items: list[Any]) -> list[Any]:
     if any(type(item) is not int for item in items):
-        raise Malformed("something else than ints")
+        raise MalformedMessageError("something else than ints")
     return items
 
 
@@ -174,7 +174,7 @@ def _defaultdict(items: list[Any]) -> Any:
 def _deque(items: list[Any]) -> Any:
     content, longest = items
     if type(content) is not list:
-        raise Malformed("a deque of something else than a list")
+        raise MalformedMessageError("a deque of something else than a list")
     return deque(content, longest)
 
 
@@ -186,7 +186,7 @@ def _named_tuple_type(name: str, fields: tuple[str, ...]) -> type:
 def _named(items: list[Any]) -> Any:
     name, fields, content = items
     if type(name) is not str or type(fields) is not list or any(type(field) is not str for field in fields):
-        raise Malformed("a named tuple without names")
+        raise MalformedMessageError("a named tuple without names")
     return _named_tuple_type(name, tuple(fields))(*content)
 
 
@@ -221,7 +221,8 @@ _PARSE: dict[str, Callable[[str], Any]] = {
 
 
 def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
-    """The value of a JSON form, which may come from an attacker: a value of a known type, or `Malformed` is raised.
+    """The value of a JSON form, which may come from an attacker: a value of a known type, or `MalformedMessageError` is
+    raised.
 
     largest: limit on ranges, as the least number of bytes that their items would need in a frame. stream: the inverse
     of the function given to `pack`.
@@ -230,14 +231,14 @@ def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: i
     if kind in _PLAIN_OR_INT:
         return value
     if depth > 3 * DEEPEST:  # a dictionary takes two levels, a deque three
-        raise Malformed(f"nested deeper than {DEEPEST}")
+        raise MalformedMessageError(f"nested deeper than {DEEPEST}")
     depth += 1
     if kind is list:
         if _PLAIN_OR_INT.issuperset(map(type, value)):
             return list(value)
         return [unpack(item, largest, stream, depth) for item in value]
     if kind is not dict or len(value) != 1:
-        raise Malformed("an object of several keys")
+        raise MalformedMessageError("an object of several keys")
     ((tag, content),) = value.items()
     try:
         if tag in _PARSE and type(content) is str:
@@ -245,32 +246,32 @@ def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: i
         if tag in _MAKE and type(content) is list:
             decoded = _MAKE[tag](unpack(content, largest, stream, depth))
             if tag == "r" and len(decoded) > largest // 2:
-                raise Malformed(f"a range of {len(decoded)} items")
+                raise MalformedMessageError(f"a range of {len(decoded)} items")
             return decoded
     except (TypeError, ValueError, KeyError, SyntaxError, ArithmeticError) as error:
-        raise Malformed(f"{tag}: {type(error).__name__}") from None
+        raise MalformedMessageError(f"{tag}: {type(error).__name__}") from None
     if tag == "g" and stream:
         return stream(content)
-    raise Malformed("an unknown tag")
+    raise MalformedMessageError("an unknown tag")
 
 
 def dumps(message: Any, largest: int) -> bytes:
-    """Encode a message as a frame. Raises `Malformed` if it is larger than `largest` bytes."""
+    """Encode a message as a frame. Raises `MalformedMessageError` if it is larger than `largest` bytes."""
     data = _encode(message).encode()
     if len(data) > largest:
-        raise Malformed(f"{len(data)} bytes, more than {largest}")
+        raise MalformedMessageError(f"{len(data)} bytes, more than {largest}")
     return data
 
 
 def loads(data: bytes | bytearray) -> Any:
-    """Parse JSON that may come from an attacker; raises `Malformed` if it is invalid."""
+    """Parse JSON that may come from an attacker; raises `MalformedMessageError` if it is invalid."""
     try:
         text = data.decode("ascii")
         value, end = _bounded_scan(text)
     except (ValueError, RecursionError, StopIteration) as error:
-        raise Malformed(type(error).__name__) from None
+        raise MalformedMessageError(type(error).__name__) from None
     if end != len(text):
-        raise Malformed("more than one value")
+        raise MalformedMessageError("more than one value")
     return value
 
 

@@ -12,7 +12,7 @@ _LENGTH = struct.Struct("<I")
 _SMALL = 1 << 16
 
 
-class Malformed(Exception):
+class MalformedMessageError(Exception):
     """The other side broke the protocol."""
 
 
@@ -70,10 +70,10 @@ def verdict(name: str, message: str) -> bytes:
 
 
 def read_verdict(data: bytes) -> tuple[str, str]:
-    """Inverse of `verdict`. Raises `Malformed` for anything else."""
+    """Inverse of `verdict`. Raises `MalformedMessageError` for anything else."""
     name, separator, message = data.partition(b"\0")
     if not separator or not name.isascii() or len(message) > LONGEST_MESSAGE:
-        raise Malformed("no verdict")
+        raise MalformedMessageError("no verdict")
     return name.decode(), message.decode("utf-8", "replace")
 
 
@@ -105,9 +105,9 @@ def send_frame(channel: int, data: bytes) -> None:
 
 
 def receive_frame(channel: int, most: int) -> bytes | bytearray:
-    """Receive one frame. Raises EOFError if the other side is gone, `Malformed` if the frame is larger than `most`
-    bytes."""
+    """Receive one frame. Raises EOFError if the other side is gone, `MalformedMessageError` if the frame is larger than
+    `most` bytes."""
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
     if length > most:
-        raise Malformed(f"a frame of {length} bytes, more than {most}")
+        raise MalformedMessageError(f"a frame of {length} bytes, more than {most}")
     return _exactly(channel, length)

@@ -5,11 +5,11 @@ from typing import Any
 from marl_ray.errors import MarlRayError
 
 
-class Diverged(MarlRayError):
+class DivergedError(MarlRayError):
     """The error of a number that is not finite. Training again from the same checkpoint would meet the number again."""
 
 
-class OutOfMemory(MarlRayError):
+class PassMemoryError(MarlRayError):
     """The error of a worker whose GPU has no room for a pass of `rows` sequences of a `policy`."""
 
     def __init__(self, message: str, policy: str | None = None, rows: int = 1) -> None:

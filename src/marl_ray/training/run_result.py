@@ -124,7 +124,7 @@ def make_result(
 
 
 def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -> Published:
-    """The best checkpoint whose bundle is not damaged. Damaged ones are withdrawn, with a line about each."""
+    """The best checkpoint whose bundle is not damaged. DamagedCheckpointError ones are withdrawn, with a line about each."""
     checkpoint, damaged = best_whole(published(folder))
     for place, line in damaged:
         console.say(line)
@@ -147,8 +147,8 @@ def register(
     config: RunConfig, record: dict[str, Any], result: RunResult, deliveries: Deliveries, lease: Lease
 ) -> RunResult:
     """Close the sinks of a finished run, of which MLflow registers the bundle; returns the result with the bundle's name in
-    the registry, and writes it into the run's record. Raises Disowned if another process has taken the run meanwhile, which
-    then registers the bundle itself."""
+    the registry, and writes it into the run's record. Raises DisownedError if another process has taken the run
+    meanwhile, which then registers the bundle itself."""
     filesystem, folder = filesystem_of(config)
     bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED].get("score"))
     model = deliveries.close(ALL_TAKEN, bundle, model=result.model)

@@ -17,7 +17,7 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.machines.full_disk import disk_full
 from marl_ray.training.run_folder.bundle_link import link_bundle
-from marl_ray.training.run_folder.lease import Disowned, check_owned
+from marl_ray.training.run_folder.lease import DisownedError, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
@@ -56,9 +56,9 @@ def worker(payload: dict[Any, Any]) -> Any:
 
     from marl_ray.policies.engines.base import EngineRefusedError
     from marl_ray.training.checkpoints.index import take_number
-    from marl_ray.training.checkpoints.loading import Unreadable
-    from marl_ray.training.checkpoints.storage import Unwritable
-    from marl_ray.training.errors import Diverged, OutOfMemory
+    from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
+    from marl_ray.training.checkpoints.storage import UnwritableCheckpointError
+    from marl_ray.training.errors import DivergedError, PassMemoryError
     from marl_ray.training.loop.pass_sizes import note_smaller_pass
 
     os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
@@ -69,7 +69,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     try:
         attempt = take_number(folder) if rank == 0 else 0
         _check_owner(config, folder, payload["lease"])
-    except Disowned as error:
+    except DisownedError as error:
         return {REFUSED: str(error)}
     except OSError as error:
         if full := disk_full(error, storage_of(config)):
@@ -80,13 +80,13 @@ def worker(payload: dict[Any, Any]) -> Any:
     journal = Journal(folder.filesystem, folder.path, rank)
     try:
         return _train(config, payload, folder, journal, rank, attempt)
-    except Diverged as error:  # all workers raise it together, and would raise it again after every restart
+    except DivergedError as error:  # all workers raise it together, and would raise it again after every restart
         return {STOPPED: str(error)}
-    except (EngineRefusedError, Unwritable, Unreadable) as error:
+    except (EngineRefusedError, UnwritableCheckpointError, UnreadableCheckpointError) as error:
         return {REFUSED: str(error)}
     except Exception as error:
         write_traceback(config, f"worker-{rank}", traceback.format_exc())
-        if isinstance(error, OutOfMemory):
+        if isinstance(error, PassMemoryError):
             with contextlib.suppress(OSError):  # then the workers start again with passes of the same size
                 note_smaller_pass(folder, error)
         if full := disk_full(error, storage_of(config)):

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
 from marl_ray.cluster.kuberay.client.resources import apply, delete, list_all, path_of
 from marl_ray.cluster.kuberay.client.waiting import wait
@@ -183,7 +183,7 @@ class Site:
         path = path_of(self.connection, "v1", "Pod", pods[0]["metadata"]["name"])
         try:
             return b"\n".join(self.connection.lines(f"{path}/log", {}, 30)).decode("utf-8", "replace")
-        except RequestRefused as error:
+        except RequestRefusedError as error:
             if error.status != 400:  # it has not begun
                 raise
             return ""

@@ -3,7 +3,7 @@
 import pytest
 from kuberay_cluster import RUN_S, WORKER, Site, until
 
-from marl_ray.cluster.kuberay.client.connection import RequestRefused
+from marl_ray.cluster.kuberay.client.connection import RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import apply
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase
@@ -22,10 +22,10 @@ print("nodes:", len(set(ray.get([play.remote() for _ in range(2)], timeout=600))
 def test_the_server_refuses_what_the_schemas_forbid(site: Site) -> None:
     [manifest, *others] = render(site.config(site.name("refused")))
     unknown = {**manifest, "spec": {**manifest["spec"], "rayVersoin": "2.60.0"}}
-    with pytest.raises(RequestRefused, match="rayVersoin"):
+    with pytest.raises(RequestRefusedError, match="rayVersoin"):
         apply(site.connection, unknown, dry_run=True)
     wrong = {**manifest, "spec": {**manifest["spec"], "managedBy": "nobody"}}
-    with pytest.raises(RequestRefused, match="managedBy"):
+    with pytest.raises(RequestRefusedError, match="managedBy"):
         apply(site.connection, wrong, dry_run=True)
     for part in (manifest, *others):
         apply(site.connection, part, dry_run=True)

@@ -16,7 +16,7 @@ from processes.command_line import keys_of, marl_ray
 
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError, connect
 from marl_ray.cluster.kuberay.deletion import BESIDE, delete_all
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.kuberay.state import pod_troubles
@@ -143,11 +143,11 @@ def test_a_field_of_another_owner_is_not_taken_unasked(cluster):
     other = {**JOB, "metadata": {"name": "shared"}}
     cluster.request("PATCH", path, {"fieldManager": "somebody"}, other, "application/apply-patch+yaml")
     changed = {**other, "spec": {**JOB["spec"], "entrypoint": "echo"}}
-    with pytest.raises(RequestRefused, match=r"RayJob shared: .*somebody.*--force takes"):
+    with pytest.raises(RequestRefusedError, match=r"RayJob shared: .*somebody.*--force takes"):
         resources.apply(cluster, changed)
     assert resources.apply(cluster, changed, force=True)["spec"]["entrypoint"] == "echo"
     stale = {**changed, "metadata": {"name": "shared", "resourceVersion": "1"}}
-    with pytest.raises(RequestRefused, match=r"RayJob shared: .*has been modified") as refused:
+    with pytest.raises(RequestRefusedError, match=r"RayJob shared: .*has been modified") as refused:
         resources.apply(cluster, stale, force=True)
     assert "--force" not in str(refused.value)
 

@@ -152,10 +152,10 @@ def test_without_a_schedule_evaluations_are_few_where_episodes_are_long():
 
 
 def test_numbers_that_are_not_finite_stop_an_evaluation():
-    from marl_ray.training.errors import Diverged
+    from marl_ray.training.errors import DivergedError
 
     poison = "env={id: 'toys.envs:poisoned', kwargs: {after: 0}}"
-    with pytest.raises(Diverged, match="evaluation at step 0: returns or costs are not finite"):
+    with pytest.raises(DivergedError, match="evaluation at step 0: returns or costs are not finite"):
         train_alone(config(poison))
 
 

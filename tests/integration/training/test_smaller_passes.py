@@ -10,7 +10,7 @@ from toys import texts
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
-from marl_ray.training.errors import OutOfMemory
+from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
 from marl_ray.training.tracking.mlflow_run import Tracker
 
@@ -38,5 +38,5 @@ def test_a_pass_of_one_sequence_is_not_halved(tmp_path: Path):
     folder = folder_here(tmp_path)
     assert pass_sizes(folder) == {}
     for policy, rows in (("first", 7), ("second", 2), ("first", 3), ("second", 1), (None, 8)):
-        note_smaller_pass(folder, OutOfMemory("no room", policy, rows))
+        note_smaller_pass(folder, PassMemoryError("no room", policy, rows))
     assert pass_sizes(folder) == {"first": 1, "second": 1}

@@ -29,7 +29,7 @@ from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.lease import Disowned, Lease
+from marl_ray.training.run_folder.lease import DisownedError, Lease
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
 from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.run_folder.record import storage_of
@@ -300,7 +300,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
 
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    with pytest.raises(Disowned):
+    with pytest.raises(DisownedError):
         train(run_config)
     thread.join(60)
     assert problems == []
@@ -384,7 +384,7 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
     try:
-        with pytest.raises(Disowned, match=f"run 'taken' is now owned by process {os.getpid()} of "):
+        with pytest.raises(DisownedError, match=f"run 'taken' is now owned by process {os.getpid()} of "):
             train(run_config)
     finally:
         ended.set()

@@ -15,7 +15,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
@@ -57,8 +57,8 @@ def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monke
         for seed, own in trained.runs.items():
             monkeypatch.setattr(own.env, "close", lambda seed=seed: closed.append(seed))
             monkeypatch.setattr(own.collector, "close", fail)
-        with pytest.raises(Diverged, match="the first error"), trained.closing():
-            raise Diverged("the first error")
+        with pytest.raises(DivergedError, match="the first error"), trained.closing():
+            raise DivergedError("the first error")
     assert closed == [0, 1]
 
 
@@ -174,7 +174,7 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
 
 def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path: Path):
     poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
-    with pytest.raises(Diverged, match=r"seed 0: policy 'shared', iteration \d"):
+    with pytest.raises(DivergedError, match=r"seed 0: policy 'shared', iteration \d"):
         train(seeds(2, poison, "evaluation.every=0"), None, None, tmp_path / "c")
     with process_group():
         trained = SeedsAsOne(seeds(1), [MetricConfig(name="retrun")], torch.device("cpu"), None)

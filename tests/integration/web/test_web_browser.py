@@ -24,7 +24,7 @@ from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
 from marl_ray.envs.web.browser.chromium import shared_chromium
-from marl_ray.envs.web.browser.errors import BrowserFault
+from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.webarena import WebArena
 from marl_ray.errors import MarlRayError
@@ -246,7 +246,7 @@ def _crash(session: Any) -> None:
     async def crash() -> None:
         await (await session.devtools()).send("Page.crash")
 
-    with contextlib.suppress(BrowserFault):  # the crashed page answers nothing
+    with contextlib.suppress(BrowserError):  # the crashed page answers nothing
         session.chromium.run(crash(), 2.0, "crashing the page")
 
 

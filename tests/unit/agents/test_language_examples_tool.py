@@ -11,14 +11,14 @@ from marl_ray.envs.registry import make_env
 EXAMPLE = '''
 """Tools for questions about prices."""
 
-from marl_ray.agents.errors import ToolFailed
+from marl_ray.agents.errors import ToolError
 
 
 def price(item: str, count: int = 1, *, discount: float = 0.0) -> str:
     """Gives the price of some items in the shop."""
     prices = {"apple": 0.5, "pear": 0.75}
     if item not in prices:
-        raise ToolFailed(f"The shop has no {item}, only {', '.join(prices)}.")
+        raise ToolError(f"The shop has no {item}, only {', '.join(prices)}.")
     return f"{prices[item] * count * (1 - discount):.2f}"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from marl_ray.agents.calls import parse
-from marl_ray.agents.errors import ToolFailed, ToolTimeout
+from marl_ray.agents.errors import ToolError, ToolTimeoutError
 from marl_ray.agents.react_format import ReactTurn, act, instructions, signature, transcript
 from marl_ray.agents.tools import MOST_ABANDONED, Tool, cut, make_tool, make_tools, tool_of
 from marl_ray.errors import MarlRayError
@@ -33,7 +33,7 @@ def misbehave(how: Literal["crash", "fail", "exit", "sleep", "junk"]) -> str:
     if how == "crash":
         raise ValueError("first line\nsecond line")
     if how == "fail":
-        raise ToolFailed("Not today.")
+        raise ToolError("Not today.")
     if how == "exit":
         raise SystemExit(3)
     if how == "sleep":
@@ -135,7 +135,7 @@ def test_calls_that_were_left_behind_do_not_pile_up() -> None:
 
     tool = tool_of(wait)
     for n in range(MOST_ABANDONED + 5):
-        with pytest.raises(ToolTimeout):
+        with pytest.raises(ToolTimeoutError):
             tool.call({"n": n}, time.monotonic())
     assert len(calls) == MOST_ABANDONED
     over.set()

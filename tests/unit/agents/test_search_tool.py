@@ -16,7 +16,7 @@ from processes.http_server import serving_http
 
 from marl_ray.agents.builtin.search import ASKED, KEY_VARIABLE, Corpus, Document, GoogleSearchSerper
 from marl_ray.agents.builtin.search_cache import SearchCache
-from marl_ray.agents.errors import ToolFailed
+from marl_ray.agents.errors import ToolError
 from marl_ray.agents.made_up_country import documents, questions
 from marl_ray.agents.tools import make_tools
 from marl_ray.errors import MarlRayError
@@ -103,7 +103,7 @@ def test_the_answer_box_comes_first(reply: object, text: str) -> None:
     "reply", [b"", b"<html>", b"[1]", b'{"organic": 5}', b'{"organic": [{"title": 1}]}', b"\xff", b"[" * 100_000]
 )
 def test_a_malformed_response_is_told(reply: bytes) -> None:
-    with serving((200, reply)) as service, pytest.raises(ToolFailed, match="malformed"):
+    with serving((200, reply)) as service, pytest.raises(ToolError, match="malformed"):
         ask(GoogleSearchSerper(base_url=service.url))
 
 
@@ -116,7 +116,7 @@ def test_what_passes_is_tried_again() -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 302])
 def test_what_does_not_pass_is_told_at_once(status: int) -> None:
     with serving((status, {"message": f"Unauthorized {KEY}"})) as service:
-        with pytest.raises(ToolFailed, match=f"^Search failed: HTTP {status}.$"):
+        with pytest.raises(ToolError, match=f"^Search failed: HTTP {status}.$"):
             ask(GoogleSearchSerper(base_url=service.url))
         assert len(service.requests) == 1
 
@@ -124,20 +124,20 @@ def test_what_does_not_pass_is_told_at_once(status: int) -> None:
 def test_no_wait_passes_the_deadline() -> None:
     with serving((503, {})) as service:
         service.headers = {"retry-after": "3600"}
-        with pytest.raises(ToolFailed, match="HTTP 503"):
+        with pytest.raises(ToolError, match="HTTP 503"):
             ask(GoogleSearchSerper(base_url=service.url))
     with serving((200, {"answerBox": {"answer": 500 * "x"}})) as service:
         service.drip_s = 0.05
         began = time.monotonic()
-        with pytest.raises(ToolFailed, match=r"^Search failed: (no response in time|\w*Timeout)\.$"):
+        with pytest.raises(ToolError, match=r"^Search failed: (no response in time|\w*Timeout)\.$"):
             ask(GoogleSearchSerper(base_url=service.url), seconds=0.5)
         assert time.monotonic() - began < 10  # all of it takes 25 s
-    with pytest.raises(ToolFailed, match=r"^Search failed: (no response in time|Connect\w+)\.$"):
+    with pytest.raises(ToolError, match=r"^Search failed: (no response in time|Connect\w+)\.$"):
         ask(GoogleSearchSerper(base_url="http://127.0.0.1:9"), seconds=0.5)
 
 
 def test_a_response_may_not_be_huge() -> None:
-    with serving((200, b" " * (2 << 20))) as service, pytest.raises(ToolFailed, match="too large"):
+    with serving((200, b" " * (2 << 20))) as service, pytest.raises(ToolError, match="too large"):
         ask(GoogleSearchSerper(base_url=service.url))
 
 
@@ -188,7 +188,7 @@ def test_the_key_is_nowhere(
         for i in range(4):
             try:
                 seen.append(tools["google_search_serper"].call({"query": str(i)}, time.monotonic() + 5))
-            except ToolFailed as error:
+            except ToolError as error:
                 seen.append(f"{error!r} {error.__cause__!r} {error.__context__!r}")
         assert len(service.requests) == 4
     seen += [repr(tools), caplog.text, *capfd.readouterr(), path.read_bytes().decode("latin-1")]
@@ -248,7 +248,7 @@ def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.M
     search = GoogleSearchSerper(corpus=str(path), results=2)
     assert ask(search, "dog") == "1. D1: a dog\n2. D2: the dog and the cat"
     assert ask(search, "whale \ud800") == "No results."
-    with pytest.raises(ToolFailed, match="empty"):
+    with pytest.raises(ToolError, match="empty"):
         ask(search, " ")
     for content, words in [
         ("", "has no documents"),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from processes.http_server import serving_http
 
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused, connect
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError, connect
 from marl_ray.cluster.kuberay.client.resources import apply, path_of, read
 from marl_ray.errors import MarlRayError
 
@@ -116,7 +116,7 @@ def test_whatever_a_server_answers_is_told_in_one_line(tmp_path, status, text, w
         with pytest.raises(MarlRayError, match=words) as caught:
             read(connection, "RayJob", "x")
         assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
-        assert not isinstance(caught.value, RequestRefused) or caught.value.status == status
+        assert not isinstance(caught.value, RequestRefusedError) or caught.value.status == status
 
 
 def test_a_server_that_is_away_is_asked_again_without_a_word(tmp_path, caplog):

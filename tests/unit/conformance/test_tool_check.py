@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from marl_ray.agents.errors import ToolFailed
+from marl_ray.agents.errors import ToolError
 from marl_ray.conformance.extensions import tool as checker
 from marl_ray.conformance.extensions.tool import check
 from marl_ray.errors import MarlRayError
@@ -24,7 +24,7 @@ class Place(BaseModel):
 def travel(where: Place, how: Literal["walk", "ride"], stops: list[str], days: int = 1, *, price: float = 1.0) -> str:
     """Plans a journey."""
     if not stops:
-        raise ToolFailed("Name some stops.")
+        raise ToolError("Name some stops.")
     return f"{how} to {where.row} {where.name} by {stops} in {days} at {price}"
 
 

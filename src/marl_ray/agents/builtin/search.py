@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marl_ray.agents.builtin.search_cache import SearchCache
-from marl_ray.agents.errors import ToolFailed
+from marl_ray.agents.errors import ToolError
 from marl_ray.agents.made_up_country import documents
 from marl_ray.config.base import first_problem
 from marl_ray.errors import MarlRayError
@@ -71,7 +71,7 @@ class SearchResponse(BaseModel):
 
 
 Backend = Callable[[str, float], SearchResponse]
-"""Function from a query and a deadline (of `time.monotonic`) to a response; raises ToolFailed."""
+"""Function from a query and a deadline (of `time.monotonic`) to a response; raises ToolError."""
 
 
 class Serper:
@@ -90,7 +90,7 @@ class Serper:
             return response
         response = _read(self._fetch(query, deadline))
         if response is None:
-            raise ToolFailed("Search failed: the service's response is malformed.")
+            raise ToolError("Search failed: the service's response is malformed.")
         # A service that echoes the key must not put it into a prompt or the cache.
         stored_text = response.model_dump_json(by_alias=True).replace(self._key, "[key]")
         if self._cache is not None:
@@ -111,10 +111,10 @@ class Serper:
                 problem = f"HTTP {status}"
                 if status not in _RETRIED:
                     log.warning("search: %s answered %s; is %s right?", self._url, problem, KEY_VARIABLE)
-                    raise ToolFailed(f"Search failed: {problem}.")
+                    raise ToolError(f"Search failed: {problem}.")
                 pause = max(pause, wait_s)
             if time.monotonic() + pause >= deadline:
-                raise ToolFailed(f"Search failed: {problem}.")
+                raise ToolError(f"Search failed: {problem}.")
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
 
@@ -126,7 +126,7 @@ class Serper:
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > _MOST_BYTES:
-                    raise ToolFailed("Search failed: the service's response is too large.")
+                    raise ToolError("Search failed: the service's response is too large.")
                 _left(deadline)
             wait = response.headers.get("retry-after", "")
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
@@ -221,9 +221,9 @@ class GoogleSearchSerper:
         self._ask = _corpus(corpus) if corpus is not None else _serper(base_url, _key(key_file), cache, cache_entries)
 
     def __call__(self, query: str, deadline: float) -> str:
-        """The first results as text; raises ToolFailed."""
+        """The first results as text; raises ToolError."""
         if not query.strip():
-            raise ToolFailed("The query is empty.")
+            raise ToolError("The query is empty.")
         # A little earlier than the caller, so that it learns what went wrong.
         soon = deadline - 0.1 * max(0.0, deadline - time.monotonic())
         return self._ask(query[:_LONGEST_QUERY], soon).text(self.results)
@@ -274,10 +274,10 @@ def _read(body: bytes) -> SearchResponse | None:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until the deadline; raises ToolFailed if it has passed."""
+    """Seconds until the deadline; raises ToolError if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
-        raise ToolFailed("Search failed: no response in time.")
+        raise ToolError("Search failed: no response in time.")
     return remaining
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.resources import delete, list_all
-from marl_ray.cluster.kuberay.client.waiting import DeadlinePassed, wait
+from marl_ray.cluster.kuberay.client.waiting import WaitTimeoutError, wait
 from marl_ray.cluster.kuberay.manifests.pods import LABEL
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import ResourceKind, owned_by
@@ -26,7 +26,7 @@ def delete_all(
     """Delete a resource, wait until it, its clusters and their pods are gone, and delete what is beside them.
 
     False if there is nothing of it. With `timeout_s` 0 it does not wait, and leaves files that pods may still need. Raises
-    DeadlinePassed where clusters or pods are left; what is beside them stays with them then.
+    WaitTimeoutError where clusters or pods are left; what is beside them stays with them then.
     """
     end = time.monotonic() + timeout_s
     existed = delete(connection, kind, name)
@@ -34,7 +34,7 @@ def delete_all(
         wait(connection, kind, name, (Phase.GONE,), timeout_s, say)
     while timeout_s and (left := _left(connection, kind, name)):
         if time.monotonic() > end:
-            raise DeadlinePassed(
+            raise WaitTimeoutError(
                 f"{kind} {name} is gone, and after {timeout_s:g} s there is left of it: {', '.join(left)}"
             )
         time.sleep(PAUSE_S)

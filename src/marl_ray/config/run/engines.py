@@ -47,7 +47,9 @@ def engine_spec(engine: str) -> EngineSpec:
     """The spec of an engine (see `extensions.ENGINE`). Raises MarlRayError saying what is expected."""
     if engine in ENGINES:
         return ENGINES[engine]
-    own = getattr(ENGINE.load(engine), "__dict__", {})  # a subclass does not run or serve as the class does that it extends
+    own = getattr(
+        ENGINE.load(engine), "__dict__", {}
+    )  # a subclass does not run or serve as the class does that it extends
     spec = own.get("spec", EngineSpec())
     if not isinstance(spec, EngineSpec):
         raise MarlRayError(f"{engine}: its `spec` is {spec!r}, expected an EngineSpec (of marl_ray.config)")

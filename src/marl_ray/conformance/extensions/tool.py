@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from marl_ray.agents.errors import ToolFailed, ToolTimeout, WrongArguments
+from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
 from marl_ray.agents.react_format import signature
 from marl_ray.agents.tools import Tool, make_tool
 from marl_ray.conformance.extensions.base import CheckedProperty, checked
@@ -35,7 +35,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
         return None
 
     yield checked("description", f"agents read {signature(tool)}: {tool.description}", lambda: _description(tool))
-    called = checked("calls", "a call that fits returns a text or raises ToolFailed, in time", answers)
+    called = checked("calls", "a call that fits returns a text or raises ToolError, in time", answers)
     yield called
     yield checked("arguments", "a call with an unknown argument is refused", lambda: _unknown(tool, calls[0]))
     if called.failure is None:
@@ -47,15 +47,15 @@ def _result(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """The text that an agent reads. Raises ValueError where the tool does what it should not."""
     try:
         return tool.call(arguments, time.monotonic() + DEADLINE_S)
-    except ToolFailed as error:
-        return f"ToolFailed: {error}"
-    except WrongArguments as error:
+    except ToolError as error:
+        return f"ToolError: {error}"
+    except ToolArgumentsError as error:
         raise ValueError(f"{dict(arguments)} fits the schema and is refused: {error}") from error
-    except ToolTimeout as error:
+    except ToolTimeoutError as error:
         raise ValueError(f"{dict(arguments)}: no result within {DEADLINE_S:g} s") from error
     except Exception as error:  # whatever the user's tool raises
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{dict(arguments)} raises {reason}; raise ToolFailed with what agents should read") from error
+        raise ValueError(f"{dict(arguments)} raises {reason}; raise ToolError with what agents should read") from error
 
 
 def _description(tool: Tool) -> str | None:
@@ -66,7 +66,7 @@ def _description(tool: Tool) -> str | None:
 def _unknown(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
     try:
         tool.call({**arguments, "no_such_argument": 1}, time.monotonic() + DEADLINE_S)
-    except WrongArguments:
+    except ToolArgumentsError:
         return None
     return "it accepts the argument no_such_argument"
 

@@ -11,7 +11,7 @@ from marl_ray.envs.text.base import Task, TextEnv
 from marl_ray.envs.web.browser.accessibility import PageView
 from marl_ray.envs.web.browser.action_text import WebAction, parse_web_action
 from marl_ray.envs.web.browser.chromium import done_with_chromium, shared_chromium
-from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
+from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.envs.web.browser.perform import perform
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
@@ -110,11 +110,11 @@ class BrowserEnv(TextEnv):
 
     @abstractmethod
     async def open_task(self, session: BrowserSession) -> None:
-        """Open the first pages of `self.task`. An ActionFault is shown to the agent."""
+        """Open the first pages of `self.task`. An ActionError is shown to the agent."""
 
     @abstractmethod
     async def score(self, session: BrowserSession, answer: str) -> float:
-        """The score of the episode, once the agent has stopped or a limit is reached. Raises BrowserFault."""
+        """The score of the episode, once the agent has stopped or a limit is reached. Raises BrowserError."""
 
     async def page_score(self, session: BrowserSession) -> float | None:
         """The score if the page itself has ended the episode, after every action; None while it goes on."""
@@ -159,7 +159,7 @@ class BrowserEnv(TextEnv):
                 self.recording.begin(session)
             note = self._attempt(session, self.open_task(session), "opening the task", MOST_PAGES)
             self._look(session)
-        except BrowserFault as error:
+        except BrowserError as error:
             note = str(error)
         if session is not None and self.recording is not None:
             self.recording.opened(session, self.intent(), note)
@@ -171,14 +171,14 @@ class BrowserEnv(TextEnv):
         try:
             action = parse_web_action(with_bases(text, self._meant))
             self._invalid = 0
-        except ActionFault as error:
+        except ActionError as error:
             action, note = WebAction(""), str(error)
             self._invalid += 1
         self._note_repeats(action)
         target = self.view.elements.get(action.element)
         try:
             if session is None:
-                raise PageFault("no browser could be opened")
+                raise PageError("no browser could be opened")
             session.dialogs.clear()
             if action.kind == "stop":
                 ending, answer = "stopped", action.text
@@ -192,9 +192,9 @@ class BrowserEnv(TextEnv):
                 score = session.call(self.score(session, answer), "scoring", MOST_PAGES)
             elif not ending:
                 self._look(session)
-        except PageFault as error:
+        except PageError as error:
             ending, note, score = "page_fault", str(error), 0.0
-        except BrowserFault as error:
+        except BrowserError as error:
             site_failed = ending and session is not None and not session.broken and session.chromium.connected
             ending, note, score = "site_fault" if site_failed else "page_fault", str(error), 0.0
         self._problems += bool(note)
@@ -235,34 +235,34 @@ class BrowserEnv(TextEnv):
             try:
                 self.session = session.start(self.storage(), *self.size)
                 return session
-            except BrowserFault:
+            except BrowserError:
                 session.close()
                 if last:
                     raise
         raise AssertionError("the loop returns or raises")
 
     def _attempt(self, session: BrowserSession, work: Any, name: str, steps: int = 1) -> str:
-        """Do it; returns the sentence why it could not be done, else an empty one. Raises PageFault."""
+        """Do it; returns the sentence why it could not be done, else an empty one. Raises PageError."""
         try:
             session.call(work, name, steps)
-        except ActionFault as error:
+        except ActionError as error:
             return str(error)
-        except BrowserFault as error:
+        except BrowserError as error:
             if not _has_left(session, error):
                 raise
             return "the page left for another one meanwhile"
         return ""
 
     def _look(self, session: BrowserSession) -> None:
-        """Read the page, again where it leaves for another one meanwhile. Raises PageFault for one that never rests."""
+        """Read the page, again where it leaves for another one meanwhile. Raises PageError for one that never rests."""
         for _ in range(_LOOKS):
             try:
                 self.view = session.call(session.view(), "reading the page")
                 return
-            except BrowserFault as error:
+            except BrowserError as error:
                 if not _has_left(session, error):
                     raise
-        raise PageFault(f"the page left for another one {_LOOKS} times while it was read")
+        raise PageError(f"the page left for another one {_LOOKS} times while it was read")
 
     def _note_repeats(self, action: WebAction) -> None:
         self._repeats = self._repeats + 1 if action == self._last else 1
@@ -321,7 +321,7 @@ class BrowserEnv(TextEnv):
         self.close()
 
 
-def _has_left(session: BrowserSession, error: BrowserFault) -> bool:
+def _has_left(session: BrowserSession, error: BrowserError) -> bool:
     """True for an error of a page that has left, where the browser still has one."""
     alive = not session.broken and session.chromium.connected and session.tabs > 0
     return alive and any(words in str(error) for words in _LEFT)

@@ -11,7 +11,7 @@ from marl_ray.envs.web.environment import MOST_PAGES, BrowserEnv
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Mode, SampleVerdict
 from marl_ray.evaluation.web_agents.base import WebAgent, WebTurn
-from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
+from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
 
 SLACK_S = 60.0
 """Seconds beyond the deadlines of the browser after which a turn is an error: they end every call themselves."""
@@ -116,5 +116,5 @@ def _all(played: Sequence[_Played], calls: Sequence[Any]) -> None:
     deadline = (2 * MOST_PAGES) * max(each.env.step_s for each in played) + SLACK_S
     try:
         side_by_side(calls, len(calls), deadline)
-    except DeadlineMissed as late:
+    except CallTimeoutError as late:
         raise MarlRayError(f"{played[late.index].job.task_id}: a turn took over {deadline:g} s") from late

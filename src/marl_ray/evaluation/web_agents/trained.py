@@ -13,7 +13,7 @@ from marl_ray.evaluation.web_agents.scripted import turn_random
 from marl_ray.evaluation.writing.authors import Authors, SamplingOverrides, generation_of
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
+from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
 from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
 
 
@@ -45,7 +45,7 @@ class LanguageAgent:
         for k, turn in enumerate(turns):
             try:
                 ids, _ = fit_prompt(self.policy.tokenizer, turn.prompt, self.policy.config.chat, room)
-            except PromptTooLong:
+            except PromptTooLongError:
                 continue
             stream = response_stream(EVALUATION_STREAMS, task_number(turn.task_id), turn.sample, 0, 0, turn.number)
             prompts[k] = Prompt(tuple(ids), stream, self.greedy)

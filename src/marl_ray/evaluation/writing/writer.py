@@ -21,9 +21,9 @@ from marl_ray.evaluation.writing.authors import Author, Authors, authors_of_bund
 from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
-from marl_ray.policies.prompting.prompts import PromptTooLong, check_fits, encode_prompt, fit_prompt
+from marl_ray.policies.prompting.prompts import PromptTooLongError, check_fits, encode_prompt, fit_prompt
 from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
-from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
+from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
 
 CPU_BATCH, GPU_BATCH = 64, 512
 """Number of samples that are written at once; samples of an unfinished batch are lost with the process."""
@@ -180,7 +180,7 @@ class Writer:
         room = policy.config.context - self.generations[name].max_tokens
         try:
             ids, shortened = fit_prompt(policy.tokenizer, text, policy.config.chat, room)
-        except PromptTooLong:
+        except PromptTooLongError:
             return None
         except FieldError as error:  # as in _check_fits
             raise MarlRayError(str(error)) from error
@@ -260,7 +260,7 @@ def _chats(policy: Author) -> bool:
 def _go_on(talks: Sequence[Conversation]) -> None:
     try:
         side_by_side([talk.go_on for talk in talks], THREADS, TURN_S)
-    except DeadlineMissed as late:
+    except CallTimeoutError as late:
         raise MarlRayError(f"{talks[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
 
 

@@ -27,8 +27,14 @@ SHOWN = "Zq7"
 """A text that no template changes."""
 
 
-class PromptTooLong(MarlRayError):
-    """A prompt does not fit, and less than LEAST_LEFT of its text would."""
+class PromptTooLongError(FieldError):
+    """A prompt, with the response to it, does not fit the model's context."""
+
+    def __init__(self, message: str):
+        super().__init__("prompt", message)
+
+    def __reduce__(self) -> tuple[type["PromptTooLongError"], tuple[str]]:
+        return PromptTooLongError, (self.message,)  # it may cross processes by pickle
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
     left out.
 
     The template's frame is never cut. A text without tokens, which is empty or has only characters that the tokenizer
-    does not know, becomes the token with which texts begin. Raises PromptTooLong where less than LEAST_LEFT of the text
+    does not know, becomes the token with which texts begin. Raises PromptTooLongError where less than LEAST_LEFT of the text
     would be left.
     """
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -118,9 +124,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
             return ids, False
     least, too_many = int(LEAST_LEFT * len(text)), int(min(len(text), most + 1))
     if least > most or len(fitting := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
-        raise PromptTooLong(
-            f"prompt: expected at most {room} tokens when half of its {len(text)} characters are left out"
-        )
+        raise PromptTooLongError(f"expected at most {room} tokens when half of its {len(text)} characters are left out")
     while too_many - least > 1 + least // 64:  # the search need not find the exact last character
         middle = (least + too_many) // 2
         ids = _read(tokenizer, _cut(text, middle), chat) or [begin]

@@ -14,13 +14,13 @@ from pettingzoo import AECEnv
 from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
-from marl_ray.policies.prompting.prompts import PromptTooLong, fit_prompt
+from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
 from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, episode_seed, permutation, response_stream
 from marl_ray.rollout.text.branching import Branch, branches, keep_state
 from marl_ray.rollout.text.curriculum import Curriculum
-from marl_ray.rollout.text.deadline_threads import DeadlineMissed, side_by_side
+from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
 from marl_ray.rollout.text.episode import EpisodeStart, EpisodeTurn, TextCopy, TextEpisode
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
 from marl_ray.rollout.text.transcripts import MetricSums, Transcript, metric_sums, transcript
@@ -265,7 +265,7 @@ class TextCollector:
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
         try:
             side_by_side(calls, THREADS, self.deadline)
-        except DeadlineMissed as late:
+        except CallTimeoutError as late:
             copy = copies[late.index]
             raise MarlRayError(f"{copy.where()}: {call.__name__} took over {self.deadline:g} s") from late
 
@@ -277,7 +277,7 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
     with copy.named():
         try:
             return fit_prompt(policy.tokenizer, copy.observation, policy.config.chat, room)
-        except PromptTooLong:
+        except PromptTooLongError:
             return None
 
 

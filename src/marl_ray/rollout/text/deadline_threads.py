@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 
-class DeadlineMissed(Exception):
+class CallTimeoutError(Exception):
     """Call number `index` did not return before its deadline."""
 
     def __init__(self, index: int):
@@ -17,7 +17,7 @@ class DeadlineMissed(Exception):
 def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: float) -> None:
     """Make all calls, at most `threads` at once, each within `deadline` seconds of its own beginning.
 
-    Raises the error of the first call, in the order of the calls, that failed, or DeadlineMissed. The threads are
+    Raises the error of the first call, in the order of the calls, that failed, or CallTimeoutError. The threads are
     daemons, so one that hangs keeps no process alive; Python would wait at exit for the threads of an executor.
     """
     waiting, done = SimpleQueue[int](), SimpleQueue[int]()
@@ -50,7 +50,7 @@ def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: fl
         except Empty:
             if oldest in began:
                 _drop(waiting)
-                raise DeadlineMissed(oldest) from None
+                raise CallTimeoutError(oldest) from None
     if errors:
         raise errors[min(errors)]
 

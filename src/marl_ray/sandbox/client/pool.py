@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import wire
-from marl_ray.sandbox.client.worker import ProcessDied, RunEnd, Worker, remove_forgotten_folders
+from marl_ray.sandbox.client.worker import ProcessDiedError, RunEnd, Worker, remove_forgotten_folders
 from marl_ray.sandbox.confinement.seccomp import supported
 from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
@@ -110,7 +110,7 @@ class Pool:
                 for _ in range(2):
                     try:
                         return job(worker)
-                    except ProcessDied:
+                    except ProcessDiedError:
                         worker.restart()
                 if worker.well():
                     return blamed()

@@ -47,7 +47,7 @@ main()
 """
 
 
-class ProcessDied(Exception):
+class ProcessDiedError(Exception):
     """A server or a judge ended or did not answer in time."""
 
 
@@ -74,20 +74,20 @@ class Process:
         """The process's first message; raises MarlRayError if it cannot start."""
         try:
             return dict(json.loads(self.receive(time.monotonic() + START_S)))
-        except ProcessDied:
+        except ProcessDiedError:
             text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
             last = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
             raise MarlRayError(f"the sandbox cannot start: {last}") from None
 
     def receive(self, deadline: float) -> bytes:
         if not readable([self.socket], deadline):
-            raise ProcessDied
+            raise ProcessDiedError
         try:
             data = self.socket.recv(4096)
         except OSError:
-            raise ProcessDied from None
+            raise ProcessDiedError from None
         if not data:
-            raise ProcessDied
+            raise ProcessDiedError
         return data
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
@@ -97,7 +97,7 @@ class Process:
             else:
                 self.socket.send(data)
         except OSError:
-            raise ProcessDied from None
+            raise ProcessDiedError from None
 
     def close(self, wait_s: float) -> None:
         with contextlib.suppress(OSError):
@@ -229,7 +229,7 @@ class Worker:
     def _end(self, deadline: float) -> RunEnd:
         data = self._server.receive(deadline)
         if len(data) != runs.REPLY.size:
-            raise ProcessDied
+            raise ProcessDiedError
         why, confined, status, wall, cpu = runs.REPLY.unpack(data)
         if not confined and why == runs.ENDED:
             raise MarlRayError("the sandbox could not confine a run on this host, and did not start it")
@@ -243,7 +243,7 @@ class Worker:
         while True:
             ready = readable([*todo, self._server.socket], deadline)
             if not ready:
-                raise ProcessDied
+                raise ProcessDiedError
             for fd in todo.intersection(item for item in ready if isinstance(item, int)):
                 flooded |= not self._read(fd, received[fd], pipes[fd], todo)
             if flooded and todo:
@@ -279,7 +279,7 @@ class Worker:
             try:
                 self.request(child.RUN, limits, fds)
                 end, _, _ = self.drain({}, limits)
-            except ProcessDied:
+            except ProcessDiedError:
                 return False
             return end.status == 0
 
@@ -297,7 +297,7 @@ class Worker:
             deadline = time.monotonic() + limits.longest_s + ANSWER_S
             ready = readable([self._judge.socket, self._server.socket], deadline)
             if not ready:
-                raise ProcessDied
+                raise ProcessDiedError
             if self._judge.socket in ready:
                 verdict, message = self._verdict(self._judge, deadline)
                 self.kill_run()
@@ -313,7 +313,7 @@ class Worker:
         late = not readable([process.socket], deadline)
         try:
             data = b"" if late else process.receive(deadline)
-        except ProcessDied:
+        except ProcessDiedError:
             data = b""
         if data[:1] != b"+":  # no verdict, or the last one
             self.drop_judge()
@@ -323,5 +323,5 @@ class Worker:
             return "timeout", "the tests took too long"
         try:
             return wire.read_verdict(data[1:])
-        except wire.Malformed:
-            raise ProcessDied from None
+        except wire.MalformedMessageError:
+            raise ProcessDiedError from None

@@ -233,7 +233,7 @@ def _described(error: BaseException) -> list[Any]:
     with contextlib.suppress(Exception):
         text = str(error)[:1000]
     if type(error).__module__ == "builtins":
-        with contextlib.suppress(Exception, codec.Foreign, wire.Malformed):
+        with contextlib.suppress(Exception, codec.ForeignTypeError, wire.MalformedMessageError):
             packed = codec.pack(list(error.args), most=_LONGEST_ARGS)
             codec.dumps(packed, _LONGEST_ARGS)
             args = packed
@@ -244,9 +244,9 @@ def _failure(error: BaseException) -> dict[str, Any]:
     """The answer that a judge gets if a call raised an exception."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return {"exit": type(error).__name__}
-    if isinstance(error, codec.Foreign):
+    if isinstance(error, codec.ForeignTypeError):
         return {"foreign": str(error)}
-    if isinstance(error, wire.Malformed):
+    if isinstance(error, wire.MalformedMessageError):
         return {"encode": str(error)}
     return {"error": _described(error)}
 

@@ -39,7 +39,7 @@ _RAISED = {
 RuntimeError, as in a generator (PEP 479). Exception stands for all others."""
 
 
-_UNREADABLE = (wire.Malformed, codec.Foreign, RecursionError, MemoryError)
+_UNREADABLE = (wire.MalformedMessageError, codec.ForeignTypeError, RecursionError, MemoryError)
 
 
 class _Final(BaseException):
@@ -60,13 +60,13 @@ class Candidate:
 
     def _final(self, error: BaseException, what: str = "") -> _Final:
         """Decide the verdict for a value that cannot be sent, received or read."""
-        if isinstance(error, codec.Foreign):
+        if isinstance(error, codec.ForeignTypeError):
             return self._fail("fail:nonbuiltin", f"{what}of type {error}" if what else str(error))
         if isinstance(error, RecursionError):
             return self._fail("fail:encode", f"{what}nested too deep")
         if isinstance(error, MemoryError):
             return self._fail("oom", f"{what}MemoryError")
-        if isinstance(error, wire.Malformed):
+        if isinstance(error, wire.MalformedMessageError):
             return self._fail("fail:encode", f"{what}{error}")
         return self._fail("fail:crash", "the candidate's process ended")
 
@@ -89,7 +89,7 @@ class Candidate:
             frame = wire.receive_frame(self._channel, self._frame_bytes)
             answer = codec.loads(frame)
             if type(answer) is not dict:
-                raise wire.Malformed("an answer that is no object")
+                raise wire.MalformedMessageError("an answer that is no object")
         except (*_UNREADABLE, EOFError, OSError) as error:
             raise self._final(error) from None
         return answer, len(frame)
@@ -126,7 +126,7 @@ class Candidate:
 
     def _iterator(self, number: Any) -> Iterator[Any]:
         if type(number) is not int:
-            raise wire.Malformed("an iterator without a number")
+            raise wire.MalformedMessageError("an iterator without a number")
         return self._items(number)
 
     def _items(self, number: int) -> Iterator[Any]:
@@ -152,7 +152,7 @@ class Candidate:
         most = self._frame_bytes // 2
         items = [codec.pack(item, self._drained) for item in islice(iterator, most + 1)]
         if len(items) > most:
-            raise wire.Malformed("an iterator that does not end")
+            raise wire.MalformedMessageError("an iterator that does not end")
         return items
 
     def loaded(self) -> None:
@@ -176,12 +176,12 @@ class Candidate:
     def _echo(self, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Any) -> None:
         """Apply the candidate's changes of its mutable arguments to the tests' own."""
         if type(changed) is not dict:
-            raise wire.Malformed("changes that are no object")
+            raise wire.MalformedMessageError("changes that are no object")
         arguments = {str(key): item for key, item in [*enumerate(args), *kwargs.items()]}
         for key, packed in changed.items():
             value = codec.unpack(packed, self._frame_bytes)
             if key not in arguments or not codec.mutable(arguments[key]) or type(arguments[key]) is not type(value):
-                raise wire.Malformed("a change of something that is no mutable argument")
+                raise wire.MalformedMessageError("a change of something that is no mutable argument")
             codec.restore(arguments[key], value)
 
 

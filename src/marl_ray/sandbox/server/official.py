@@ -27,7 +27,7 @@ STATISTICS = 4
 """Descriptor of the process' `/proc/self/schedstat`, if there is one."""
 
 
-class TimeoutException(Exception):
+class TimeoutException(Exception):  # noqa: N818
     """The program took longer than its limit; the harness of HumanEval has this name."""
 
 

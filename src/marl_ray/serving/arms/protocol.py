@@ -113,8 +113,8 @@ class Refusal:
     field: str | None
     message: str
     retry_after_s: float | None = None
-    too_long: bool = False
-    """True if prompt and response do not fit the model's context together."""
+    code: str | None = None
+    """The reason by its name in OpenAI's API, where the status alone does not say it."""
 
 
 class Reply(Protocol):

@@ -9,7 +9,7 @@ import orjson
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.serving.arms.protocol import NamedToken, Piece, Refusal, Reply, ResponseStart, TextArm, TextRequest
-from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, TooLongError, header_text
+from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.logs.act_log import LoggedText
 from marl_ray.serving.logs.lines import log_line
@@ -256,8 +256,7 @@ async def _next_piece(reply: Reply) -> Piece:
     """Wait for the next piece; RequestError where the arm refuses."""
     piece = await reply.next()
     if isinstance(piece, Refusal):
-        kind = TooLongError if piece.too_long else RequestError
-        raise kind(piece.status, piece.field, piece.message, retry_after_s=piece.retry_after_s)
+        raise RequestError(piece.status, piece.field, piece.message, piece.retry_after_s, piece.code)
     return piece
 
 

@@ -28,23 +28,26 @@ _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 class RequestError(MarlRayError):
     """A refusal of a request: the HTTP status, the invalid field (None for the request as a whole) and one line.
 
-    `retry_after_s` is the number of seconds after which the client may try again.
+    `retry_after_s` is the number of seconds after which the client may try again. `code` is the reason by its name in
+    OpenAI's API, where the status alone does not say it.
     """
 
-    def __init__(self, status: int, field: str | None, message: str, retry_after_s: float | None = None):
+    def __init__(
+        self,
+        status: int,
+        field: str | None,
+        message: str,
+        retry_after_s: float | None = None,
+        code: str | None = None,
+    ):
         super().__init__(message)
-        self.status = status
-        self.field = field
+        self.status, self.field, self.code = status, field, code
         self.headers: Headers = ()
         if retry_after_s is not None and math.isfinite(retry_after_s):
             self.headers = ((b"retry-after", str(math.ceil(retry_after_s)).encode()),)
 
     def body(self) -> bytes:
         return orjson.dumps({"error": {"field": self.field, "message": str(self)}})
-
-
-class TooLongError(RequestError):
-    """A refusal of a prompt that is too long for the model's context together with its response."""
 
 
 class ClientGoneError(Exception):

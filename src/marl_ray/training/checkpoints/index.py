@@ -27,7 +27,13 @@ from marl_ray.training.checkpoints.manifest import (
     read_manifest,
     withdraw,
 )
-from marl_ray.training.checkpoints.storage import Damaged, StoredFolder, check_known, check_size, read_file
+from marl_ray.training.checkpoints.storage import (
+    DamagedCheckpointError,
+    StoredFolder,
+    check_known,
+    check_size,
+    read_file,
+)
 from marl_ray.training.run_folder.record import filesystem_of
 
 PREFIX = "checkpoint_"
@@ -43,7 +49,7 @@ BUNDLE = "bundle"
 """Folder of the bundle in a checkpoint that was the best so far."""
 
 
-class Replaced(MarlRayError):
+class ReplacedError(MarlRayError):
     """Another group of workers has begun in place of this one."""
 
 
@@ -85,18 +91,18 @@ def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
 
 
 def check_last_group(folder: StoredFolder, attempt: int) -> None:
-    """Raise Replaced if a later group has taken a number; raises OSError."""
+    """Raise ReplacedError if a later group has taken a number; raises OSError."""
     last = max(_starts(folder), default=attempt)
     if last > attempt:
-        raise Replaced(f"{folder}: other workers have begun in place of these, which gave no sign; these stop")
+        raise ReplacedError(f"{folder}: other workers have begun in place of these, which gave no sign; these stop")
 
 
 def check_rows_own(folder: StoredFolder, attempt: int, after: int | None) -> None:
-    """Raise Replaced if a later group has taken a number. It is called when the rows after iteration `after` have been
+    """Raise ReplacedError if a later group has taken a number. It is called when the rows after iteration `after` have been
     removed, which may be the later group's: the checkpoints that cover them are strays from then on. Raises OSError."""
     try:
         check_last_group(folder, attempt)
-    except Replaced:
+    except ReplacedError:
         note_start(folder, take_number(folder), after)
         raise
 
@@ -189,8 +195,8 @@ def best(checkpoints: Sequence[Published]) -> Published | None:
 
 
 def check_bundle(checkpoint: Published, sizes: bool = False) -> None:
-    """Raise Damaged, which names it, if a file of the checkpoint's bundle is not as it was written, or OSError. With `sizes`
-    the files are not read, and only their sizes are compared."""
+    """Raise DamagedCheckpointError, which names it, if a file of the checkpoint's bundle is not as it was written, or
+    OSError. With `sizes` the files are not read, and only their sizes are compared."""
     for name, file in checkpoint.manifest.files.items():
         if name.startswith(f"{BUNDLE}/"):
             (check_size if sizes else check_known)(checkpoint.place / name, file)
@@ -207,7 +213,7 @@ def best_whole(
         try:
             check_bundle(chosen, sizes)
             break
-        except Damaged as error:
+        except DamagedCheckpointError as error:
             damaged.append((chosen.place, f"{error}; this bundle, the best so far, is lost"))
             left.remove(chosen)
     return chosen, damaged

@@ -12,7 +12,7 @@ from marl_ray.training.checkpoints.index import STATE, Published, check_bundle, 
 from marl_ray.training.checkpoints.learner_tensors import make_room
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
 from marl_ray.training.checkpoints.saving import SCALARS, WEIGHTS, envs_file
-from marl_ray.training.checkpoints.storage import Damaged, StoredFolder
+from marl_ray.training.checkpoints.storage import DamagedCheckpointError, StoredFolder
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
 from marl_ray.training.collectives import from_first, gather, world
 from marl_ray.training.learner.policy_learner import Learner
@@ -20,7 +20,7 @@ from marl_ray.training.learner.policy_learner import Learner
 NONE_READABLE = "no checkpoint can be read: "
 
 
-class Unreadable(MarlRayError):
+class UnreadableCheckpointError(MarlRayError):
     """The error of a run none of whose checkpoints can be read. Another start would meet it again."""
 
 
@@ -43,7 +43,7 @@ def load_newest(
 
     `say` gets a line on rank 0 for each that cannot be read. One that is damaged is withdrawn, but only where another one is
     whole: a storage that shows no file at all is no damage. With `own_hyper` the learners
-    keep their own hyper-parameters. Raises Unreadable, which names what is wrong with each, if none is whole.
+    keep their own hyper-parameters. Raises UnreadableCheckpointError, which names what is wrong with each, if none is whole.
     """
     lines: list[str] = []
     damages: list[StoredFolder] = []
@@ -59,7 +59,7 @@ def load_newest(
             for each in damages:
                 withdraw(each)
         return loaded
-    raise Unreadable(NONE_READABLE + "; ".join(lines))
+    raise UnreadableCheckpointError(NONE_READABLE + "; ".join(lines))
 
 
 def _try_load(
@@ -73,7 +73,7 @@ def _try_load(
     error: tuple[str, bool] | None = None
     try:
         loaded = _read(place, manifest, learners)
-    except (Damaged, OSError) as problem:
+    except (DamagedCheckpointError, OSError) as problem:
         error = _line(place, problem)
     errors = [each for each in gather(error) if each is not None]
     if loaded is None or errors:
@@ -99,7 +99,7 @@ def _manifest(place: StoredFolder) -> tuple[CheckpointManifest | None, str, bool
 
 def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
     text = str(error) if str(place) in str(error) else f"{place} {one_line(error)}"
-    return text, isinstance(error, Damaged)
+    return text, isinstance(error, DamagedCheckpointError)
 
 
 def _read(place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]) -> LoadedCheckpoint:

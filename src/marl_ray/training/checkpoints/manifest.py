@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.checkpoints.storage import Damaged, StoredFile, StoredFolder, Unwritable, read_file, sync
+from marl_ray.training.checkpoints.storage import (
+    DamagedCheckpointError,
+    StoredFile,
+    StoredFolder,
+    UnwritableCheckpointError,
+    read_file,
+    sync,
+)
 
 FORMAT = 2
 """Version of a checkpoint's layout."""
@@ -46,7 +53,8 @@ class CheckpointManifest:
 
 
 def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
-    """Write the manifest, complete or not at all: from then on the folder is a checkpoint. Raises Unwritable."""
+    """Write the manifest, complete or not at all: from then on the folder is a checkpoint. Raises
+    UnwritableCheckpointError."""
     facts = asdict(manifest) | {"files": {name: list(file) for name, file in sorted(manifest.files.items())}}
     data = json.dumps({SHA256: _digest(facts), **facts}, indent=1).encode()
     target = place / MANIFEST
@@ -61,11 +69,12 @@ def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
         os.replace(temporary, target.path)
         sync(place.path)
     except OSError as error:
-        raise Unwritable(f"{target} cannot be written: {one_line(error)}") from error
+        raise UnwritableCheckpointError(f"{target} cannot be written: {one_line(error)}") from error
 
 
 def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
-    """The manifest of a folder; None where there is none. Raises Damaged, OSError, and MarlRayError for another format."""
+    """The manifest of a folder; None where there is none. Raises DamagedCheckpointError, OSError, and MarlRayError for
+    another format."""
     target = place / MANIFEST
     data = read_file(target)
     if data is None:
@@ -73,18 +82,18 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
     try:
         facts = json.loads(data)
     except ValueError as error:
-        raise Damaged(f"{target} is no manifest: {one_line(error)}") from error
+        raise DamagedCheckpointError(f"{target} is no manifest: {one_line(error)}") from error
     if not isinstance(facts, dict) or SHA256 not in facts:
-        raise Damaged(f"{target} is no manifest: it is no JSON object with the key {SHA256!r}")
+        raise DamagedCheckpointError(f"{target} is no manifest: it is no JSON object with the key {SHA256!r}")
     digest = facts.pop(SHA256)
     if _digest(facts) != digest:
-        raise Damaged(f"{target} has another content than was written: its sha256 differs")
+        raise DamagedCheckpointError(f"{target} has another content than was written: its sha256 differs")
     check_format(facts)
     try:
         files = {name: StoredFile(*file) for name, file in facts["files"].items()}
         return CheckpointManifest(**facts | {"files": files})
     except (KeyError, AttributeError, TypeError) as error:
-        raise Damaged(f"{target} is no manifest: {one_line(error)}") from error
+        raise DamagedCheckpointError(f"{target} is no manifest: {one_line(error)}") from error
 
 
 def withdraw(place: StoredFolder) -> None:

@@ -27,7 +27,7 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, STATE
 from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, Unwritable
+from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, UnwritableCheckpointError
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorWriter
 from marl_ray.training.learner.policy_learner import Learner
 
@@ -103,17 +103,18 @@ class CheckpointSaver:
         write(place, self.copy.tensors, contents, self.group, published)
 
     def wait_for_copy(self) -> None:
-        """Wait until the weights of the last checkpoint are copied, so that they may change. Raises Unwritable."""
+        """Wait until the weights of the last checkpoint are copied, so that they may change. Raises
+        UnwritableCheckpointError."""
         if not self.copied.wait(SAVE_S):
-            raise Unwritable(f"the weights of {self.place} were not copied within {SAVE_S:g} s")
+            raise UnwritableCheckpointError(f"the weights of {self.place} were not copied within {SAVE_S:g} s")
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is complete. Raises Unwritable, which names the file, and what a lost worker makes
-        torch raise."""
+        """Wait until the last checkpoint is complete. Raises UnwritableCheckpointError, which names the file, and what a
+        lost worker makes torch raise."""
         if self.written is None:
             return
         if not wait([self.written], max(0.0, self.began + SAVE_S - time.monotonic())).done:
-            raise Unwritable(f"{self.place} was not written within {SAVE_S:g} s")
+            raise UnwritableCheckpointError(f"{self.place} was not written within {SAVE_S:g} s")
         written, self.written = self.written, None
         written.result()
 
@@ -133,7 +134,7 @@ def write(
     group: Any,
     published: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a checkpoint; all workers of the gloo group call it. Raises Unwritable, on all of them."""
+    """Write a checkpoint; all workers of the gloo group call it. Raises UnwritableCheckpointError, on all of them."""
     rank, files, scalars = dist.get_rank(group), StoredFiles(place), scalars_of(tensors)
     sharded = {name: value for name, value in tensors.items() if name not in scalars}
     _together(lambda: _write_plain(files, rank, contents, scalars), group)
@@ -200,7 +201,7 @@ def _together(action: Callable[[], None], group: Any) -> None:
     errors: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(errors, error, group=group)
     for text in filter(None, errors):
-        raise Unwritable(text)
+        raise UnwritableCheckpointError(text)
 
 
 def _manifest(contents: Contents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
@@ -213,4 +214,6 @@ def _manifest(contents: Contents, files: Mapping[str, StoredFile], ranks: int) -
 def _unwritable(place: StoredFolder, error: CheckpointException) -> MarlRayError:
     failures = [failure for failure, _ in error.failures.values()]
     own = next((failure for failure in failures if isinstance(failure, MarlRayError)), failures[0])
-    return own if isinstance(own, Unwritable) else Unwritable(f"{place} cannot be written: {named(own)}")
+    if isinstance(own, UnwritableCheckpointError):
+        return own
+    return UnwritableCheckpointError(f"{place} cannot be written: {named(own)}")

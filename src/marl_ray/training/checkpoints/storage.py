@@ -12,11 +12,11 @@ from marl_ray.errors import MarlRayError
 CHUNK = 2**20
 
 
-class Unwritable(MarlRayError):
+class UnwritableCheckpointError(MarlRayError):
     """The error of a checkpoint that cannot be written, for example on a full disk. Another try would meet it again."""
 
 
-class Damaged(MarlRayError):
+class DamagedCheckpointError(MarlRayError):
     """The error of a checkpoint's file that is missing, or is not what was written."""
 
 
@@ -102,19 +102,19 @@ def read_file(place: StoredFolder) -> bytes | None:
 
 
 def read_known(place: StoredFolder, known: StoredFile) -> bytes:
-    """The contents of a file that must be as it was written; raises Damaged, which names it, or OSError."""
+    """The contents of a file that must be as it was written; raises DamagedCheckpointError, which names it, or OSError."""
     data = read_file(place)
     if data is None:
-        raise Damaged(f"{place} is missing")
+        raise DamagedCheckpointError(f"{place} is missing")
     _compare(place, known, len(data), hashlib.sha256(data).hexdigest())
     return data
 
 
 def check_size(place: StoredFolder, known: StoredFile) -> None:
-    """Raise Damaged if a file is not there in its size, or OSError."""
+    """Raise DamagedCheckpointError if a file is not there in its size, or OSError."""
     info = place.filesystem.get_file_info(place.path)
     if info.type != fs.FileType.File:
-        raise Damaged(f"{place} is missing")
+        raise DamagedCheckpointError(f"{place} is missing")
     _compare(place, known, info.size, known.sha256)
 
 
@@ -127,12 +127,12 @@ def check_known(place: StoredFolder, known: StoredFile) -> None:
                 size += len(data)
                 digest.update(data)
     except FileNotFoundError:
-        raise Damaged(f"{place} is missing") from None
+        raise DamagedCheckpointError(f"{place} is missing") from None
     _compare(place, known, size, digest.hexdigest())
 
 
 def _compare(place: StoredFolder, known: StoredFile, size: int, sha256: str) -> None:
     if size != known.size:
-        raise Damaged(f"{place} has {size:,} bytes, expected {known.size:,}")
+        raise DamagedCheckpointError(f"{place} has {size:,} bytes, expected {known.size:,}")
     if sha256 != known.sha256:
-        raise Damaged(f"{place} has another content than was written: its sha256 differs")
+        raise DamagedCheckpointError(f"{place} has another content than was written: its sha256 differs")

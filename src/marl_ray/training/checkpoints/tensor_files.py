@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from marl_ray.errors import one_line
 from marl_ray.training.checkpoints.storage import (
-    Damaged,
+    DamagedCheckpointError,
     HashedStream,
     StoredFile,
     StoredFolder,
-    Unwritable,
+    UnwritableCheckpointError,
     read_known,
 )
 
@@ -41,7 +41,7 @@ class StoredFiles(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a file; raises Unwritable or Damaged, which name it."""
+        """Open a file; raises UnwritableCheckpointError or DamagedCheckpointError, which name it."""
         name = str(path)
         if "r" in mode:
             yield io.BytesIO(self.read(name))
@@ -57,25 +57,25 @@ class StoredFiles(FileSystemBase):
             stream.close()
         except Exception as error:
             cause = error if stream is None else stream.error or error
-            raise Unwritable(f"{place} cannot be written: {one_line(cause)}") from error
+            raise UnwritableCheckpointError(f"{place} cannot be written: {one_line(cause)}") from error
         self.written[name] = StoredFile(stream.size, stream.digest.hexdigest())
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file; raises Unwritable."""
+        """Write a whole file; raises UnwritableCheckpointError."""
         with self.create_stream(name, "wb") as stream:
             stream.write(data)
 
     def copy_in(self, folder: Path, name: str) -> None:
-        """Write the files of a local folder under `name`; raises Unwritable."""
+        """Write the files of a local folder under `name`; raises UnwritableCheckpointError."""
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             with path.open("rb") as source, self.create_stream(f"{name}/{path.relative_to(folder)}", "wb") as target:
                 while data := source.read(1 << 20):
                     target.write(data)
 
     def read(self, name: str) -> bytes:
-        """The contents of a file; raises Damaged, which names it, or OSError."""
+        """The contents of a file; raises DamagedCheckpointError, which names it, or OSError."""
         if name not in self.known:
-            raise Damaged(f"{self.place / name} is not in the manifest")
+            raise DamagedCheckpointError(f"{self.place / name} is not in the manifest")
         return read_known(self.place / name, self.known[name])
 
     def read_json(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class TensorReader(FileSystemReader):
         self.index: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, which is read once; raises Damaged or OSError."""
+        """The index, which is read once; raises DamagedCheckpointError or OSError."""
         if self.index is None:
             self.index = super().read_metadata(*args, **kwargs)
         return self.index

@@ -17,7 +17,7 @@ from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
 from marl_ray.rollout.protocol import BatchCollector
 from marl_ray.training.collectives import gather, world
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 
 SCORED, CONFIRMED = 0, 1
 """Kinds of starts. Episodes from the first kind choose the best policy, and episodes from the second kind measure it.
@@ -63,7 +63,7 @@ class Evaluator:
         """Play and score sampled episodes, and for the kind SCORED greedy episodes too. Errors name `steps`, the
         training steps so far.
 
-        Raises Diverged if a return or a cost is not finite.
+        Raises DivergedError if a return or a cost is not finite.
         """
         config = self.config
         extra: dict[str, float] = {}
@@ -84,7 +84,7 @@ class Evaluator:
             extra["cut"] = sum(episode.cut for episode in played) / len(played)
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
-            raise Diverged(f"evaluation at step {steps}: returns or costs are not finite")
+            raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite")
         metrics = {"return": _mean([episode.ret for episode in sampled])}
         each = config.evaluation.samples if config.language else 1  # episodes of one start are not independent
         starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]

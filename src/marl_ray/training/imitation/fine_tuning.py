@@ -19,7 +19,7 @@ from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.policies.language.padding import padded
 from marl_ray.rollout.rng import permutation
 from marl_ray.training.collectives import from_first, total, world
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -35,8 +35,8 @@ to 2e-5, and learn from rewards with 1e-6)."""
 def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str, float]], None]) -> None:
     """Fit every trained policy to its agents' demonstrations; every worker takes part.
 
-    `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of a token, in nats. Raises Diverged if it is
-    not finite.
+    `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of a token, in nats. Raises DivergedError
+    if it is not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
     # Rank 0 alone plays the demonstrations. An environment that runs programs may take long, and a time limit may end a
@@ -74,7 +74,7 @@ class _Fit:
             likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
         mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)
         if not math.isfinite(mean):
-            raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: log_likelihood is not finite")
+            raise DivergedError(f"policy {self.name!r}, warm start, epoch {number + 1}: log_likelihood is not finite")
         return {"log_likelihood": mean}
 
     def _step(self, chosen: list[Example]) -> Tensor:

@@ -29,7 +29,7 @@ from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_si
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import Logged, read_logged
 from marl_ray.training.collectives import total, world
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -87,7 +87,7 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
     """Fit every trained policy to the logged data; every worker takes part.
 
     `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of an imitated decision, and the critic's
-    loss in units of the value normaliser. Raises Diverged if they are not finite.
+    loss in units of the value normaliser. Raises DivergedError if they are not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
     logged = read_decisions(config, env, team.agents)
@@ -141,7 +141,7 @@ class _Fit:
             means["value_loss"] = value / int(self.data.valued.sum())
         for key, mean in means.items():
             if not math.isfinite(mean):
-                raise Diverged(f"policy {self.name!r}, warm start, epoch {number + 1}: {key} is not finite")
+                raise DivergedError(f"policy {self.name!r}, warm start, epoch {number + 1}: {key} is not finite")
         return means
 
     def _step(self, chosen: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from marl_ray.algorithms.constraints.penalty import exact_penalty_weights
 from marl_ray.training.collectives import total, world
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, micro_batches
 from marl_ray.training.learner.optimizers import clip_gradients
 from marl_ray.training.learner.pass_loss import METRICS, EvaluatedPass, cost_surrogates, pass_loss
@@ -22,7 +22,8 @@ def descend(
 ) -> tuple[UpdateState, dict[str, float]]:
     """Take all gradient steps on a batch; returns the state with moved multipliers, and metrics, means over the steps.
 
-    Moves the weights, but not the actor of a trust region. Raises Diverged naming `where` and a metric that is not finite.
+    Moves the weights, but not the actor of a trust region. Raises DivergedError naming `where` and a metric that is not
+    finite.
     """
     hyper, by_gradient = policy.hyper, policy.algorithm.spec.constraint != "trust_region"
     rows = iter(prepared.sizes.tolist())
@@ -45,7 +46,7 @@ def descend(
     means = dict(zip(METRICS, (total(sums) / max(steps, 1)).tolist(), strict=True))
     for name, value in means.items():
         if not math.isfinite(value):
-            raise Diverged(f"{where}: {name} is not finite")
+            raise DivergedError(f"{where}: {name} is not finite")
     if policy.algorithm.spec.critic == "none":
         means.pop("value_loss")
     if not policy.budgets:

@@ -76,7 +76,7 @@ class Learner:
         """Train on one batch for all epochs; every worker calls it with its own part. Metrics are means over all parts.
 
         `factor` (copies, T) is the ratio by which the policies that were updated before this one have changed the
-        probability of the joint action. Raises Diverged naming `where` and the tensor if a number is not finite.
+        probability of the joint action. Raises DivergedError naming `where` and the tensor if a number is not finite.
         """
         policy = self.policy
         hyper, spec = policy.hyper, policy.algorithm.spec

@@ -5,7 +5,7 @@ notes the smaller size in the run's folder and ends, all workers start again fro
 """
 
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.errors import OutOfMemory
+from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.run_folder.record import read_json, write_json
 
 FILE = "passes.json"
@@ -18,7 +18,7 @@ def pass_sizes(folder: StoredFolder) -> dict[str, int]:
     return {str(name): int(rows) for name, rows in noted.items()}
 
 
-def note_smaller_pass(folder: StoredFolder, error: OutOfMemory) -> None:
+def note_smaller_pass(folder: StoredFolder, error: PassMemoryError) -> None:
     """Halve the passes of the error's policy from the next start of the workers on; nothing if they had one sequence each.
     Workers that run out of memory together note the same."""
     if error.policy is not None and error.rows > 1:

@@ -15,18 +15,18 @@ LITTLE = 1 << 20
 """Bytes; a disk with fewer of them free counts as full."""
 
 
-class DiskFull(MarlRayError):
+class DiskFullError(MarlRayError):
     """There is no room for a file of the run."""
 
 
-def disk_full(error: BaseException, storage: str) -> DiskFull | None:
+def disk_full(error: BaseException, storage: str) -> DiskFullError | None:
     """The error that names the full disk, if `error` came of one; None otherwise. `storage` is a path or a URI."""
     if not any(_is_full(cause) for cause in _causes(error)):
         return None
     folders = [path for path in (storage, tempfile.gettempdir(), os.getcwd()) if os.path.isdir(path)]
     full = list(dict.fromkeys(path for path in folders if shutil.disk_usage(path).free < LITTLE))
     where = f"the disk of {' and of '.join(full)} is full" if full else "a disk is full, or a quota is used up"
-    return DiskFull(f"{where}, and the same command goes on when there is room ({named(error)})")
+    return DiskFullError(f"{where}, and the same command goes on when there is room ({named(error)})")
 
 
 def _is_full(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError, named
 from marl_ray.ray_seams import alive_nodes, free_resources, lost_after, placed
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.machines.full_disk import DiskFull
+from marl_ray.training.machines.full_disk import DiskFullError
 
 SAY_S = (10.0, 60.0, 300.0)
 """Seconds of a wait after which it is said; then again every time the last of them has gone by."""
@@ -97,7 +97,7 @@ class WorkerWatch:
         """Note why workers have ended."""
         self.causes |= {rank: named(error) for rank, error in errors.items()}
         for rank, error in errors.items():
-            if isinstance(error, DiskFull):
+            if isinstance(error, DiskFullError):
                 self.final = f"worker {rank}: {error}"
 
     def not_begun(self, error: BaseException) -> None:

@@ -34,13 +34,13 @@ TRIES = 8
 """Most times that others are first before the name is given up."""
 
 
-class Disowned(MarlRayError):
+class DisownedError(MarlRayError):
     """The folder has another owner."""
 
 
 class Lease:
     """Owns a folder while a block runs. Entering raises MarlRayError if another process owns it; an error of the block
-    becomes Disowned if another process has taken it.
+    becomes DisownedError if another process has taken it.
 
     `whose` names it in messages: `run 'first'`.
     """
@@ -95,7 +95,7 @@ class Lease:
         return not self.lost.is_set()
 
     def check(self) -> None:
-        """Raise Disowned if another process has taken the folder."""
+        """Raise DisownedError if another process has taken the folder."""
         check_owned(self.filesystem, self.folder, self.number, self.whose)
 
     def _take(self) -> None:
@@ -198,13 +198,14 @@ class Lease:
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:
-    """Raise Disowned if the folder has a later owner than that of this number. Storage that does not answer is no reason."""
+    """Raise DisownedError if the folder has a later owner than that of this number. Storage that does not answer is no
+    reason."""
     with contextlib.suppress(OSError):
         last = newest(filesystem, folder)
         if last > number:
             other = owner_of(filesystem, folder, last)
             place = "another process" if other is None else other.place
-            raise Disowned(
+            raise DisownedError(
                 f"{whose} is now owned by {place}, which took it while this one gave no sign; this one stops"
             )
 

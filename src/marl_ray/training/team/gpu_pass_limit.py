@@ -13,7 +13,7 @@ import torch
 
 from marl_ray.errors import one_line
 from marl_ray.training.collectives import gather
-from marl_ray.training.errors import OutOfMemory
+from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
@@ -25,7 +25,7 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     """Measure how many sequences fit into a pass of each learner on a GPU: the same number on every worker, at least 1.
 
     Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context; the second
-    only if it is sure to fit on every worker. Raises OutOfMemory where the first does not fit.
+    only if it is sure to fit on every worker. Raises PassMemoryError where the first does not fit.
     """
     together = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
     # Adam makes its two moments in the first step.
@@ -49,15 +49,15 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
 
 @contextmanager
 def naming_the_pass(where: str, rows: int | None, policy: str | None = None, most: int = 1) -> Iterator[None]:
-    """Within the block, raise OutOfMemory naming `where` and a pass of `rows` sequences (None: all, which are `most`) of a
-    `policy` in the place of torch's error. The other workers wait for this one in the pass, so its process must end, and
-    with it theirs."""
+    """Within the block, raise PassMemoryError naming `where` and a pass of `rows` sequences (None: all, which are `most`)
+    of a `policy` in the place of torch's error. The other workers wait for this one in the pass, so its process must end,
+    and with it theirs."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         sequences = "all sequences" if rows is None else f"{rows} sequence{'s' * (rows > 1)}"
         smaller = "" if rows == 1 else "a smaller train.micro_batch, "
-        raise OutOfMemory(
+        raise PassMemoryError(
             f"{where}: out of memory in a pass of {sequences}; expected {smaller}a smaller model.context, "
             f"model.activation_checkpointing, model.cpu_offload or more workers ({one_line(error)})",
             policy,

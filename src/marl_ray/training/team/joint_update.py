@@ -25,7 +25,7 @@ def update_team(
 
     `costs` are by policy; the run had played `steps` before this iteration. For a sequential algorithm, policies are
     updated one after another in an order drawn from the seed: each gets the compound factor of the policies before it,
-    and the costs after their updates. Raises Diverged and OutOfMemory, which name the policy.
+    and the costs after their updates. Raises DivergedError and PassMemoryError, which name the policy.
     """
     metrics: dict[str, float] = {}
     names = list(team.learners)

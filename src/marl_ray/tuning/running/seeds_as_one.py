@@ -21,9 +21,9 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.loading import NONE_READABLE, Unreadable
+from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import folder_here
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.loop.run import UNKNOWN, Run
 from marl_ray.training.loop.start import RunStart
@@ -50,7 +50,7 @@ class SeedsAsOne:
         own_hyper: bool = False,
     ):
         """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration. Raises
-        Unreadable, which names the file, for one that is damaged."""
+        UnreadableCheckpointError, which names the file, for one that is damaged."""
         self.metrics = metrics
         self.runs: dict[int, Run] = {}
         state = {} if resume_from is None else _objectives(resume_from / OBJECTIVES)
@@ -130,8 +130,8 @@ class SeedsAsOne:
         run = self.runs[seed]
         try:
             row = action()
-        except Diverged as error:
-            raise Diverged(f"seed {seed}: {error}") from error
+        except DivergedError as error:
+            raise DivergedError(f"seed {seed}: {error}") from error
         score = run.score()
         row |= {"score": score} if row and score > UNKNOWN else {}
         self.reported |= set(row)
@@ -158,7 +158,7 @@ class SeedsAsOne:
                 if not metric.name.startswith(LATER):
                     raise never_reported(metric.name, self.reported)
             elif not math.isfinite(value):
-                raise Diverged(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
+                raise DivergedError(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
             else:
                 values.append(value)
 
@@ -193,7 +193,7 @@ def _objectives(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(path.read_text())
         return {"iteration": state["iteration"], "recent": state["recent"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Unreadable(f"{path} is damaged: {one_line(error)}") from None
+        raise UnreadableCheckpointError(f"{path} is damaged: {one_line(error)}") from None
 
 
 class LoadedSeeds(NamedTuple):
@@ -214,16 +214,17 @@ def load_seeds(
     device: torch.device,
 ) -> LoadedSeeds:
     """Begin the runs of all seeds from the first of a trial's checkpoints `names` that is whole, or anew without one. Every
-    worker calls it with the same. Raises Unreadable, which names what is wrong with each, if all are damaged."""
+    worker calls it with the same. Raises UnreadableCheckpointError, which names what is wrong with each, if all are
+    damaged."""
     damages: list[str] = []
     for name in names:
         try:
             with folder.local(name) as start:
                 return LoadedSeeds(SeedsAsOne(configs, metrics, device, start, is_takeover(name)), name, damages)
-        except (Unreadable, FileNotFoundError) as error:
+        except (UnreadableCheckpointError, FileNotFoundError) as error:
             damages.append(one_line(error).removeprefix(NONE_READABLE))
     if damages:
-        raise Unreadable(NONE_READABLE + "; ".join(damages))
+        raise UnreadableCheckpointError(NONE_READABLE + "; ".join(damages))
     return LoadedSeeds(SeedsAsOne(configs, metrics, device, None), None, [])
 
 

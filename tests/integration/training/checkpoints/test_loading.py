@@ -15,7 +15,7 @@ from toys.runs import config, timeless, trained, weights
 
 from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published, tidy
-from marl_ray.training.checkpoints.loading import Unreadable
+from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
 from marl_ray.training.loop.listeners import Listeners, Metrics
 from marl_ray.training.loop.start import RunStart
@@ -101,7 +101,7 @@ def test_without_a_good_one_left_the_run_fails_and_names_them_all(base: Path, tm
     folder = shutil.copytree(base, tmp_path / "run")
     flip(folder / "4" / PART)
     (folder / "2" / "envs-0.json").unlink()
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableCheckpointError) as caught:
         go_on(folder, 4, 2)
     text = str(caught.value)
     assert text.startswith(f"no checkpoint can be read: {folder}/4/{PART} has another content")

@@ -17,7 +17,7 @@ from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, newest, tidy
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
-from marl_ray.training.checkpoints.storage import Unwritable, folder_here
+from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, folder_here
 from marl_ray.training.collectives import gather
 from marl_ray.training.loop.listeners import Listeners
 from marl_ray.training.loop.run import Run
@@ -83,7 +83,7 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run: Run, tmp_p
     full(tmp_path / "checkpoint_2", name)
     run.step()
     run.save(folder_here(tmp_path / "checkpoint_2"))
-    with pytest.raises(Unwritable) as caught:
+    with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
     text = str(caught.value)
     assert name.removesuffix(".new") in text and "No space left on device" in text and "\n" not in text
@@ -96,14 +96,14 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run: Run, tmp_p
 def test_the_next_checkpoint_waits_for_the_last_and_gets_its_error(run: Run, tmp_path: Path):
     full(tmp_path / "checkpoint_1", "state.json")
     run.save(folder_here(tmp_path / "checkpoint_1"))
-    with pytest.raises(Unwritable, match=r"state\.json cannot be written: "):
+    with pytest.raises(UnwritableCheckpointError, match=r"state\.json cannot be written: "):
         run.save(folder_here(tmp_path / "checkpoint_2"))
     assert not (tmp_path / "checkpoint_2").exists()
 
 
 def test_a_run_ends_with_the_error_of_its_last_checkpoint(tmp_path: Path):
     full(tmp_path / "6", "weights/__0_0.distcp")
-    with pytest.raises(Unwritable, match=r"6/weights/__0_0\.distcp cannot be written: "):
+    with pytest.raises(UnwritableCheckpointError, match=r"6/weights/__0_0\.distcp cannot be written: "):
         train_alone(config(), tmp_path)
     assert (tmp_path / "4" / "manifest.json").exists()
 
@@ -113,7 +113,7 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run: Run, tmp_path:
     monkeypatch.setattr(saving, "SAVE_S", 0.3)
     monkeypatch.setattr(saving, "publish", lambda place, manifest: answers.wait(60))
     run.save(folder_here(tmp_path / "now"))
-    with pytest.raises(Unwritable, match=r"now was not written within 0.3 s"):
+    with pytest.raises(UnwritableCheckpointError, match=r"now was not written within 0.3 s"):
         run.saver.wait()
     answers.set()
     assert run.saver.written is not None
@@ -128,7 +128,7 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
         run.saver.copy.take = lambda: lambda: {}["weights"]
     run.save(folder_here(Path(folder, "now")))
     run.step()  # the weights may change: they are in no checkpoint
-    with pytest.raises(Unwritable) as caught:
+    with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
     run.close()
     return gather(str(caught.value))

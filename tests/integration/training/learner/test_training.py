@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from toys.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
 
 from marl_ray.config import SPECS
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group, train_alone
 
@@ -92,7 +92,7 @@ def test_a_trust_region_shrinks_with_the_rest_of_the_run(alone):
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path):
     poison = ["env={id: 'toys.envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000", "evaluation.every=0"]
     with pytest.raises(
-        Diverged, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
+        DivergedError, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
     ):
         train_alone(config(*poison), tmp_path)
     kept = sorted(int(path.name) for path in tmp_path.iterdir())
@@ -100,5 +100,5 @@ def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path)
 
 
 def test_losses_that_are_not_finite_stop_the_run(alone, tmp_path):
-    with pytest.raises(Diverged, match=r"policy 'shared', iteration \d+, step \d+: .* not finite"):
+    with pytest.raises(DivergedError, match=r"policy 'shared', iteration \d+, step \d+: .* not finite"):
         train_alone(config("hyper.lr=1e30", "hyper.epochs=8", "hyper.max_grad_norm=1e30"), tmp_path)

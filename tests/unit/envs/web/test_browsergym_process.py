@@ -11,7 +11,7 @@ import pytest
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.envs.web.browser.chromium import EXECUTABLE
-from marl_ray.envs.web.browser.errors import BrowserFault, PageFault
+from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.envs.web.browsergym import process as process_module
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess
 from marl_ray.errors import MarlRayError
@@ -74,7 +74,7 @@ def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(
         time.sleep(0.01)
         assert time.monotonic() - begun < 10
     started = [own, *own.children(recursive=True)]
-    with pytest.raises(PageFault, match=r"BrowserGym's reset took longer than 0\.2 s"):
+    with pytest.raises(PageError, match=r"BrowserGym's reset took longer than 0\.2 s"):
         process.call("reset", 0.2)
     assert time.monotonic() - begun < 20
     assert all(ended(child) for child in started)
@@ -82,7 +82,7 @@ def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(
 
 def test_an_error_of_a_call_is_a_fault_and_ends_the_process() -> None:
     process = BrowserGymProcess(None)
-    with pytest.raises(BrowserFault, match="BrowserGym's step failed: AttributeError: 'NoneType' object has no"):
+    with pytest.raises(BrowserError, match="BrowserGym's step failed: AttributeError: 'NoneType' object has no"):
         process.call("step", 30.0, action="noop()")
-    with pytest.raises(PageFault, match="BrowserGym's process has ended"):
+    with pytest.raises(PageError, match="BrowserGym's process has ended"):
         process.call("step", 30.0, action="noop()")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from marl_ray.envs.web.browser.accessibility import page_view, snapshot_bounds
 from marl_ray.envs.web.browser.action_text import FORMS, WebAction, parse_web_action, playwright_keys
-from marl_ray.envs.web.browser.errors import ActionFault
+from marl_ray.envs.web.browser.errors import ActionError
 from marl_ray.envs.web.browser.prompts import head, past_answer
 from marl_ray.envs.web.browser.session import hosts_of
 from marl_ray.envs.web.environment import base_pattern, with_bases
@@ -60,7 +60,7 @@ def test_an_action_is_read(text: str, action: WebAction):
 
 @pytest.mark.parametrize(("text", "message"), NO_ACTIONS, ids=[text[:30] for text, _ in NO_ACTIONS])
 def test_what_is_no_action_is_refused_in_one_line(text: str, message: str):
-    with pytest.raises(ActionFault, match=message) as raised:
+    with pytest.raises(ActionError, match=message) as raised:
         parse_web_action(text)
     assert "\n" not in str(raised.value)
 
@@ -70,7 +70,7 @@ def test_whatever_an_agent_writes_is_an_action_or_a_fault(text: str):
     for response in (text, f"```{text}```", f"click [{text}]", f"type [1] [{text}] [0]"):
         try:
             action = parse_web_action(response)
-        except ActionFault as error:
+        except ActionError as error:
             assert len(str(error)) < 300
         else:
             assert action.kind in FORMS

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.prompting.prompts import PromptTooLong, encode_chat, encode_prompt, encode_text, fit_prompt
+from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_chat, encode_prompt, encode_text, fit_prompt
 
 TOKENIZERS = {
     "tiny": byte_tokenizer(),
@@ -118,7 +118,7 @@ def test_a_prompt_fits_or_is_said_not_to(name: str, text: str, room: int) -> Non
     tokenizer = TOKENIZERS[name]
     try:
         ids, shortened = fit_prompt(tokenizer, text, None, room)
-    except PromptTooLong:
+    except PromptTooLongError:
         assert len(encode_prompt(tokenizer, text, None)) > room
         return
     assert 0 < len(ids) <= room
@@ -142,13 +142,13 @@ def test_a_long_text_keeps_its_begin_and_its_end() -> None:
     assert shortened and frame + 66 < len(ids) <= frame + 70
     shown = tokenizer.decode(ids)
     assert "\nbegin xx" in shown and "xx end<|im_end|>" in shown and "x…x" in shown
-    with pytest.raises(PromptTooLong, match="prompt: expected at most 50 tokens"):
+    with pytest.raises(PromptTooLongError, match="prompt: expected at most 50 tokens"):
         fit_prompt(tokenizer, text, None, 50)
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "<|im_end|>" * 1_000_000, "<" * 10_000_000, "\ud800" * 1_000_000])
 def test_a_text_without_measure_is_refused_at_once(text: str) -> None:
-    with pytest.raises(PromptTooLong):
+    with pytest.raises(PromptTooLongError):
         fit_prompt(TOKENIZERS["chatml"], text, None, 1000)
 
 

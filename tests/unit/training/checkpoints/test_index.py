@@ -11,7 +11,7 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import (
     Published,
-    Replaced,
+    ReplacedError,
     best,
     check_last_group,
     check_rows_own,
@@ -205,8 +205,8 @@ def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp
     note_start(folder, second, None)
     write(folder, 3, attempt=second)
     assert len(checkpoints_in(folder)) == 1
-    with pytest.raises(Replaced, match="other workers have begun"):
+    with pytest.raises(ReplacedError, match="other workers have begun"):
         check_last_group(folder, first)
-    with pytest.raises(Replaced, match="other workers have begun"):
+    with pytest.raises(ReplacedError, match="other workers have begun"):
         check_rows_own(folder, first, 2)
     assert checkpoints_in(folder) == []

@@ -17,7 +17,12 @@ from marl_ray.training.checkpoints.manifest import (
     read_manifest,
     withdraw,
 )
-from marl_ray.training.checkpoints.storage import Damaged, StoredFile, Unwritable, folder_here
+from marl_ray.training.checkpoints.storage import (
+    DamagedCheckpointError,
+    StoredFile,
+    UnwritableCheckpointError,
+    folder_here,
+)
 
 WHOLE = CheckpointManifest(
     FORMAT, "toy", "1", 12, 384, 2, -1e12, {"return": 0.1, "loss": 1e-300}, {"weights/.metadata": StoredFile(7, "ab")}
@@ -50,7 +55,7 @@ def test_no_bit_of_it_can_change_unseen(tmp_path_factory: pytest.TempPathFactory
 def test_one_that_was_cut_is_damaged(tmp_path: Path, length: int):
     publish(folder_here(tmp_path), WHOLE)
     (tmp_path / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes()[:length])
-    with pytest.raises(Damaged, match=r"manifest.json is no manifest: "):
+    with pytest.raises(DamagedCheckpointError, match=r"manifest.json is no manifest: "):
         read_manifest(folder_here(tmp_path))
 
 
@@ -58,7 +63,8 @@ def test_one_that_was_cut_is_damaged(tmp_path: Path, length: int):
 def test_a_file_of_something_else_is_damaged_and_the_line_says_so(tmp_path: Path, text: str):
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(
-        Damaged, match=rf"^{tmp_path / MANIFEST} is no manifest: (it is no JSON object with|Expecting value)"
+        DamagedCheckpointError,
+        match=rf"^{tmp_path / MANIFEST} is no manifest: (it is no JSON object with|Expecting value)",
     ):
         read_manifest(folder_here(tmp_path))
 
@@ -67,7 +73,7 @@ def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path: Path):
     facts = {"format": FORMAT, "files": {}}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     (tmp_path / MANIFEST).write_text(json.dumps({"sha256": digest} | facts))
-    with pytest.raises(Damaged, match=r"manifest.json is no manifest: .*identity"):
+    with pytest.raises(DamagedCheckpointError, match=r"manifest.json is no manifest: .*identity"):
         read_manifest(folder_here(tmp_path))
 
 
@@ -81,7 +87,7 @@ def test_one_of_another_format_is_refused(tmp_path: Path):
 
 def test_a_folder_that_takes_no_manifest_is_named(tmp_path: Path):
     (tmp_path / f"{MANIFEST}.new").mkdir()
-    with pytest.raises(Unwritable, match=rf"^{tmp_path}/{MANIFEST} cannot be written: "):
+    with pytest.raises(UnwritableCheckpointError, match=rf"^{tmp_path}/{MANIFEST} cannot be written: "):
         publish(folder_here(tmp_path), WHOLE)
 
 

@@ -11,7 +11,7 @@ from toys.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.machines import worker_watch
-from marl_ray.training.machines.full_disk import DiskFull, disk_full
+from marl_ray.training.machines.full_disk import DiskFullError, disk_full
 from marl_ray.training.machines.worker_watch import STARTS, WorkerWatch, exchange_s, saying_notes
 
 
@@ -79,7 +79,7 @@ def test_a_wait_that_is_over_ends_the_run(cluster: None, tmp_path: Path):
 
 def test_a_full_disk_and_workers_that_never_start_end_the_run(cluster: None, tmp_path: Path):
     watch = WorkerWatch(tmp_path / "notes")
-    watch.failed({0: ConnectionError("lost"), 1: DiskFull("the disk of /data is full")})
+    watch.failed({0: ConnectionError("lost"), 1: DiskFullError("the disk of /data is full")})
     with pytest.raises(MarlRayError, match="worker 1: the disk of /data is full"):
         watch.wanted(2, {"CPU": 1.0})
     watch = WorkerWatch(tmp_path / "notes")

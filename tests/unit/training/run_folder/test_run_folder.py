@@ -19,9 +19,9 @@ from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import checkpoint_name, resume_line
-from marl_ray.training.checkpoints.loading import Unreadable
+from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import Unwritable, folder_here
+from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.machines.interruption import answering, run_within
@@ -234,7 +234,7 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
     assert answer == (elsewhere if known else rays)
 
 
-@pytest.mark.parametrize("kind", [Unwritable, Unreadable])
+@pytest.mark.parametrize("kind", [UnwritableCheckpointError, UnreadableCheckpointError])
 def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_to_start_again(
     tmp_path: Path, monkeypatch, kind: type[MarlRayError]
 ):

@@ -38,7 +38,7 @@ Query = Mapping[str, str | int | bool]
 Result = TypeVar("Result")
 
 
-class RequestRefused(MarlRayError):
+class RequestRefusedError(MarlRayError):
     """The API server refuses a request, and would do so again."""
 
     def __init__(self, status: int, message: str):
@@ -46,7 +46,7 @@ class RequestRefused(MarlRayError):
         self.status = status
 
 
-class _Unreachable(Exception):
+class _UnreachableError(Exception):
     """A request that may succeed later."""
 
 
@@ -73,7 +73,7 @@ class Connection:
     ) -> dict[str, Any]:
         """The answer's JSON. Tries again for `lost_s` seconds while the server cannot answer.
 
-        Raises RequestRefused with the server's message, or MarlRayError where it stayed out of reach.
+        Raises RequestRefusedError with the server's message, or MarlRayError where it stayed out of reach.
         """
         return patiently(
             lambda: self._json(method, path, query, body, content_type), lost_s, f"the API server {self.server}"
@@ -82,7 +82,7 @@ class Connection:
     def lines(self, path: str, query: Query, read_s: float) -> Iterator[bytes]:
         """The lines of an answer as they come, until it ends or says nothing for `read_s` seconds.
 
-        Raises RequestRefused. A connection that breaks ends the lines, too: whoever reads asks again.
+        Raises RequestRefusedError. A connection that breaks ends the lines, too: whoever reads asks again.
         """
         try:
             response = self._send("GET", path, query, None, "application/json", read_s)
@@ -92,7 +92,7 @@ class Connection:
                 yield from lines
             if kept:
                 yield kept
-        except (_Unreachable, urllib3.exceptions.HTTPError, OSError):
+        except (_UnreachableError, urllib3.exceptions.HTTPError, OSError):
             return
 
     def _json(self, method: str, path: str, query: Query | None, body: Any, content_type: str) -> dict[str, Any]:
@@ -117,22 +117,22 @@ class Connection:
         except (ApiException, urllib3.exceptions.LocationValueError) as error:  # TLS; no URL
             raise MarlRayError(f"{self.server}: {one_line(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _Unreachable(one_line(error)) from error
+            raise _UnreachableError(one_line(error)) from error
         if response.status in PASSING:
-            raise _Unreachable(f"{response.status} {_message(response)}")
+            raise _UnreachableError(f"{response.status} {_message(response)}")
         if not 200 <= response.status < 300:
             hint = f"{self.server} takes no such credentials: " if response.status == UNAUTHORIZED else ""
-            raise RequestRefused(response.status, f"{hint}{_message(response)}")
+            raise RequestRefusedError(response.status, f"{hint}{_message(response)}")
         return response
 
 
 def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
-    """The result of a call that is tried again while it raises `_Unreachable`; MarlRayError after `lost_s` seconds."""
+    """The result of a call that is tried again while it raises `_UnreachableError`; MarlRayError after `lost_s` seconds."""
     end, pause = time.monotonic() + lost_s, FIRST_PAUSE_S
     while True:
         try:
             return call()
-        except _Unreachable as error:
+        except _UnreachableError as error:
             if time.monotonic() + pause >= end:
                 raise MarlRayError(f"{server} gave no answer for {lost_s:g} s: {error}") from None
         time.sleep(pause)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import list_all, path_of, read
 from marl_ray.cluster.kuberay.state.view import SUBMITTER, Object
 
@@ -50,7 +50,7 @@ def log_lines(connection: Connection, pod: str, container: str, follow: bool) ->
                     if number > seen:
                         seen = number
                         yield text
-        except RequestRefused as error:
+        except RequestRefusedError as error:
             if error.status not in (400, 404) or ended:  # 400: the container has not begun
                 raise
         if ended or not follow:

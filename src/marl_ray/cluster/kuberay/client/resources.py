@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.errors import MarlRayError
 
 MANAGER = "marl-ray"
@@ -35,7 +35,7 @@ def path_of(connection: Connection, api_version: str, kind: str, name: str | Non
     """The path of an object, or of all of a kind. Raises MarlRayError for a kind that the cluster does not know."""
     try:
         kinds = _kinds(connection, api_version)
-    except RequestRefused as error:
+    except RequestRefusedError as error:
         if error.status != 404:
             raise
         kinds = {}
@@ -51,7 +51,7 @@ def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -
     """An object, None if there is none."""
     try:
         return connection.request("GET", path_of(connection, api_version, kind, name))
-    except RequestRefused as error:
+    except RequestRefusedError as error:
         if error.status != 404:
             raise
         return None
@@ -73,8 +73,8 @@ def apply(
 ) -> dict[str, Any]:
     """Server-side apply with strict validation; the object as it is then.
 
-    `force` takes over fields that others have set. Raises RequestRefused for unknown fields, wrong values and conflicts, and
-    MarlRayError for a manifest without name or of another namespace.
+    `force` takes over fields that others have set. Raises RequestRefusedError for unknown fields, wrong values and
+    conflicts, and MarlRayError for a manifest without name or of another namespace.
     """
     kind, api_version, metadata = (manifest.get(key) for key in ("kind", "apiVersion", "metadata"))
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
@@ -91,24 +91,24 @@ def apply(
     path = path_of(connection, manifest["apiVersion"], kind, name)
     try:
         return connection.request("PATCH", path, query, dict(manifest), "application/apply-patch+yaml")
-    except RequestRefused as error:
+    except RequestRefusedError as error:
         # The other conflict is a manifest with the `resourceVersion` of an older object.
         hint = "; --force takes these fields over" if error.status == 409 and "resourceVersion" not in metadata else ""
-        raise RequestRefused(error.status, f"{kind} {metadata['name']}: {error}{hint}") from None
+        raise RequestRefusedError(error.status, f"{kind} {metadata['name']}: {error}{hint}") from None
 
 
 def create(connection: Connection, manifest: Mapping[str, Any], dry_run: bool = False) -> dict[str, Any] | None:
     """Make an object, with strict validation; None if there is one of its name, which stays as it is.
 
-    Of several who ask at once, one makes it. Raises RequestRefused.
+    Of several who ask at once, one makes it. Raises RequestRefusedError.
     """
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     path, query = path_of(connection, manifest["apiVersion"], kind), _STRICT | ({"dryRun": "All"} if dry_run else {})
     try:
         return connection.request("POST", path, query, dict(manifest))
-    except RequestRefused as error:
+    except RequestRefusedError as error:
         if error.status != 409:
-            raise RequestRefused(error.status, f"{kind} {name}: {error}") from None
+            raise RequestRefusedError(error.status, f"{kind} {name}: {error}") from None
         return None
 
 
@@ -117,7 +117,7 @@ def delete(connection: Connection, kind: str, name: str, api_version: str = RAY)
     path = path_of(connection, api_version, kind, name)
     try:
         connection.request("DELETE", path, {"propagationPolicy": "Background"})
-    except RequestRefused as error:
+    except RequestRefusedError as error:
         if error.status != 404:
             raise
         return False

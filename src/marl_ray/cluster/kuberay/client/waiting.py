@@ -19,7 +19,7 @@ GOALS: dict[ResourceKind, Collection[Phase]] = {
 """The phases that a wait ends with, unless it is told others."""
 
 
-class DeadlinePassed(MarlRayError):
+class WaitTimeoutError(MarlRayError):
     """A resource did not come to the state that was waited for."""
 
 
@@ -34,8 +34,8 @@ def wait(
 ) -> ResourceState:
     """The first state that is one of the goals, or final. `say` gets every state that differs from the one before.
 
-    `start_s`: how long it may be WAITING at a stretch, for what may run for days once it runs. Raises DeadlinePassed, which
-    names what held it up, and MarlRayError if the API stays out of reach.
+    `start_s`: how long it may be WAITING at a stretch, for what may run for days once it runs. Raises WaitTimeoutError,
+    which names what held it up, and MarlRayError if the API stays out of reach.
     """
     began = waiting = time.monotonic()
     last: ResourceState | None = None
@@ -48,6 +48,6 @@ def wait(
         if state.phase is not Phase.WAITING:
             waiting = time.monotonic()
         elif start_s is not None and time.monotonic() - waiting > start_s:
-            raise DeadlinePassed(f"{kind} {name} did not start within {start_s:g} s: {state}")
+            raise WaitTimeoutError(f"{kind} {name} did not start within {start_s:g} s: {state}")
     wanted = " or ".join(goals)
-    raise DeadlinePassed(f"{kind} {name} is not {wanted} after {timeout_s:g} s: {last}")
+    raise WaitTimeoutError(f"{kind} {name} is not {wanted} after {timeout_s:g} s: {last}")

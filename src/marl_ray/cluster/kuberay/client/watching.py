@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 
-from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefused
+from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import RAY, list_all, path_of, read
 from marl_ray.cluster.kuberay.state.phases import ResourceState
 from marl_ray.cluster.kuberay.state.resource_state import resource_state
@@ -76,7 +76,7 @@ def _until_changed(connection: Connection, kind: str, name: str, version: str, s
                 break
             if event["object"]["metadata"]["resourceVersion"] != version:
                 return
-    except RequestRefused as error:
+    except RequestRefusedError as error:
         if error.status != EXPIRED:
             raise
     except (ValueError, LookupError, TypeError):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marl_ray.envs.web.browser.errors import ActionFault
+from marl_ray.envs.web.browser.errors import ActionError
 
 FORMS: Mapping[str, str] = {
     "click": "click [id]",
@@ -67,12 +67,12 @@ def quoted_action(response: str) -> str:
 def parse_web_action(response: str) -> WebAction:
     """The action in an agent's response, which is that of `quoted_action`.
 
-    Raises ActionFault, with the form that is expected.
+    Raises ActionError, with the form that is expected.
     """
     text = quoted_action(response)
     kind = text.partition("[")[0].strip() if "[" in text else text.partition("\n")[0].partition(" ")[0]
     if kind not in FORMS:
-        raise ActionFault(f"{kind[:40]!r} is no action; expected one of {', '.join(FORMS)}")
+        raise ActionError(f"{kind[:40]!r} is no action; expected one of {', '.join(FORMS)}")
     if kind == "stop":
         answer = _ANSWER.search(text)
         return WebAction("stop", text=answer[1] if answer else "")
@@ -83,7 +83,7 @@ def parse_web_action(response: str) -> WebAction:
     match = re.search(_PATTERNS[kind], text)
     parts = match.groupdict() if match else {}
     if match is None or any(len(parts.get(name, "")) > _LONGEST_NUMBER for name in ("element", "tab")):
-        raise ActionFault(f"{text[:80]!r} is not understood; expected {FORMS[kind]}")
+        raise ActionError(f"{text[:80]!r} is not understood; expected {FORMS[kind]}")
     typed = parts.get("text", "") + ("\n" if parts.get("enter") == "1" else "")
     return WebAction(kind, int(parts.get("element", 0)), typed, int(parts.get("tab", 0)))
 

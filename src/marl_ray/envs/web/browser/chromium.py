@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from marl_ray.envs.web.browser.errors import BrowserFault, PageFault
+from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.errors import MarlRayError, install_hint, one_line
 from marl_ray.temporary_folders import object_folder
 
@@ -55,26 +55,26 @@ class Chromium:
         self.browser: Any = None
         try:
             self.run(self._launch(executable), LAUNCH_S, "starting Chromium")
-        except BrowserFault as error:
+        except BrowserError as error:
             self.close()
             raise MarlRayError(f"{executable}: {error}") from error
 
     def run(self, work: Coroutine[Any, Any, T], deadline_s: float, name: str) -> T:
         """The result of a coroutine on the browser's thread. `name` says what it does, for messages.
 
-        Raises PageFault if it takes longer than `deadline_s`, BrowserFault if Playwright reports an error.
+        Raises PageError if it takes longer than `deadline_s`, BrowserError if Playwright reports an error.
         """
         future: Future[T] = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, deadline_s), self._loop)
         try:
             return future.result(deadline_s + GRACE_S)
         except TimeoutError:
             future.cancel()
-            raise PageFault(f"{name} took longer than {deadline_s:g} s") from None
-        except BrowserFault:
+            raise PageError(f"{name} took longer than {deadline_s:g} s") from None
+        except BrowserError:
             raise
         except Exception as error:
             if type(error).__module__.startswith("playwright"):
-                raise BrowserFault(f"{name} failed: {one_line(error)}") from error
+                raise BrowserError(f"{name} failed: {one_line(error)}") from error
             raise
 
     @property
@@ -86,7 +86,7 @@ class Chromium:
         """End the browser and its processes. No more than `CLOSE_S` is waited for."""
         if self._loop.is_closed():
             return
-        with contextlib.suppress(BrowserFault):  # Playwright's driver ends the browser when its own input is closed
+        with contextlib.suppress(BrowserError):  # Playwright's driver ends the browser when its own input is closed
             self.run(self._stop(), CLOSE_S, "closing Chromium")
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(GRACE_S)

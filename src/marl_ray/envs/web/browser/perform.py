@@ -5,7 +5,7 @@ from typing import Any
 
 from marl_ray.envs.web.browser.accessibility import ShownElement
 from marl_ray.envs.web.browser.action_text import WebAction, playwright_keys
-from marl_ray.envs.web.browser.errors import ActionFault
+from marl_ray.envs.web.browser.errors import ActionError
 from marl_ray.envs.web.browser.session import BrowserSession
 
 _SELECT = """function() {
@@ -21,13 +21,13 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
     """Do an action other than `stop`, and wait for what it starts.
 
     elements: those that the agent was shown, with their roles.
-    Raises ActionFault if it cannot be done, with nothing changed; PageFault if the page can be used no more.
+    Raises ActionError if it cannot be done, with nothing changed; PageError if the page can be used no more.
     """
     page = session.page
     match action.kind:
         case "click" | "hover" | "type":
             if action.element not in elements:
-                raise ActionFault(f"there is no element [{action.element}] in the observation")
+                raise ActionError(f"there is no element [{action.element}] in the observation")
             element = elements[action.element]
             if action.kind == "click" and element.role == "option":
                 await _select(session, action.element, element.node)
@@ -52,7 +52,7 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
             await session.new_tab()
         case "tab_focus":
             if action.tab >= session.tabs:
-                raise ActionFault(f"there is no tab {action.tab}; expected 0 to {session.tabs - 1}")
+                raise ActionError(f"there is no tab {action.tab}; expected 0 to {session.tabs - 1}")
             session.tab = action.tab
             await session.page.bring_to_front()
         case "close_tab":
@@ -64,13 +64,13 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
 
 
 async def _centre(session: BrowserSession, element: int, node: int) -> tuple[float, float]:
-    """The middle of an element in the viewport, into which it is scrolled. Raises ActionFault if it is gone."""
+    """The middle of an element in the viewport, into which it is scrolled. Raises ActionError if it is gone."""
     devtools, place = await session.devtools(), {"backendNodeId": node}
     # An element without a box cannot be scrolled to, and the page may have replaced it since it was shown.
     await _while_there(devtools.send("DOM.scrollIntoViewIfNeeded", place), element)
     quads = (await _while_there(devtools.send("DOM.getContentQuads", place), element))["quads"]
     if not quads:
-        raise ActionFault(f"element [{element}] is not visible")
+        raise ActionError(f"element [{element}] is not visible")
     corners = quads[0]
     return sum(corners[0::2]) / 4, sum(corners[1::2]) / 4
 
@@ -82,7 +82,7 @@ async def _select(session: BrowserSession, element: int, node: int) -> None:
     call = {"objectId": remote["object"]["objectId"], "functionDeclaration": _SELECT}
     result = await _while_there(devtools.send("Runtime.callFunctionOn", call), element)
     if "exceptionDetails" in result:
-        raise ActionFault(f"option [{element}] cannot be chosen")
+        raise ActionError(f"option [{element}] cannot be chosen")
 
 
 async def _while_there(work: Any, element: int) -> Any:
@@ -91,5 +91,5 @@ async def _while_there(work: Any, element: int) -> Any:
     except Exception as error:
         # Chromium's answer for a node that it does not know any more, or that has no box.
         if type(error).__module__.startswith("playwright") and "Protocol error" in str(error):
-            raise ActionFault(f"element [{element}] is gone or not visible") from error
+            raise ActionError(f"element [{element}] is gone or not visible") from error
         raise

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.envs.web.browser.episode_page import episode_page
-from marl_ray.envs.web.browser.errors import BrowserFault
+from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.errors import MarlRayError, one_line
 
@@ -35,7 +35,7 @@ class EpisodeRecord:
         """The opening, and every step."""
 
     def begin(self, session: BrowserSession) -> None:
-        """Start the trace. Raises BrowserFault."""
+        """Start the trace. Raises BrowserError."""
         if self.traces:
             session.call(session.context.tracing.start(screenshots=True, snapshots=True), "starting a trace")
 
@@ -64,14 +64,14 @@ class EpisodeRecord:
         if self.traces and not session.broken and session.context is not None:
             try:
                 session.call(session.context.tracing.stop(path=self.folder / TRACE), "writing a trace")
-            except BrowserFault as error:
+            except BrowserError as error:
                 (self.folder / f"{TRACE}.missing").write_text(f"{error}\n")
 
     def _picture(self, session: BrowserSession, name: str) -> dict[str, str]:
         """The name of a screenshot that is written, or why there is none."""
         try:
             (self.folder / name).write_bytes(session.call(_screenshot(session), "taking a screenshot"))
-        except BrowserFault as error:
+        except BrowserError as error:
             return {"screenshot": str(error)}
         return {"picture": name}
 

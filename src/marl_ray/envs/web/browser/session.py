@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from marl_ray.envs.web.browser.accessibility import PageView, page_view, snapshot_bounds
 from marl_ray.envs.web.browser.chromium import CLOSE_S, Chromium
-from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
+from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.errors import one_line
 
 WIDTH, HEIGHT = 1280, 720
@@ -61,7 +61,7 @@ class BrowserSession:
     def start(self, storage: str | None = None, width: int = WIDTH, height: int = HEIGHT) -> Self:
         """Open the context with one empty tab. storage: a file with cookies, in Playwright's format.
 
-        Raises BrowserFault.
+        Raises BrowserError.
         """
         self.call(self._start(storage, width, height), "opening a browser context")
         return self
@@ -69,14 +69,14 @@ class BrowserSession:
     def call(self, work: Any, name: str, steps: int = 1) -> Any:
         """The result of a coroutine of this session, on the browser's thread. It has the time of so many steps.
 
-        Raises BrowserFault.
+        Raises BrowserError.
         """
         if self.broken:
             work.close()
-            raise PageFault(self.broken)
+            raise PageError(self.broken)
         try:
             return self.chromium.run(work, self.step_s * steps, name)
-        except PageFault as error:
+        except PageError as error:
             self._break(str(error))  # what hangs once would hold up every later call
             raise
 
@@ -87,9 +87,9 @@ class BrowserSession:
         context, self.context = self.context, None
         try:
             self.chromium.run(context.close(), CLOSE_S, "closing a browser context")
-        except PageFault:
+        except PageError:
             self.chromium.close()
-        except BrowserFault:
+        except BrowserError:
             pass  # it has closed by itself
 
     def begin_again(self) -> None:
@@ -100,9 +100,9 @@ class BrowserSession:
 
     @property
     def page(self) -> Any:
-        """Playwright's page of the tab in front. Raises PageFault if it is closed or has crashed."""
+        """Playwright's page of the tab in front. Raises PageError if it is closed or has crashed."""
         if self.broken or not self._pages:
-            raise PageFault(self.broken or "no tab is open")
+            raise PageError(self.broken or "no tab is open")
         return self._pages[min(self.tab, len(self._pages) - 1)]
 
     @property
@@ -125,29 +125,29 @@ class BrowserSession:
         return self._devtools[page]
 
     async def new_tab(self) -> None:
-        """Open an empty tab in front. Raises ActionFault beyond `MOST_TABS`."""
+        """Open an empty tab in front. Raises ActionError beyond `MOST_TABS`."""
         if self.tabs >= MOST_TABS:
-            raise ActionFault(f"{MOST_TABS} tabs are open, and that is the most")
+            raise ActionError(f"{MOST_TABS} tabs are open, and that is the most")
         await self.context.new_page()
         self.tab = self.tabs - 1
         await self.devtools()  # a page that is on its way to another begins none
 
     async def open(self, url: str) -> None:
-        """Go to an address. Raises ActionFault for one that may not be reached, or that does not answer with a page."""
+        """Go to an address. Raises ActionError for one that may not be reached, or that does not answer with a page."""
         if not self.may_reach(url) or (urlsplit(url).scheme in _INSIDE and url != _EMPTY):
             self.blocked += 1  # a page of its own making is no way to do a task
-            raise ActionFault(f"{url[:200]} is outside of the sites of this task")
+            raise ActionError(f"{url[:200]} is outside of the sites of this task")
         await self.moved(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
 
     async def moved(self, work: Awaitable[Any], name: str) -> Any:
-        """The result of a navigation. Raises ActionFault if it fails while the page lives on."""
+        """The result of a navigation. Raises ActionError if it fails while the page lives on."""
         try:
             return await work
         except Exception as error:
             if not type(error).__module__.startswith("playwright") or self.broken or not self.chromium.connected:
                 raise
             await self._stop_loading()
-            raise ActionFault(f"{name} failed: {one_line(error)[:300]}") from error
+            raise ActionError(f"{name} failed: {one_line(error)[:300]}") from error
 
     def may_reach(self, url: str) -> bool:
         """True for an address on one of the hosts, or on none."""
@@ -166,14 +166,14 @@ class BrowserSession:
         begun = time.monotonic()
         while self._is_loading(time.monotonic() - begun):
             if self.broken:
-                raise PageFault(self.broken)
+                raise PageError(self.broken)
             await asyncio.sleep(0.01)
         if any(self._pending.values()):
             await self._stop_loading()
-            raise ActionFault("the page that follows does not load")
+            raise ActionError("the page that follows does not load")
         await self.moved(self.page.wait_for_load_state("load"), "loading the page")
         if self.broken:
-            raise PageFault(self.broken)
+            raise PageError(self.broken)
 
     async def _stop_loading(self) -> None:
         """Give up the page that does not load: while it is awaited, the page before answers nothing."""

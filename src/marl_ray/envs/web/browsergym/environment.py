@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from marl_ray.envs.text.base import TextEnv
 from marl_ray.envs.web.browser.action_text import quoted_action
-from marl_ray.envs.web.browser.errors import BrowserFault
+from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.prompts import past_answers, shown
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess
 from marl_ray.envs.web.browsergym.worker import FAMILIES, PREFIX, family_of
@@ -105,7 +105,7 @@ class BrowserGym(TextEnv):
                 "reset", self.step_s * MOST_PAGES, task=self.task.env_id, seed=self.task.seed, kwargs=self.kwargs
             )
             self._goal = str(page["goal"])
-        except BrowserFault as error:
+        except BrowserError as error:
             self._process, self._fault = None, str(error)
         self._ask(page)
 
@@ -114,10 +114,10 @@ class BrowserGym(TextEnv):
         page: dict[str, Any] = {}
         try:
             if self._process is None:
-                raise BrowserFault(self._fault)
+                raise BrowserError(self._fault)
             page = self._process.call("step", self.step_s, action=action)
             score, ending = min(1.0, max(0.0, page["reward"])), "page_ended" if page["over"] else self._limit()
-        except BrowserFault as error:
+        except BrowserError as error:
             self._process, ending, page = None, "page_fault", {"error": str(error)}
         note = page["error"]
         self._problems += bool(note)
@@ -163,7 +163,7 @@ def registered(env_id: str, python: str | None) -> tuple[tuple[str, ...], str]:
     process = BrowserGymProcess(python)
     try:
         answer = process.call("find", FIND_S, pattern=env_id)
-    except BrowserFault as error:
+    except BrowserError as error:
         raise MarlRayError(f"env.id: {env_id!r}: {error}") from error
     finally:
         process.close()

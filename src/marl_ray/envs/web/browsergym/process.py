@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from marl_ray.envs.web.browser.chromium import CLOSE_S, browser_files, find_chromium
-from marl_ray.envs.web.browser.errors import BrowserFault, PageFault
+from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.envs.web.browsergym import worker
 from marl_ray.envs.web.miniwob import served_pages
 
@@ -49,11 +49,11 @@ class BrowserGymProcess:
     def call(self, name: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
         """The answer of a method of `marl_ray.envs.web.browsergym.worker.GymPlayer`.
 
-        Raises PageFault if there is none within the deadline, BrowserFault if the method fails; either ends the process.
+        Raises PageError if there is none within the deadline, BrowserError if the method fails; either ends the process.
         """
         try:
             return self._call(name, deadline_s, arguments)
-        except BrowserFault:
+        except BrowserError:
             self.close()
             raise
 
@@ -64,20 +64,20 @@ class BrowserGymProcess:
             stdin.write(_with_base(json.dumps({"call": name, **arguments}), MINIWOB, self._miniwob).encode() + b"\n")
             stdin.flush()
         except (OSError, ValueError) as error:  # ValueError says that the pipe is closed
-            raise PageFault("BrowserGym's process has ended") from error
+            raise PageError("BrowserGym's process has ended") from error
         self._idle, deadline = False, time.monotonic() + deadline_s
         while b"\n" not in self._rest:
             if not wait([stdout.fileno()], max(0.0, deadline - time.monotonic())):
-                raise PageFault(f"BrowserGym's {name} took longer than {deadline_s:g} s")
+                raise PageError(f"BrowserGym's {name} took longer than {deadline_s:g} s")
             part = os.read(stdout.fileno(), 1 << 16)
             if not part:
-                raise PageFault("BrowserGym's process has ended")
+                raise PageError("BrowserGym's process has ended")
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         self._idle = True
         answer: dict[str, Any] = json.loads(_with_base(line.decode(), self._miniwob, MINIWOB))
         if "fault" in answer:
-            raise BrowserFault(f"BrowserGym's {name} failed: {answer['fault']}")
+            raise BrowserError(f"BrowserGym's {name} failed: {answer['fault']}")
         return answer
 
     def close(self) -> None:

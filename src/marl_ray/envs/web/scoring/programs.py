@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from marl_ray.envs.web.browser.errors import BrowserFault
+from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.envs.web.tasks.programs import LAST_URL, ProgramCall
 from marl_ray.errors import one_line
@@ -27,7 +27,7 @@ async def run_program(call: ProgramCall, session: BrowserSession, sites: Mapping
     """The result of a program. sites: base URLs. As in WebArena, `__last_url__` is where the page is now: earlier
     checks may have moved it.
 
-    Raises BrowserFault if the shop does not answer as it should.
+    Raises BrowserError if the shop does not answer as it should.
     """
     arguments = [argument.replace(LAST_URL, session.url) for argument in call.arguments]
     match call.name:
@@ -72,7 +72,7 @@ async def _latest_order(shop: str) -> str:
     try:
         return f"{shop}/sales/order/view/order_id/{int(orders['items'][0]['increment_id'])}/"
     except (LookupError, TypeError, ValueError) as error:
-        raise BrowserFault(f"{shop}: the orders have no increment_id of the latest") from error
+        raise BrowserError(f"{shop}: the orders have no increment_id of the latest") from error
 
 
 async def _latest_review(shop: str, sku: str, *keys: str | int) -> str:
@@ -84,7 +84,7 @@ async def _latest_review(shop: str, sku: str, *keys: str | int) -> str:
         for key in (-1, *keys):
             value = value[key]
     except (LookupError, TypeError) as error:
-        raise BrowserFault(f"{shop}: the latest review of {sku} has no {keys[-1]}") from error
+        raise BrowserError(f"{shop}: the latest review of {sku} has no {keys[-1]}") from error
     return str(value)
 
 
@@ -99,4 +99,4 @@ async def _api_reply(shop: str, path: str, query: Mapping[str, str]) -> Any:
             reply.raise_for_status()
             return reply.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
-        raise BrowserFault(f"{shop}{path}: {one_line(error)}") from error
+        raise BrowserError(f"{shop}{path}: {one_line(error)}") from error

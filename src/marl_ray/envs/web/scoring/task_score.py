@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from marl_ray.envs.web.browser.errors import ActionFault, BrowserFault, PageFault
+from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.envs.web.scoring.judges import FuzzyJudge
 from marl_ray.envs.web.scoring.official import address_score, answer_score, content_score
@@ -39,8 +39,8 @@ async def task_score(
 ) -> float:
     """1.0 if every check of the task is met, else 0.0.
 
-    A page that a check names and that cannot be opened scores 0. Raises PageFault if the browser can be used no more, and
-    BrowserFault if a site's API or a judge does not answer.
+    A page that a check names and that cannot be opened scores 0. Raises PageError if the browser can be used no more, and
+    BrowserError if a site's API or a judge does not answer.
     """
     for check in task.checks:
         if isinstance(check, AnswerCheck):
@@ -62,14 +62,14 @@ async def _answer_score(check: AnswerCheck, answer: str, intent: str, judge: Fuz
     try:
         return await asyncio.to_thread(answer_score, check, answer, intent, judge)
     except Exception as error:  # whatever a judge of a user's raises
-        raise BrowserFault(f"the judge did not answer: {one_line(error)}") from error
+        raise BrowserError(f"the judge did not answer: {one_line(error)}") from error
 
 
 async def _pages_score(session: BrowserSession, check: PageCheck, sites: Mapping[str, str]) -> float:
     for content in check.contents:
         try:
             text = await _part(session, content, sites)
-        except ActionFault:
+        except ActionError:
             return 0.0
         if not content_score(content, text):
             return 0.0
@@ -77,7 +77,7 @@ async def _pages_score(session: BrowserSession, check: PageCheck, sites: Mapping
 
 
 async def _part(session: BrowserSession, content: PageContent, sites: Mapping[str, str]) -> str:
-    """The part of a page, as text. Raises ActionFault if the page cannot be opened."""
+    """The part of a page, as text. Raises ActionError if the page cannot be opened."""
     url = content.url
     if is_program(url):
         url = await run_program(parse_program(url), session, sites)
@@ -97,7 +97,7 @@ async def _part(session: BrowserSession, content: PageContent, sites: Mapping[st
 async def _evaluated(session: BrowserSession, script: str) -> str | None:
     """The value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails.
 
-    Raises PageFault if the page has crashed on it.
+    Raises PageError if the page has crashed on it.
     """
     try:
         return str(await session.page.evaluate(f"() => {script}"))
@@ -105,5 +105,5 @@ async def _evaluated(session: BrowserSession, script: str) -> str | None:
         if not type(error).__module__.startswith("playwright"):
             raise
         if session.broken or not session.chromium.connected:
-            raise PageFault(session.broken or "the browser has ended") from error
+            raise PageError(session.broken or "the browser has ended") from error
         return None

@@ -26,7 +26,7 @@ RTOL, FLOAT_ATOL = 1e-7, 1e-6
 _PLAIN = {bool, str, float, type(None)}
 
 
-class TimeLimitPassed(Exception):
+class TimeLimitError(Exception):
     """A call took longer than it may."""
 
 
@@ -80,7 +80,7 @@ def check(
                     right = abs(_polynomial(original[0], output)) <= atol
                 else:
                     right = same(name, original, output, want, atol)
-        except TimeLimitPassed:
+        except TimeLimitError:
             raise AssertionError(f"{where}: took over {limit:g} s") from None
         if name != "find_zero":
             if atol == 0 and _floats(want):
@@ -129,10 +129,10 @@ def near(output: Any, want: Any, atol: float) -> bool:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None]:
-    """Raise TimeLimitPassed inside the block after `seconds` seconds; a timer that was running before goes on afterwards."""
+    """Raise TimeLimitError inside the block after `seconds` seconds; a timer that was running before goes on afterwards."""
 
     def late(signum: int, frame: object) -> None:
-        raise TimeLimitPassed
+        raise TimeLimitError
 
     number, now = (
         (signal.SIGALRM, time.monotonic) if clock == signal.ITIMER_REAL else (signal.SIGPROF, time.process_time)

@@ -9,10 +9,11 @@ from typing import Protocol
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
+from marl_ray.policies.prompting.prompts import PromptTooLongError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError
 from marl_ray.serving.arms.protocol import Piece, Refusal, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
-from marl_ray.serving.arms.text.served_model import PromptTooLongError, ServedModel
+from marl_ray.serving.arms.text.served_model import ServedModel
 
 Arrived = Token | ArmError | Refusal
 """The next token of a response, or its end without one."""
@@ -104,7 +105,12 @@ class BatchedReply:
             if not ids:
                 raise FieldError("prompt", "expected at least one token")
         except FieldError as error:
-            return Refusal(400, error.field, error.message, too_long=isinstance(error, PromptTooLongError))
+            return Refusal(
+                400,
+                error.field,
+                error.message,
+                code="context_length_exceeded" if isinstance(error, PromptTooLongError) else None,
+            )
         except MarlRayError as error:
             return Refusal(400, "prompt", str(error))
         self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)

@@ -9,15 +9,11 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
 from marl_ray.policies.engines.served_engine import served_engine
-from marl_ray.policies.prompting.prompts import encode_prompt, encode_text, uses_template
+from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_prompt, encode_text, uses_template
 from marl_ray.policies.prompting.token_bytes import TokenBytes
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
 from marl_ray.serving.arms.errors import ArmError, new_pass
 from marl_ray.serving.arms.protocol import Messages, NamedToken, TextRequest
-
-
-class PromptTooLongError(FieldError):
-    """A prompt and its response do not fit the model's context together."""
 
 
 class ServedModel:
@@ -99,6 +95,6 @@ class ServedModel:
         settings: GenerationConfig = self.generation.model_copy(update={"max_tokens": room, **own, **request.changes})
         if prompt_tokens + settings.max_tokens > context:
             raise PromptTooLongError(
-                "prompt", f"{prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"
+                f"{prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"
             )
         return settings

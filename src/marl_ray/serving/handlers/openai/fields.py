@@ -13,7 +13,7 @@ import orjson
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.handlers.text_response import TextResponseWriter, agent_of, text_only
 from marl_ray.serving.http.fields import attributes_of, flag, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, TooLongError
+from marl_ray.serving.http.protocol import Request, RequestError
 from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service
@@ -41,9 +41,7 @@ def problem(error: RequestError, prompt: str = "prompt") -> bytes:
     """An error in the form that OpenAI's clients read; `param` is the `field` of our other routes. `prompt` is the
     path's name of the prompt."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    code = _CODES.get(error.status)
-    if isinstance(error, TooLongError):
-        code = "context_length_exceeded"
+    code = error.code or _CODES.get(error.status)
     field = (_FIELDS | {"prompt": prompt}).get(error.field or "", error.field)
     fields = {"message": str(error), "type": kind, "param": field, "code": code, "field": field}
     return orjson.dumps({"error": fields})

@@ -14,7 +14,7 @@ from marl_ray.policies.actor_critic.compiled.network import categories_of, layou
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.collectives import total, world
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.compiled.flat_state import FlatState
 from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.optimizers import local_part
@@ -89,7 +89,7 @@ def descend(
 ) -> tuple[UpdateState, dict[str, float]]:
     """Take all gradient steps on a batch, as `gradient_epochs.descend` does; the state stays as it is.
 
-    Raises Diverged naming `where` and a metric that is not finite.
+    Raises DivergedError naming `where` and a metric that is not finite.
     """
     hyper, flat, batch = policy.hyper, FlatState(policy), CompiledBatch(policy, state, prepared)
     bounds = np.array([0, batch.actor.size, batch.actor.size + batch.critic.size])
@@ -113,7 +113,7 @@ def descend(
     metrics |= {"clip_fraction": clipped, "grad_norm": norms / max(steps, 1)}
     for name, value in metrics.items():
         if not math.isfinite(value):
-            raise Diverged(f"{where}: {name} is not finite")
+            raise DivergedError(f"{where}: {name} is not finite")
     return state, metrics
 
 

@@ -36,8 +36,8 @@ def prepare(
     multipliers, and metrics.
 
     `factor` (copies, T) multiplies all advantages. Without `encode` the batch gets no inputs for torch's networks. Every
-    worker takes part; after the passes over the batch there is one exchange. Raises Diverged naming `where` and a tensor
-    that is not finite, and MarlRayError if the algorithm's advantages have another shape than the batch.
+    worker takes part; after the passes over the batch there is one exchange. Raises DivergedError naming `where` and a
+    tensor that is not finite, and MarlRayError if the algorithm's advantages have another shape than the batch.
     """
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)

@@ -6,7 +6,7 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.normalization import moments
 from marl_ray.algorithms.losses.aggregation import counts
 from marl_ray.training.collectives import totals
-from marl_ray.training.errors import Diverged
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.estimates import Estimates
 from marl_ray.training.learner.prepared_batch import OldOutputs
@@ -54,10 +54,10 @@ def batch_sums(
 
 
 def check_finite(where: str, sums: dict[str, Tensor]) -> None:
-    """Raise Diverged naming `where` and the tensor if one of CHECKED held a NaN or an infinity on any worker."""
+    """Raise DivergedError naming `where` and the tensor if one of CHECKED held a NaN or an infinity on any worker."""
     for name, count in zip(CHECKED, sums["not_finite"].tolist(), strict=True):
         if count:
-            raise Diverged(f"{where}: {name} of the batch are not finite")
+            raise DivergedError(f"{where}: {name} of the batch are not finite")
 
 
 def batch_metrics(
