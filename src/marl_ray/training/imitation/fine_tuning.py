@@ -21,7 +21,7 @@ from marl_ray.rollout.rng import permutation
 from marl_ray.training.collectives import from_first, total, world
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
-from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
+from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.assembly import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
@@ -94,8 +94,7 @@ class _Fit:
             rows = padded([example.prompt for example in part], [example.response for example in part])
             prompts, responses, mask = (x.to(policy.device) for x in rows)
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
-            # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
-            (-likelihoods / tokens * workers).backward()
+            backward_over_workers(-likelihoods / tokens)
             likelihood += likelihoods.detach()
         clip_gradients([policy.actor], policy.hyper.max_grad_norm)
         self.optimizer.step()

@@ -30,7 +30,7 @@ from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import Logged, read_logged
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import DivergedError
-from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
+from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.assembly import Team
@@ -168,8 +168,7 @@ class _Fit:
             value = (value * data.valued[own]).sum() * share
             loss = loss + value / data.valued[chosen].sum().clamp(min=1)
         self.optimizer.zero_grad(set_to_none=True)
-        # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
-        (loss * workers).backward()
+        backward_over_workers(loss)
         modules: list[nn.Module] = [policy.model.actor, *([] if self.critic is None else [self.critic])]
         clip_gradients(modules, policy.hyper.max_grad_norm)
         self.optimizer.step()

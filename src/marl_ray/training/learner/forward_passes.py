@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from marl_ray.algorithms.losses.value_losses import Valued
-from marl_ray.training.collectives import total, world
+from marl_ray.training.collectives import total
 from marl_ray.training.learner.families.family import Outputs
 from marl_ray.training.learner.minibatches import Selection, Shape, everything, micro_batches
-from marl_ray.training.learner.optimizers import clip_gradients
+from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.trajectories import Trajectories
 
@@ -99,7 +99,7 @@ def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Te
             assert outputs is not None
             valued = Valued(outputs, selection.take(batch.values, shape.agents), selection.take(targets, shape.agents))
             loss = (algorithm.value_loss(valued, hyper) * own).sum() / count
-            (loss * world()[1]).backward()
+            backward_over_workers(loss)
         for parameter in policy.actor.parameters():
             parameter.grad = None  # the fit must not move a trunk that the actor shares with the critic
         clip_gradients([nn.ModuleList(policy.critics)], hyper.max_grad_norm)

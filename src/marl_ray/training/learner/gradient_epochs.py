@@ -11,7 +11,7 @@ from marl_ray.algorithms.constraints.penalty import exact_penalty_weights
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, micro_batches
-from marl_ray.training.learner.optimizers import clip_gradients
+from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
 from marl_ray.training.learner.pass_loss import METRICS, EvaluatedPass, cost_surrogates, pass_loss
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
@@ -81,8 +81,7 @@ def _step(
         current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
         # The passes' losses add up to the minibatch's loss, so their gradients add up to its gradient.
         loss, part_metrics = pass_loss(policy, state, prepared, current, size, gates)
-        # FSDP2 averages gradients over workers; each worker's sum over the global count, times the workers, is the mean.
-        (loss * world()[1]).backward()
+        backward_over_workers(loss)
         metrics += part_metrics
         if policy.algorithm.every_step:
             # How much this policy's own steps change the cost; `costs` already contains the changes by the policies

@@ -1,4 +1,4 @@
-"""The optimiser of a policy's weights, and the clip of their gradients."""
+"""The optimiser of a policy's weights, and the gradients of all workers: their sum and their clip."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from marl_ray.config import AlgorithmConfig
-from marl_ray.training.collectives import holders, total
+from marl_ray.training.collectives import holders, total, world
 
 
 def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
@@ -40,6 +40,15 @@ def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Modul
 
 def _settings(hyper: AlgorithmConfig) -> dict[str, Any]:
     return {"betas": hyper.adam_betas, "eps": hyper.adam_eps} if hyper.optimizer == "adamw" else {}
+
+
+def backward_over_workers(loss: Tensor) -> None:
+    """Add to the gradients of the weights this worker's part of the gradient of the sum of all workers' losses.
+
+    A loss is this worker's sum over the count of all workers. FSDP2 averages gradients over workers, so it counts times the
+    number of workers. Every worker calls this, also one whose loss is 0.
+    """
+    (loss * world()[1]).backward()
 
 
 def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:

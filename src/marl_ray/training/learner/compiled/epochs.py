@@ -17,7 +17,7 @@ from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.compiled.flat_state import FlatState
 from marl_ray.training.learner.minibatches import Selection
-from marl_ray.training.learner.optimizers import local_part
+from marl_ray.training.learner.optimizers import backward_over_workers, local_part
 from marl_ray.training.learner.pass_loss import EvaluatedPass, pass_loss
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
@@ -73,7 +73,7 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
     policy.optimizer.zero_grad(set_to_none=True)
     evaluated = EvaluatedPass(policy, state, prepared, selection, True)
     loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
-    (loss * world()[1]).backward()
+    backward_over_workers(loss)
     worst = 0.0
     for parameter, expected in flat.own(compiled):
         given = local_part(cast(Tensor, parameter.grad)).reshape(-1).numpy()
