@@ -1,7 +1,7 @@
 """Reading a checkpoint: every file is compared with the manifest, and a damaged checkpoint gives way to the one before."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint import state_dict_loader
@@ -11,7 +11,8 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.checkpoints.index import STATE, Published, check_bundle, refuse_older
 from marl_ray.training.checkpoints.learner_tensors import make_room
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
-from marl_ray.training.checkpoints.saving import SCALARS, WEIGHTS, envs_file
+from marl_ray.training.checkpoints.run_state import RunState, StateFile
+from marl_ray.training.checkpoints.saving import WEIGHTS, envs_file
 from marl_ray.training.checkpoints.storage import DamagedCheckpointError, StoredFolder
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
 from marl_ray.training.collectives import from_first, gather, world
@@ -27,8 +28,7 @@ class UnreadableCheckpointError(MarlRayError):
 class LoadedCheckpoint(NamedTuple):
     """The plain parts of a checkpoint that was read; its tensors are in the learners."""
 
-    state: dict[str, Any]
-    """The run's state."""
+    state: RunState
     envs: dict[str, Any]
     """Running episodes: of this worker's environment copies at least."""
 
@@ -70,15 +70,15 @@ def _try_load(
     if manifest is None:
         return None, line, damaged
     loaded: LoadedCheckpoint | None = None
+    plain: Mapping[str, Any] = {}
     error: tuple[str, bool] | None = None
     try:
-        loaded = _read(place, manifest, learners)
+        loaded, plain = _read(place, manifest, learners)
     except (DamagedCheckpointError, OSError) as problem:
         error = _line(place, problem)
     errors = [each for each in gather(error) if each is not None]
     if loaded is None or errors:
         return None, *errors[0]
-    plain = loaded.state.pop("learners")
     for name, learner in learners.items():
         learner.load_state(plain[name])
         if own_hyper:
@@ -102,13 +102,16 @@ def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
     return text, isinstance(error, DamagedCheckpointError)
 
 
-def _read(place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]) -> LoadedCheckpoint:
-    """Read this worker's part. The learners' tensors are changed also where it fails."""
+def _read(
+    place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]
+) -> tuple[LoadedCheckpoint, Mapping[str, Any]]:
+    """Read this worker's part, and the plain state of the learners. The learners' tensors are changed also where it
+    fails."""
     rank, workers = world()
     if rank == 0:
         check_bundle(Published(place, manifest))
     files = StoredFiles(place, manifest.files)
-    state = files.read_json(STATE)
+    own = StateFile.decode(files.read(STATE))
     # Copies of environments go to workers by number, so other workers' files matter only if there are more or fewer.
     ranks = [rank] if manifest.ranks == workers else range(manifest.ranks)
     envs: dict[str, Any] = {}
@@ -116,10 +119,10 @@ def _read(place: StoredFolder, manifest: CheckpointManifest, learners: dict[str,
         envs |= files.read_json(envs_file(each))
     reader = TensorReader(files, WEIGHTS)
     try:
-        tensors = make_room(learners, reader.read_metadata(), state.pop(SCALARS))
+        tensors = make_room(learners, reader.read_metadata(), own.scalars)
         with warnings.catch_warnings():  # torch warns of a load without collectives, which one damaged part would block
             warnings.simplefilter("ignore")
             state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
     except CheckpointException as error:  # torch's own, a BaseException
         raise next(iter(error.failures.values()))[0] from error
-    return LoadedCheckpoint(state, envs)
+    return LoadedCheckpoint(own.state, envs), own.learners

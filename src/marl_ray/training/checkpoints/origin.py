@@ -6,6 +6,7 @@ Hyper-parameters, the amount of experience, evaluations and frozen policies may 
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,9 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.manifest import MANIFEST as BUNDLE
 from marl_ray.training.checkpoints.index import STATE, is_checkpoint, newest, refuse_older
 from marl_ray.training.checkpoints.manifest import MANIFEST, read_manifest
+from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.storage import StoredFolder, read_known
 from marl_ray.training.run_folder.record import storage_of
-
-HOLDS = "holds"
-"""Key of a checkpoint's state: policy -> the facts on which the layout of its weights and its state depend."""
-PLAY = "play"
-"""Key of a checkpoint's state: the facts on which the running episodes of the environment copies depend."""
 
 
 def source_of(config: RunConfig) -> str | None:
@@ -72,28 +69,28 @@ def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> No
         raise MarlRayError(f"resume_from: {text if source in text else f'{source} {text}'}") from error
     except OSError as error:
         raise MarlRayError(f"resume_from: {source} cannot be read: {one_line(error)}") from error
-    for name in sorted({*holds, *state[HOLDS]}):
-        if name not in holds or name not in state[HOLDS]:
-            where = "the checkpoint" if name in state[HOLDS] else "this run"
+    for name in sorted({*holds, *state.holds}):
+        if name not in holds or name not in state.holds:
+            where = "the checkpoint" if name in state.holds else "this run"
             raise MarlRayError(
-                f"resume_from: {source} holds the trained policies {', '.join(state[HOLDS])}; expected "
+                f"resume_from: {source} holds the trained policies {', '.join(state.holds)}; expected "
                 f"{', '.join(holds)} ({name} is in {where} alone)"
             )
         own = json.loads(json.dumps(holds[name]))
         for key, value in own.items():
-            if state[HOLDS][name].get(key) != value:
+            if state.holds[name].get(key) != value:
                 raise MarlRayError(
-                    f"resume_from: {source} has another {key} of policy {name!r}: {state[HOLDS][name].get(key)}, where "
+                    f"resume_from: {source} has another {key} of policy {name!r}: {state.holds[name].get(key)}, where "
                     f"this run has {value}"
                 )
-    if state["steps"] >= config.train.total_steps:
+    if state.steps >= config.train.total_steps:
         raise MarlRayError(
             f"train.total_steps={config.train.total_steps}: expected more than the {state['steps']} steps that "
             f"{source} has played, which count"
         )
 
 
-def _complete_state(place: StoredFolder) -> dict[str, Any]:
+def _complete_state(place: StoredFolder) -> RunState:
     """The state of a checkpoint of which every file is there in its size; raises MarlRayError or OSError."""
     manifest = read_manifest(place)
     if manifest is None:
@@ -103,8 +100,28 @@ def _complete_state(place: StoredFolder) -> dict[str, Any]:
         info = place.filesystem.get_file_info((place / name).path)
         if info.type != fs.FileType.File or info.size != file.size:
             raise MarlRayError(f"is damaged: {name} is missing or has been cut")
-    state: dict[str, Any] = json.loads(read_known(place / STATE, manifest.files[STATE]))
-    return state
+    return StateFile.decode(read_known(place / STATE, manifest.files[STATE])).state
+
+
+def state_after(
+    config: RunConfig, other: RunState, envs: Mapping[str, Any], checkpoint_uri: str, fresh: RunState
+) -> tuple[RunState, Mapping[str, Any] | None]:
+    """The state with which a run begins after another one's checkpoint: counters go on, and evaluations begin anew. Running
+    episodes and means over recent ones go on if both runs play alike; else there is no snapshot of environment copies.
+
+    `other` and `envs` are of the checkpoint, and `fresh` is the state of a run that begins anew.
+    """
+    state = replace(
+        fresh,
+        iteration=other.iteration,
+        steps=other.steps,
+        tokens=other.tokens,
+        seconds=other.seconds,
+        origin={"run": other.run, "steps": other.steps, "checkpoint": checkpoint_uri},
+    )
+    if other.play != play_of(config):
+        return state, None
+    return replace(state, recent=other.recent, costs=other.costs), envs
 
 
 def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -1,43 +1,78 @@
-"""The state of a run that is equal on all workers, as `state.json` holds it beside the learners' parts."""
+"""The state of a run that is equal on all workers, and the file `state.json` that holds it beside the learners' parts."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
-from marl_ray.config import RunConfig
-from marl_ray.training.checkpoints.origin import PLAY, play_of
 from marl_ray.training.costs import CostStats
 
 
-def fresh_state(run_id: str | None, policies: Sequence[str]) -> dict[str, Any]:
-    """The state with which a run begins."""
-    return {
-        "iteration": 0,
-        "steps": 0,
-        "costs": {name: vars(CostStats(None, 0)) for name in policies},
-        "recent": {},
-        "best_score": float("-inf"),
-        "evaluate_at": 0,
-        "tokens": 0.0,
-        "seconds": 0.0,
-        "benchmarks": {},
-        "metrics": {},
-        "mlflow_run_id": run_id,
-        "origin": None,
-    }
+@dataclass
+class RunState:
+    """Everything that a run continues with besides the learners, the environment copies and their tensors.
+
+    A field's name is its key in `state.json`.
+    """
+
+    costs: Mapping[str, CostStats]
+    """Policy -> the costs with which its last update compared the budgets."""
+    mlflow_run_id: str | None
+    """The run's id in MLflow; None without tracking."""
+    run: str = ""
+    """The run's name."""
+    identity: str = ""
+    """The run's `identity_hash`: which checkpoints are its own."""
+    holds: Mapping[str, Any] = field(default_factory=dict)
+    """Trained policy -> the facts on which the layout of its weights and its state depend (`origin.holds_of`)."""
+    play: Mapping[str, Any] = field(default_factory=dict)
+    """The facts on which the running episodes of the environment copies depend (`origin.play_of`)."""
+    iteration: int = 0
+    """Number of iterations that are done."""
+    steps: int = 0
+    """Environment steps that all workers have played, over all iterations."""
+    recent: Mapping[str, Any] = field(default_factory=dict)
+    """The last training episodes, as `RecentEpisodes.state` gives them."""
+    best_score: float = -math.inf
+    """Greatest score of a saved checkpoint."""
+    evaluate_at: float = 0
+    """Environment steps at which the next evaluation is due."""
+    tokens: float = 0.0
+    """Tokens that were sampled and trained on."""
+    seconds: float = 0.0
+    """Seconds of sampling and updates."""
+    benchmarks: dict[str, str] = field(default_factory=dict)
+    """Benchmark -> sha256 of its file when the run began."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The metrics of the last iteration."""
+    origin: Mapping[str, Any] | None = None
+    """The checkpoint of another run from which this one began: its `run`, its `steps` and its URI, `checkpoint`."""
 
 
-def state_after(
-    config: RunConfig,
-    other: Mapping[str, Any],
-    envs: Mapping[str, Any],
-    checkpoint_uri: str,
-    run_id: str | None,
-    policies: Sequence[str],
-) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The state with which a run begins after another one's checkpoint: counters go on, and evaluations begin anew. Running
-    episodes and means over recent ones go on if both runs play alike."""
-    state = fresh_state(run_id, policies) | {key: other[key] for key in ("iteration", "steps", "tokens", "seconds")}
-    state["origin"] = {"run": other["run"], "steps": other["steps"], "checkpoint": checkpoint_uri}
-    if other[PLAY] != play_of(config):
-        return state, None
-    return state | {key: other[key] for key in ("recent", "costs")}, envs
+class StateFile(NamedTuple):
+    """The contents of `state.json`."""
+
+    state: RunState
+    learners: Mapping[str, Any]
+    """Policy -> the plain state of its learner."""
+    scalars: Mapping[str, float]
+    """The numbers among the tensors, by the tensor's name."""
+
+    def encode(self) -> bytes:
+        """JSON of one object: the fields of the state, and `learners` and `scalars` beside them."""
+        plain = {each.name: getattr(self.state, each.name) for each in fields(RunState)}
+        plain["costs"] = {name: vars(stats) for name, stats in self.state.costs.items()}
+        return json.dumps(plain | {"learners": self.learners, "scalars": self.scalars}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "StateFile":
+        """Inverse of `encode`. Raises KeyError, TypeError or ValueError for other data."""
+        plain = json.loads(data)
+        learners, scalars = plain.pop("learners"), plain.pop("scalars")
+        costs = {name: _cost_stats(**stats) for name, stats in plain.pop("costs").items()}
+        return cls(RunState(costs=costs, **plain), learners, scalars)
+
+
+def _cost_stats(means: list[float] | None, episodes: int, decisions: float) -> CostStats:
+    return CostStats(None if means is None else tuple(means), episodes, decisions)

@@ -27,12 +27,11 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, STATE
 from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
+from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, UnwritableCheckpointError
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorWriter
 from marl_ray.training.learner.policy_learner import Learner
 
-SCALARS = "scalars"
-"""Key of the run's state for the numbers among the tensors."""
 WEIGHTS = "weights"
 """Folder of the tensors in a checkpoint."""
 SAVE_S = 1800.0
@@ -48,7 +47,7 @@ def envs_file(rank: int) -> str:
 class Contents:
     """The parts of a checkpoint besides the tensors; the training changes none of them any more."""
 
-    state: Mapping[str, Any]
+    state: RunState
     """The run's state, equal on all workers."""
     learners: Mapping[str, Any]
     """Policy -> the plain state of its learner."""
@@ -163,8 +162,7 @@ def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Map
     files.write(envs_file(rank), json.dumps(contents.envs()).encode())
     if rank != 0:
         return
-    state = {**contents.state, "learners": contents.learners, SCALARS: scalars}
-    files.write(STATE, json.dumps(state).encode())
+    files.write(STATE, StateFile(contents.state, contents.learners, scalars).encode())
 
 
 def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
@@ -206,9 +204,10 @@ def _together(action: Callable[[], None], group: Any) -> None:
 
 def _manifest(contents: Contents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
     state = contents.state
-    metrics = {**state["metrics"], "iteration": state["iteration"], "steps": state["steps"], "score": contents.score}
-    facts = {key: state[key] for key in ("run", "identity", "iteration", "steps")}
-    return CheckpointManifest(FORMAT, **facts, ranks=ranks, score=contents.score, metrics=metrics, files=files)
+    metrics = {**state.metrics, "iteration": state.iteration, "steps": state.steps, "score": contents.score}
+    return CheckpointManifest(
+        FORMAT, state.run, state.identity, state.iteration, state.steps, ranks, contents.score, metrics, files
+    )
 
 
 def _unwritable(place: StoredFolder, error: CheckpointException) -> MarlRayError:

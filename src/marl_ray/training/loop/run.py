@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,11 +12,10 @@ from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.rollout.protocol import CollectedBatch
-from marl_ray.training.checkpoints.origin import HOLDS, PLAY, holds_of, play_of
+from marl_ray.training.checkpoints.origin import holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import worker_mesh, world
-from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
@@ -69,8 +69,16 @@ class Run:
         self.env = make_env(config.env, config.constraints)
         self.team = self._start_team(device, start, listeners, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
-        self.state, snapshot = load_start(config, self.team, start, listeners)
-        listeners.begin(self.state["iteration"] if start.continues else None)
+        state, snapshot = load_start(config, self.team, start, listeners)
+        self.state = replace(
+            state,
+            run=config.name,
+            identity=identity_hash(config),
+            holds=holds_of(config, self.env, self.team.agents),
+            play=play_of(config),
+        )
+        """The state as the last checkpoint has it, but for what counts on until the next one."""
+        listeners.begin(self.state.iteration if start.continues else None)
         if not start.checkpoints:
             imitate(config, self.env, self.team, listeners)
         data = None
@@ -78,24 +86,16 @@ class Run:
             from marl_ray.training.team.language import build_data
 
             data = build_data(config, self.team.agents, self.team.models)
-        self.facts = {
-            "run": config.name,
-            "identity": identity_hash(config),
-            HOLDS: holds_of(config, self.env, self.team.agents),
-            PLAY: play_of(config),
-        }
-        """The facts by which a checkpoint shows whose it is, and which other runs may begin from it."""
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
         if config.train.overlap:
             self.collector = OverlappedCollector(cast(Collector, self.collector), self._plays_last, snapshot)
         self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
-        self.recent = RecentEpisodes(config, self.state["recent"])
+        self.recent = RecentEpisodes(config, self.state.recent)
         self.benchmarks = self._read_benchmarks()
         measures = {"evaluation": config.evaluates, "benchmarks": bool(self.benchmarks)}
         self.clock = PhaseClock("rollout", "update", *(name for name, happens in measures.items() if happens))
-        self.iteration, self.steps = self.state["iteration"], self.state["steps"]
-        self.costs = {name: CostStats(**stats) for name, stats in self.state["costs"].items()}
-        self.metrics: Metrics = self.state["metrics"]
+        self.iteration, self.steps, self.costs = self.state.iteration, self.state.steps, dict(self.state.costs)
+        self.metrics: Metrics = self.state.metrics
         """The metrics of the last iteration."""
         self.fresh = not start.continues
         """True until the run has played its first step."""
@@ -138,7 +138,7 @@ class Run:
     @property
     def best(self) -> bool:
         """True if the current weights were evaluated, are not saved yet, and score more than all saved ones."""
-        return self.evaluated is not None and beats(self.evaluated, self.state["best_score"])
+        return self.evaluated is not None and beats(self.evaluated, self.state.best_score)
 
     @property
     def save_due(self) -> bool:
@@ -156,7 +156,7 @@ class Run:
             # Episodes may become shorter as the team learns, and evaluations cheaper, so the first wait is at most half
             # of the run.
             wait = max(left / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, left / 2))
-            self.state["evaluate_at"] = self.steps + wait
+            self.state.evaluate_at = self.steps + wait
         metrics |= self.measure(False)
         if metrics:
             self.metrics = {"iteration": self.iteration, "steps": self.steps} | metrics
@@ -181,8 +181,8 @@ class Run:
         self.iteration += 1
         ends = self.done or (until is not None and self.steps >= until)
         evaluated = self._evaluate_if_due(ends) if self.config.evaluates else {}
-        self.state["tokens"] += responses.get("tokens", 0.0)
-        self.state["seconds"] += self.clock.phases["rollout"] + self.clock.phases["update"]
+        self.state.tokens += responses.get("tokens", 0.0)
+        self.state.seconds += self.clock.phases["rollout"] + self.clock.phases["update"]
         evaluated |= self.measure(ends)
         progress = {"iteration": self.iteration, "steps": self.steps}
         speed = self.clock.read(played)
@@ -197,13 +197,13 @@ class Run:
     def _evaluate_if_due(self, ends: bool) -> Metrics:
         """Evaluate the current weights if that is due or the run `ends`; returns the metrics."""
         every = self.config.evaluation.every
-        due = self.steps >= self.state["evaluate_at"] if every is None else self.iteration % every == 0
+        due = self.steps >= self.state.evaluate_at if every is None else self.iteration % every == 0
         if not due and not ends:
             return {}
         metrics, cost = self.evaluate()
         if due:  # an evaluation for another reason does not move the next one that is due
             wait = max(TRAINED_PER_EVALUATED * cost, self.config.train.total_steps / EVALUATIONS)
-            self.state["evaluate_at"] = self.steps + wait
+            self.state.evaluate_at = self.steps + wait
         return metrics
 
     def evaluate(self) -> tuple[Metrics, int]:
@@ -236,7 +236,7 @@ class Run:
         with self.clock.phase("benchmarks"):
             metrics = measure(due, self.config.name, self.iteration)
         self.measured = True
-        return metrics | spent(self.config, self.state["tokens"], self.state["seconds"])
+        return metrics | spent(self.config, self.state.tokens, self.state.seconds)
 
     def _read_benchmarks(self) -> "list[RunBenchmark]":
         if not self.config.evaluation.benchmarks:
@@ -245,7 +245,7 @@ class Run:
 
         models = cast("Mapping[str, TokenPolicy]", self.team.models)
         benchmarks = read_benchmarks(self.config, self.team.agents, models, self.team.engines)
-        check_unchanged(benchmarks, self.state["benchmarks"])
+        check_unchanged(benchmarks, self.state.benchmarks)
         return benchmarks
 
     def _response_metrics(self, batch: CollectedBatch) -> Metrics:
@@ -267,25 +267,25 @@ class Run:
         """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far; rank 0 calls `published`
         when it is complete. Without a place nothing is written. Raises as `CheckpointSaver.wait` does."""
         score = self.score()
-        best = beats(score, self.state["best_score"])
-        self.state |= {
-            "iteration": self.iteration,
-            "steps": self.steps,
-            "costs": {name: vars(stats) for name, stats in self.costs.items()},
-            "recent": self.recent.state(),
-            "metrics": self.metrics,
-            "best_score": max(score, self.state["best_score"]),
-            **self.facts,
-        }
+        best = beats(score, self.state.best_score)
+        self.state = replace(
+            self.state,
+            iteration=self.iteration,
+            steps=self.steps,
+            costs=self.costs,
+            recent=self.recent.state(),
+            metrics=self.metrics,
+            best_score=max(score, self.state.best_score),
+        )
         if place is not None:
             self.saver.wait()
             bundle: Callable[..., None] | None = None
             if best and self.rank == 0:
-                bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state["origin"])
+                bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state.origin)
             elif best:
                 bundle = bundle_sender(self.team)
             learners = {name: learner.plain() for name, learner in self.team.learners.items()}
-            contents = Contents(dict(self.state), learners, self.collector.snapshot(), score, bundle)
+            contents = Contents(replace(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)
         self.evaluated, self.measured = None, False
 

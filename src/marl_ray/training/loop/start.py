@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
 from marl_ray.training.checkpoints.loading import load_newest
-from marl_ray.training.checkpoints.run_state import fresh_state, state_after
+from marl_ray.training.checkpoints.origin import state_after
+from marl_ray.training.checkpoints.run_state import RunState
 from marl_ray.training.checkpoints.storage import StoredFolder
+from marl_ray.training.costs import CostStats
 from marl_ray.training.imitation.warm_start import warm_start
 from marl_ray.training.loop.listeners import Listeners
 from marl_ray.training.team.assembly import Team
@@ -47,18 +49,18 @@ ANEW = RunStart()
 
 def load_start(
     config: RunConfig, team: Team, start: RunStart, listeners: Listeners
-) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+) -> tuple[RunState, Mapping[str, Any] | None]:
     """Load the weights of the run's start into the team; returns the run's state and the collector's snapshot, if there is
     one. Raises as `load_newest` does."""
-    names = list(team.models)
+    fresh = RunState(costs=dict.fromkeys(team.models, CostStats(None, 0)), mlflow_run_id=start.run_id)
     if not start.checkpoints:
-        return fresh_state(start.run_id, names), None
+        return fresh, None
     listeners.phase("reading the checkpoint")
     other = start.own_hyper or start.origin is not None
     state, snapshot = load_newest(start.checkpoints, team.learners, other, listeners.say)
     if start.origin is not None:
-        return state_after(config, state, snapshot, start.origin, start.run_id, names)
-    return state | {"best_score": min(state["best_score"], start.best_left)}, snapshot
+        return state_after(config, state, snapshot, start.origin, fresh)
+    return replace(state, best_score=min(state.best_score, start.best_left)), snapshot
 
 
 def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:

@@ -56,7 +56,7 @@ def _train(run: Run, start: RunStart, listeners: Listeners, keeping: CheckpointK
     """Run all iterations that are left, and what comes before the first."""
     if run.fresh:
         _begin(run, start, listeners, keeping)
-    elif run.done and run.state["best_score"] == -math.inf:  # all bundles are lost
+    elif run.done and run.state.best_score == -math.inf:  # all bundles are lost
         if run.config.evaluates:
             run.evaluate()
         _save(run, keeping)
