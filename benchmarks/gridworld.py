@@ -30,7 +30,7 @@ from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -68,7 +68,7 @@ def run_marl_ray(config: RunConfig, keys: Sequence[str]) -> dict[str, list[tuple
     check_run(config)
     with local_ray(dashboard=False):
         outcome = train(config)
-    tracker = Tracker(config, outcome.run_id)
+    tracker = MlflowRun(config, outcome.run_id)
     return {key: tracker.history(key) for key in keys}
 
 

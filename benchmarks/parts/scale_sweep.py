@@ -96,8 +96,8 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
     lease = Lease(folder.filesystem, folder.path, f"sweep {config.name!r}")  # it is not taken: nobody else is there
     sweep = _Sweep(config, folder, records, lease)
     clock = Stopwatch()
-    sweep.tracker.close("finished")
-    sweep.tracker = NoTracker(sweep.tracker.parent.uri)  # type: ignore[assignment]
+    sweep.mlflow_runs.close("finished")
+    sweep.mlflow_runs = NoTracker(sweep.mlflow_runs.parent.uri)  # type: ignore[assignment]
     clock.watch(sweep.plan.search, "search", "ask", "tell")
     clock.watch(sweep.plan.scheduler, "scheduler", "decide")
     clock.watch(sweep, "legs", "leg", "check")

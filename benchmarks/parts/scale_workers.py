@@ -14,7 +14,7 @@ from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
-from marl_ray.ray_seams import named_workers, poll_interval
+from marl_ray.ray_seams import naming_callback, poll_interval
 
 ANSWERING, LOOKS, WARM_UP = 2, 20, 3
 ANSWER_S = 60.0
@@ -33,7 +33,7 @@ class SimulatedGroup(WorkerGroup):
 
     def __init__(self, workers: int, actors: list[Any]):
         self.actors = [actors[k % len(actors)] for k in range(workers)]
-        self._callbacks: list[WorkerGroupCallback] = [named_workers("run")]
+        self._callbacks: list[WorkerGroupCallback] = [naming_callback("run")]
         self._worker_rank_to_replica_group_rank = None
         self._world_rank_to_ongoing_poll = {}
         self._worker_health_check_timeout_s = ANSWER_S

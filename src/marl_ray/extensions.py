@@ -95,7 +95,7 @@ ENVIRONMENT = ExtensionPoint(
     {
         "budget_dag": "marl_ray.envs.budget.dag:BudgetDag",
         "code_team": "marl_ray.envs.text.code_team:CodeTeam",
-        "math": "marl_ray.envs.text.math:MathTasks",
+        "math": "marl_ray.envs.text.math_tasks:MathTasks",
         "miniwob": "marl_ray.envs.web.miniwob:MiniWob",
         "miniwob_elements": "marl_ray.envs.web.miniwob_elements:MiniWobElements",
         "react": "marl_ray.envs.text.react:React",
@@ -137,7 +137,7 @@ BENCHMARK = ExtensionPoint(
         "bigcodebench-instruct": "marl_ray.evaluation.benchmarks.bigcodebench:INSTRUCT",
         "codecontests": "marl_ray.evaluation.benchmarks.codecontests:CODECONTESTS",
         "jsonl": "marl_ray.evaluation.benchmarks.jsonl:JSONL",
-        "math": "marl_ray.evaluation.benchmarks.math:MATH",
+        "math": "marl_ray.evaluation.benchmarks.math_problems:MATH",
         "webarena": "marl_ray.evaluation.web_agents.base:WEBARENA",
         "miniwob": "marl_ray.evaluation.web_agents.base:MINIWOB",
     },
@@ -157,11 +157,11 @@ SCHEDULER = ExtensionPoint(
 TRACKER = ExtensionPoint(
     "tracker",
     {
-        "tensorboard": "marl_ray.training.tracking.other_sinks:TensorBoard",
-        "wandb": "marl_ray.training.tracking.other_sinks:WeightsAndBiases",
+        "tensorboard": "marl_ray.training.tracking.sinks:TensorBoard",
+        "wandb": "marl_ray.training.tracking.sinks:WeightsAndBiases",
     },
 )
-"""A callable of the run's config and id that returns a `marl_ray.training.tracking.other_sinks.Sink`."""
+"""A callable of the run's config and id that returns a `marl_ray.training.tracking.sinks.Sink`."""
 ENGINE = ExtensionPoint(
     "engine",
     {

@@ -183,23 +183,23 @@ def placed() -> bool:
 class WorkerObserver(Protocol):
     """Is called by Ray Train's controller, in its process."""
 
-    def wanted(self, workers: int, each: Mapping[str, float]) -> None:
+    def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that workers are about to be started, with these resources each; an error ends the run."""
 
-    def begun(self, nodes: Mapping[int, str]) -> None:
+    def on_started(self, nodes: Mapping[int, str]) -> None:
         """Note that the workers run, on the nodes of these addresses by rank."""
 
-    def silent(self, seconds: Mapping[int, float]) -> None:
+    def on_silence(self, seconds: Mapping[int, float]) -> None:
         """Note since how many seconds workers have not answered, by rank."""
 
-    def failed(self, errors: Mapping[int, BaseException]) -> None:
+    def on_failure(self, errors: Mapping[int, BaseException]) -> None:
         """Note the errors with which workers have ended, by rank."""
 
-    def not_begun(self, error: BaseException) -> None:
+    def on_start_failed(self, error: BaseException) -> None:
         """Note why workers could not be started."""
 
 
-def watched_workers(observer: WorkerObserver) -> Any:
+def observing_callback(observer: WorkerObserver) -> Any:
     """A callback of Ray Train that tells `observer` of its workers.
 
     The public callback is called for reports and errors alone, not while workers are waited for or do not answer.
@@ -211,23 +211,23 @@ def watched_workers(observer: WorkerObserver) -> Any:
         group: Any = None
 
         def before_worker_group_start(self, worker_group_context: Any) -> None:
-            observer.wanted(worker_group_context.num_workers, worker_group_context.resources_per_worker)
+            observer.on_start_requested(worker_group_context.num_workers, worker_group_context.resources_per_worker)
 
         def after_worker_group_start(self, worker_group: Any) -> None:
             self.group = worker_group
             workers = worker_group.get_workers()
-            observer.begun({w.distributed_context.world_rank: w.metadata.node_ip for w in workers})
+            observer.on_started({w.distributed_context.world_rank: w.metadata.node_ip for w in workers})
 
         def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
             if worker_group_status.errors:
-                observer.failed(unwrapped(worker_group_status.errors))
+                observer.on_failure(unwrap_failures(worker_group_status.errors))
             polls, now = self.group._world_rank_to_ongoing_poll, time.monotonic()
-            observer.silent({rank: now - poll.start_time for rank, poll in polls.items()})
+            observer.on_silence({rank: now - poll.start_time for rank, poll in polls.items()})
 
         def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
             error = getattr(getattr(current_state, "training_failed_error", None), "controller_failure", None)
             if isinstance(error, WorkerGroupStartupFailedError):
-                observer.not_begun(error.__cause__ or error)
+                observer.on_start_failed(error.__cause__ or error)
 
     return WatchedWorkers()
 
@@ -274,17 +274,17 @@ def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> No
     trainer._register_sigint_handler = started
 
 
-def failures_of(error: BaseException) -> Mapping[int, BaseException]:
+def worker_failures(error: BaseException) -> Mapping[int, BaseException]:
     """Rank -> what a worker of Ray Train has raised, without Ray's wrapper, those with a line for users first; empty for
     other errors.
 
     The message of the public TrainingFailedError is a whole traceback of wrappers.
     """
-    return unwrapped(getattr(error, "worker_failures", None) or {})
+    return unwrap_failures(getattr(error, "worker_failures", None) or {})
 
 
-def unwrapped(failures: Mapping[int, BaseException]) -> Mapping[int, BaseException]:
-    """The result of `failures_of`, made from the errors by rank that Ray Train hands to a callback."""
+def unwrap_failures(failures: Mapping[int, BaseException]) -> Mapping[int, BaseException]:
+    """The result of `worker_failures`, made from the errors by rank that Ray Train hands to a callback."""
     plain = {
         rank: getattr(failure, "_base_exc", getattr(failure, "health_check_failure", failure))
         for rank, failure in failures.items()
@@ -293,7 +293,7 @@ def unwrapped(failures: Mapping[int, BaseException]) -> Mapping[int, BaseExcepti
     return dict(sorted(plain.items(), key=lambda failed: not isinstance(failed[1], MarlRayError)))
 
 
-def named_workers(owner: str) -> Any:
+def naming_callback(owner: str) -> Any:
     """A callback of Ray Train that names its worker actors and their tasks `OWNER worker` in the dashboard.
 
     Ray Train has no option for the name of its workers, but asks a class attribute what they are.

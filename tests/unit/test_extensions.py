@@ -20,7 +20,7 @@ from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT, ExtensionPoin
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import build_token_policy
-from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
+from marl_ray.training.tracking.sinks import check_sinks, open_sinks
 from marl_ray.tuning.search.schedulers import make_scheduler
 
 
@@ -65,7 +65,7 @@ PARTS = """
 from marl_ray.config.schedulers import SchedulerSettings
 from marl_ray.evaluation.benchmarks.humaneval import HUMANEVAL as OWN_BENCHMARK
 from marl_ray.policies.engines.torch_engine import TorchEngine as OwnEngine
-from marl_ray.training.tracking.other_sinks import TensorBoard as OwnTracker
+from marl_ray.training.tracking.sinks import TensorBoard as OwnTracker
 from marl_ray.tuning.search.schedulers.fifo import FifoScheduler
 
 

@@ -18,7 +18,7 @@ from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_result import RunResult
 from marl_ray.training.single_process import train_alone
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 ENGINE = "team.speaker.generation.engine=vllm"
 EXACT = 1e-5
@@ -86,7 +86,7 @@ def test_weights_that_no_worker_holds_reach_vllm_after_every_update(stored, more
 def test_weights_that_no_worker_holds_reach_engines_of_their_own(ray_cluster: LocalRay, stored: str, tmp_path: Path):
     two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=1", "hyper.lr=0.01")
     run_config, apart = run(tmp_path, ENGINE, stored, *two)
-    gaps = [value for _, value in Tracker(run_config, apart.run_id).history("engine/log_prob_gap")]
+    gaps = [value for _, value in MlflowRun(run_config, apart.run_id).history("engine/log_prob_gap")]
     assert len(gaps) == 3 and max(gaps) < EXACT
 
 
@@ -116,7 +116,7 @@ def test_two_engines_that_two_workers_share_train_as_one_engine_beside_a_worker(
 ):
     two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=2")
     run_config, apart = run(tmp_path / "apart", ENGINE, *two)
-    tracker = Tracker(run_config, apart.run_id)
+    tracker = MlflowRun(run_config, apart.run_id)
     gaps = [value for _, value in tracker.history("engine/log_prob_gap")]
     assert len(gaps) == 3 and max(gaps) < EXACT
     assert processes_of_vllm() == []
@@ -133,7 +133,7 @@ def test_an_engine_of_two_processes_samples_with_adapters(ray_cluster: LocalRay,
     )
     more = ("resources.engines=1", "resources.tensor_parallel=2", "resources.cpus_per_worker=0.5")
     run_config, outcome = run(tmp_path, TWO_AGENTS, team, *more)
-    gaps = [value for _, value in Tracker(run_config, outcome.run_id).history("first/engine/log_prob_gap")]
+    gaps = [value for _, value in MlflowRun(run_config, outcome.run_id).history("first/engine/log_prob_gap")]
     assert len(gaps) == 3 and max(gaps) < EXACT
 
 
@@ -159,7 +159,7 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
     assert (
         "the checkpoint of iteration" in said[0] and "worker 0: resources.engines: engine of policy speaker" in said[0]
     )
-    steps = [step for step, _ in Tracker(run_config, outcome.run_id).history("return")]
+    steps = [step for step, _ in MlflowRun(run_config, outcome.run_id).history("return")]
     assert steps == sorted({*steps}) and steps[-1] == 80
     assert processes_of_vllm() == []
 

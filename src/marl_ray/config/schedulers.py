@@ -26,13 +26,13 @@ class SchedulerSettings(Config):
     """The scheduler: a name or `package.module:NAME`."""
 
 
-class Fifo(SchedulerSettings):
+class FifoSettings(SchedulerSettings):
     """Every configuration runs to its end."""
 
     kind: Literal["fifo"] = "fifo"
 
 
-class Asha(SchedulerSettings):
+class AshaSettings(SchedulerSettings):
     """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): all run to a first rung; the best go on."""
 
     kind: Literal["asha"]
@@ -42,7 +42,7 @@ class Asha(SchedulerSettings):
     """One of this many goes on at each rung, and the next rung has this many times the steps."""
 
 
-class Median(SchedulerSettings):
+class MedianSettings(SchedulerSettings):
     """Median stopping (Golovin et al. 2017): stopped when the best so far is below the median of the others' means."""
 
     kind: Literal["median"]
@@ -54,7 +54,7 @@ class Median(SchedulerSettings):
     """Configurations to compare with before any is stopped."""
 
 
-class Pbt(SchedulerSettings):
+class PbtSettings(SchedulerSettings):
     """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous: the worst take the weights and
     optimiser state of the best, and perturbed hyper-parameters."""
 
@@ -70,7 +70,7 @@ class Pbt(SchedulerSettings):
     """Two factors; a number is multiplied by one of them."""
 
 
-class Pb2(SchedulerSettings):
+class Pb2Settings(SchedulerSettings):
     """Population-based bandits (Parker-Holder et al. 2020, arXiv 2002.02518): exploits as in PBT; the new
     hyper-parameters maximise a time-varying Gaussian process's upper confidence bound. Numbers only."""
 
@@ -97,7 +97,7 @@ def _settings(data: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
 
 
 SchedulerConfig = Annotated[
-    Annotated[Fifo | Asha | Median | Pbt | Pb2, Field(discriminator="kind")],
+    Annotated[FifoSettings | AshaSettings | MedianSettings | PbtSettings | Pb2Settings, Field(discriminator="kind")],
     WrapValidator(_settings),
     PlainSerializer(lambda settings: settings.model_dump(mode="json")),
 ]

@@ -13,7 +13,7 @@ from marl_ray.config.base import NAME_PATTERN, Config
 from marl_ray.config.load import parse_config, read_yaml, with_overrides
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.unread_keys import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
-from marl_ray.config.schedulers import Fifo, SchedulerConfig
+from marl_ray.config.schedulers import FifoSettings, SchedulerConfig
 from marl_ray.errors import MarlRayError
 
 OWNED = ("name", "seed", "storage", "tracking")
@@ -114,7 +114,7 @@ class SweepConfig(Config):
     space: dict[str, DimensionConfig] = Field(min_length=1)
     """Dotted keys of the run config and their values."""
     search: SearchConfig = SearchConfig()
-    scheduler: SchedulerConfig = Fifo()
+    scheduler: SchedulerConfig = FifoSettings()
     """Rule by which configurations stop early or copy each other: `kind` is `fifo` (none does), `asha`, `median`, `pbt`,
     `pb2`, or `package.module:NAME` of a scheduler of your own; each kind has keys of its own."""
     seeds: tuple[NonNegativeInt, ...] = Field(default=(0, 1, 2), min_length=1)

@@ -196,13 +196,13 @@ def story(played: PlayedExperiment) -> list[str]:
 def _plot(folder: Path) -> Path:
     from marl_ray.training.run_folder.record import RECORD
     from marl_ray.training.tracking.curve_plot import plot_returns
-    from marl_ray.training.tracking.mlflow_run import Tracker
+    from marl_ray.training.tracking.mlflow_run import MlflowRun
 
     curves = {}
     for arm, path in ARMS.items():
         config = load_config(RunConfig, path, [f"storage={folder}"])
         record = json.loads((folder / config.name / RECORD).read_text())
-        curves[arm] = Tracker(config, record["mlflow_run_id"]).history("eval/return")
+        curves[arm] = MlflowRun(config, record["mlflow_run_id"]).history("eval/return")
     return plot_returns(curves, folder / "learning_curves.png", "MultiGrid-Empty-8x8-v0, two agents")
 
 

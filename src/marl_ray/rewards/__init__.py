@@ -12,8 +12,8 @@ from marl_ray.rewards.code import (
     run_tests,
 )
 from marl_ray.rewards.extraction import blocks, defines, extract
-from marl_ray.rewards.math import extract_answer, math_reward
 from marl_ray.rewards.math_answers import answers_match, number
+from marl_ray.rewards.math_reward import extract_answer, math_reward
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.rewards.style import style, violations
 

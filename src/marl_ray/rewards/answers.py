@@ -5,8 +5,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from marl_ray.rewards.math import math_reward
 from marl_ray.rewards.math_answers import TOLERANCE, answers_match, number
+from marl_ray.rewards.math_reward import math_reward
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INSIDE_A_NUMBER = re.compile(r"(?<=\d)[^\w\s](?=\d)")
@@ -23,7 +23,7 @@ class Solved:
 
 
 class MathAnswer:
-    """Pays 1 where the final answer in a text is the right one, by the rules of `marl_ray.rewards.math`."""
+    """Pays 1 where the final answer in a text is the right one, by the rules of `marl_ray.rewards.math_reward`."""
 
     needs = ("answer",)
 
@@ -60,7 +60,7 @@ class ExactMatch:
 
 
 def same_answer(given: str, wanted: str) -> bool:
-    """True if two answers are equal by `marl_ray.rewards.math`, or as words without punctuation and articles."""
+    """True if two answers are equal by `marl_ray.rewards.math_reward`, or as words without punctuation and articles."""
     given = given.strip().strip("*")
     if answers_match(given, wanted):
         return True

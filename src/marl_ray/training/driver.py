@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
-from marl_ray.ray_seams import failures_of, for_ray_of_one_run, unwrapped, watched_workers
+from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_failures, worker_failures
 from marl_ray.training.checkpoints.index import checkpoints_in, published, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -51,7 +51,7 @@ from marl_ray.training.run_result import (
     store_result,
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
-from marl_ray.training.tracking.other_sinks import open_sinks
+from marl_ray.training.tracking.sinks import open_sinks
 from marl_ray.training.worker import REFUSED, STOPPED, worker
 
 
@@ -146,7 +146,7 @@ def _announce(attempt: _Attempt, use_gpu: bool) -> tuple[str, dict[str, str], di
     tags = {"resume_from": record[ORIGIN]} if ORIGIN in record else {}
     if opened:
         record["mlflow_run_id"] = opened[MLFLOW].run_id
-        opened[MLFLOW].tracker.tag(tags)
+        opened[MLFLOW].mlflow_run.tag(tags)
     record |= config_record(config)
     pinned = pin_bundles(config, record)
     write_record(config, record)
@@ -179,7 +179,7 @@ def _trainer(attempt: _Attempt, run_id: str, pinned: dict[str, Any], use_gpu: bo
         use_gpu=use_gpu,
         exchange_s=exchange_s(config),
         begun=attempt.controllers.append,
-        callbacks=[_noting_failures(*attempt.folder), watched_workers(WorkerWatch(notes))],
+        callbacks=[_noting_failures(*attempt.folder), observing_callback(WorkerWatch(notes))],
     )
 
 
@@ -243,7 +243,7 @@ def _causes(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except ray.train.TrainingFailedError as error:
-        where = traceback_of(config, failures_of(error))
+        where = traceback_of(config, worker_failures(error))
         more = f"; its traceback is in {where}" if where else ""
         raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
     except OSError as error:
@@ -260,7 +260,7 @@ def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
 
     class NotingFailures(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, BaseException]) -> None:
-            write_failure(filesystem, folder, unwrapped(worker_exceptions))
+            write_failure(filesystem, folder, unwrap_failures(worker_exceptions))
 
     return NotingFailures()
 
@@ -272,7 +272,7 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
 
 def cause(error: BaseException) -> str:
     """The first line of the error that a worker raised, without the wrappers around it."""
-    failures = failures_of(error)
+    failures = worker_failures(error)
     error = getattr(error, "controller_failure", error)
     if isinstance(error, MarlRayError):
         return str(error)

@@ -16,7 +16,7 @@ from marl_ray.training.run_folder.record import (
     write_traceback,
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
-from marl_ray.training.tracking.other_sinks import check_sinks
+from marl_ray.training.tracking.sinks import check_sinks
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 """Schemes of tracking URIs that MLflow has by itself; for others its plug-ins are asked, which takes seconds to load."""

@@ -14,7 +14,7 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_result import RunResult
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 TWO = "resources.workers=2"
 WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003}"
@@ -36,7 +36,7 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRa
     calm = two_workers(trained, str(tmp_path / "calm"), TWO, WARM, *more)
     for key in ("return", "policy_loss", "a/response_tokens", "eval/return", "eval/pass_at_2"):
         expected = {row["steps"]: row[key] for row in calm if key in row}
-        assert Tracker(unbroken, died.run_id).history(key) == [*expected.items()] and expected, key
+        assert MlflowRun(unbroken, died.run_id).history(key) == [*expected.items()] and expected, key
     best = load_bundle(died.bundle).manifest
     (same,) = (str(row["iteration"]) for row in calm if row["steps"] == best.lineage.steps and "iteration" in row)
     assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
@@ -69,5 +69,5 @@ def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(r
     check_run(run_config)
     outcome = train(run_config)
     assert load_bundle(outcome.bundle).manifest.lineage.steps == 200
-    losses = [loss for _, loss in Tracker(run_config, outcome.run_id).history("policy_loss")]
+    losses = [loss for _, loss in MlflowRun(run_config, outcome.run_id).history("policy_loss")]
     assert len(losses) == 5 and losses[-1] < losses[0]

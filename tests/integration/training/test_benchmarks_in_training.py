@@ -19,7 +19,7 @@ from marl_ray.training.loop.start import RunStart
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.run_log import LOG
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 WARM = "warm_start={data: environment, count: 64, batch: 8, epochs: 4, lr: 0.003}"
@@ -204,7 +204,7 @@ def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if why in line]
     assert line.startswith(f"{run.name}: {why}ActorDiedError: ")
     assert line.removeprefix(f"{run.name}: ") in (tmp_path / run.name / LOG).read_text()
-    tracker = Tracker(run, outcome.run_id)
+    tracker = MlflowRun(run, outcome.run_id)
     logged = tracker.client.get_metric_history(outcome.run_id, "benchmark/math/pass_at_1")
     assert sorted(metric.step for metric in logged) == [0, 160, 320, 480]  # the death in iteration 39 repeats none
     assert [step for step, _ in tracker.history("benchmark/price")] == [0, 160, 320, 480]

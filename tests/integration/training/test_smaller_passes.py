@@ -12,7 +12,7 @@ from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_batch=4", "tracking.progress=false")
 
@@ -31,7 +31,7 @@ def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
     small = two_workers(texts.trained, str(tmp_path / "small"), *WORKERS, "train.micro_batch=2")
     for key in ("return", "policy_loss", "grad_norm", "entropy"):
         expected = {row["steps"]: row[key] for row in small if key in row}
-        assert dict(Tracker(run_config, outcome.run_id).history(key)) == pytest.approx(expected, abs=1e-5), key
+        assert dict(MlflowRun(run_config, outcome.run_id).history(key)) == pytest.approx(expected, abs=1e-5), key
 
 
 def test_a_pass_of_one_sequence_is_not_halved(tmp_path: Path):

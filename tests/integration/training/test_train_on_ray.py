@@ -34,7 +34,7 @@ from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, 
 from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_result import RunResult, read_finished_result
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 TWO = "resources.workers=2"
 FEW = "evaluation.episodes=2"
@@ -55,7 +55,7 @@ def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
 
 
 def returns(run_config: RunConfig, outcome: RunResult) -> list[tuple[int, float]]:
-    return Tracker(run_config, outcome.run_id).history("return")
+    return MlflowRun(run_config, outcome.run_id).history("return")
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +77,12 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfi
     run_config, outcome = died
     for key in ("return", "eval/return"):
         expected = [(row["steps"], row[key]) for row in calm if key in row]
-        assert Tracker(run_config, outcome.run_id).history(key) == expected and expected, key
+        assert MlflowRun(run_config, outcome.run_id).history(key) == expected and expected, key
     assert len(mlflow.MlflowClient(tracking_uri=outcome.tracking_uri).search_runs(["1"])) == 1
     folder = storage_of(run_config) + "/toy"
     rows = read_metrics(LocalFileSystem(), folder)
     assert [iteration_of(row) for row in rows] == list(range(7))
-    assert history_of(rows, "return") == Tracker(run_config, outcome.run_id).history("return")
+    assert history_of(rows, "return") == MlflowRun(run_config, outcome.run_id).history("return")
     lines = Path(folder, "run.log").read_text()
     for part in (
         "2 workers on CPU",
@@ -111,7 +111,7 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
     assert served.manifest.lineage.run == "toy"
     assert outcome.curve is not None
     assert outcome.curve.read_bytes().startswith(b"\x89PNG")
-    scored = Tracker(run_config, outcome.run_id)
+    scored = MlflowRun(run_config, outcome.run_id)
     assert scored.history("eval/return")[0][0] == 0  # the baseline
     # What is told of the bundle is of other episodes than it was chosen by, and lies with it.
     assert outcome.best_return == served.manifest.lineage.metrics["best/return"]
@@ -175,7 +175,9 @@ def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path
     log = (tmp_path / "toy" / "run.log").read_text()
     assert "worker 0: Traceback" in log and "toys/envs.py" in log and f"failed: {caught.value}" in log
     record = json.loads((tmp_path / "toy" / "run.json").read_text())
-    assert Tracker(run_config, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
+    assert (
+        MlflowRun(run_config, record["mlflow_run_id"]).client.get_run(record["mlflow_run_id"]).info.status == "FAILED"
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
     assert "Traceback" not in said
     record = json.loads((tmp_path / "broken-off" / "run.json").read_text())
     run_id = record["mlflow_run_id"]
-    assert Tracker(run_config, run_id).client.get_run(run_id).info.status == "KILLED"
+    assert MlflowRun(run_config, run_id).client.get_run(run_id).info.status == "KILLED"
     deadline = time.monotonic() + 60
     while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
         assert time.monotonic() < deadline, "a worker is left"
@@ -391,7 +393,7 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
         thread.join(30)
     assert owner.is_set()
     record = json.loads((tmp_path / "taken" / "run.json").read_text())
-    client = Tracker(run_config, record["mlflow_run_id"]).client
+    client = MlflowRun(run_config, record["mlflow_run_id"]).client
     assert client.get_run(record["mlflow_run_id"]).info.status == "RUNNING"  # it is the other owner's
     assert client.search_registered_models() == []
 

@@ -19,7 +19,7 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import ask
-from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 from marl_ray.tuning.reporting.report import write_report
 
 __all__ = ["browser"]
@@ -102,7 +102,7 @@ def registered(storage: Path) -> ToySweep:
     sweep = ToySweep(storage, seeds=1)
     values = {"algorithm": "ippo", "hyper.lr": 0.001, "hyper.entropy_coef": 0.01}
     sweep.train(sweep.add(values), 1.0)
-    tracker = SweepTracker(sweep.config, sweep.records)
+    tracker = SweepMlflowRuns(sweep.config, sweep.records)
     bundle = Path(make_bundle(storage / "bundles", 4))
     folder = sweep.end(model=tracker.register(sweep.records.trials[0], bundle))
     write_report(folder, sweep.records)

@@ -15,7 +15,7 @@ from marl_ray.config import ConstraintConfig, CostConfig, EnvConfig
 from marl_ray.envs.env_copies import warm_up
 from marl_ray.envs.registry import check_costs, is_text, make_env
 from marl_ray.envs.text.base import AnyText, TextEnv, place, split_tasks
-from marl_ray.envs.text.math import MathTasks
+from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.envs.text.tasks import MathTask
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards import math_reward

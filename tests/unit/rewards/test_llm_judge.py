@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes.http_server import serving_http
 
-from marl_ray.envs.text.math import MathTasks
+from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.envs.text.tasks import MathTask
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.judge.ledger import JudgeLedger

@@ -11,7 +11,7 @@ import pytest
 from marl_ray.cli import main
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import check_reward, make_env
-from marl_ray.envs.text.math import MathTasks
+from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.envs.text.tasks import GivenProgram, MathTask
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import REWARD

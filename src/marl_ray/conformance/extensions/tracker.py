@@ -9,7 +9,7 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded, refuse
 from marl_ray.extensions import TRACKER
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.tracking.other_sinks import check_sinks, open_sinks
+from marl_ray.training.tracking.sinks import check_sinks, open_sinks
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 QUICK_S = 10.0

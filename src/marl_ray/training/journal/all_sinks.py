@@ -18,7 +18,7 @@ from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.metrics_file import METRICS
 from marl_ray.training.run_folder.temporary_files import remove_temporary
-from marl_ray.training.tracking.other_sinks import Sink, open_sink
+from marl_ray.training.tracking.sinks import Sink, open_sink
 
 MLFLOW = "mlflow"
 ALL_TAKEN = "FINISHED"

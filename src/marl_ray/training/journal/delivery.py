@@ -20,7 +20,7 @@ from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.appended_file import take_over_copy
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, row_of
 from marl_ray.training.run_folder.record import read_json, write_json
-from marl_ray.training.tracking.other_sinks import Sink
+from marl_ray.training.tracking.sinks import Sink
 
 MARKS = "sinks"
 """Folder of the marks in a run's folder."""

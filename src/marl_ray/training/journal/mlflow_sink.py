@@ -10,7 +10,7 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.writer import TRANSCRIPTS, transcripts_path
 from marl_ray.training.run_folder.metrics_file import iteration_of
 from marl_ray.training.run_folder.owners import whose_folder
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 PICTURES = ("return.png", "benchmarks.png")
 """Files of a finished run's folder that MLflow gets."""
@@ -30,28 +30,28 @@ class MlflowSink:
         """Open the MLflow run `run_id`, or begin one where it is None, and mark it as running. Raises MarlRayError if the
         server does not answer."""
         self.config, self.filesystem, self.folder = config, filesystem, folder
-        self.tracker = Tracker(config, run_id, owner=whose_folder(filesystem, folder))
-        self.run_id = self.tracker.run_id
-        self.tracker.reopen()
-        self.tracker.tag(tags or {})
+        self.mlflow_run = MlflowRun(config, run_id, owner=whose_folder(filesystem, folder))
+        self.run_id = self.mlflow_run.run_id
+        self.mlflow_run.reopen()
+        self.mlflow_run.tag(tags or {})
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         rows = list(rows)
         if self.config.language:
             self._store(transcripts_path(self.folder, iteration_of(row)) for row in rows)
-        self.tracker.log(rows)
+        self.mlflow_run.log(rows)
 
     def last_iteration(self) -> int | None:
         """The last iteration that MLflow has."""
-        return self.tracker.last_iteration()
+        return self.mlflow_run.last_iteration()
 
     def register(self, bundle: Path, digest: str, score: float | None) -> str:
         """Store the pictures, and register the best bundle; returns `models:/name/version`."""
         self._store((f"{self.folder}/{name}" for name in PICTURES), None)
-        return self.tracker.register(bundle, digest, score)
+        return self.mlflow_run.register(bundle, digest, score)
 
     def end(self, status: str) -> None:
-        self.tracker.end(status)
+        self.mlflow_run.end(status)
 
     def _store(self, paths: Iterable[str], artifacts: str | None = TRANSCRIPTS) -> None:
         """Store those of the files that are there as files of the MLflow run."""
@@ -59,10 +59,10 @@ class MlflowSink:
             if info.type != fs.FileType.File:
                 continue
             if isinstance(self.filesystem, fs.LocalFileSystem):
-                self.tracker.artifact(Path(info.path), artifacts)
+                self.mlflow_run.artifact(Path(info.path), artifacts)
                 continue
             with temporary_folder("artifact") as temporary:
                 path = temporary / info.base_name
                 with self.filesystem.open_input_stream(info.path) as stream:
                     path.write_bytes(stream.read())
-                self.tracker.artifact(path, artifacts)
+                self.mlflow_run.artifact(path, artifacts)

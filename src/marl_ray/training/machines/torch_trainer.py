@@ -7,7 +7,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.ray_seams import (
     give_up_silent_workers,
-    named_workers,
+    naming_callback,
     poll_often,
     without_datasets,
     without_own_interrupts,
@@ -53,7 +53,7 @@ def torch_trainer(
             name=name,
             storage_path=storage,
             failure_config=FailureConfig(max_failures=need.max_failures),
-            callbacks=[named_workers(label), *callbacks],
+            callbacks=[naming_callback(label), *callbacks],
         ),
     )
     without_own_interrupts(trainer, begun)

@@ -59,7 +59,7 @@ class WorkerWatch:
         self.final = ""
         """One line that says why the run will not go on; empty while it will."""
 
-    def wanted(self, workers: int, each: Mapping[str, float]) -> None:
+    def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that so many workers are to be started, for `each` of which these resources are needed.
 
         Raises MarlRayError if they have been waited for since more than `wait_s` seconds, or could not be started STARTS
@@ -73,14 +73,14 @@ class WorkerWatch:
         elif time.time() - self.since > self.wait_s:
             raise MarlRayError(f"gave up after {time.time() - self.since:.0f} s: {self._wait(workers, each)}")
 
-    def begun(self, nodes: Mapping[int, str]) -> None:
+    def on_started(self, nodes: Mapping[int, str]) -> None:
         """Note that the workers run, on the nodes of these addresses by rank."""
         if self.since and time.time() - self.since > SAY_S[0]:
             self._note(f"its workers are there, after {time.time() - self.since:.0f} s")
         self.since, self.nodes, self.causes, self.starts = 0.0, dict(nodes), {}, 0
         self.silent_ranks.clear()
 
-    def silent(self, seconds: Mapping[int, float]) -> None:
+    def on_silence(self, seconds: Mapping[int, float]) -> None:
         """Note since how many seconds workers have not answered."""
         for rank, duration in seconds.items():
             if duration > SILENT_S and rank not in self.silent_ranks:
@@ -93,14 +93,14 @@ class WorkerWatch:
             self.silent_ranks.remove(rank)
             self._note(f"worker {rank} on node {self.nodes.get(rank)} answers again")
 
-    def failed(self, errors: Mapping[int, BaseException]) -> None:
+    def on_failure(self, errors: Mapping[int, BaseException]) -> None:
         """Note why workers have ended."""
         self.causes |= {rank: named(error) for rank, error in errors.items()}
         for rank, error in errors.items():
             if isinstance(error, DiskFullError):
                 self.final = f"worker {rank}: {error}"
 
-    def not_begun(self, error: BaseException) -> None:
+    def on_start_failed(self, error: BaseException) -> None:
         """Note why workers could not be started."""
         self.starts += 1
         self._note(f"its workers could not be started ({self.starts} of {STARTS} times): {named(error)}")

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.appended_file import lines_of
-from marl_ray.training.tracking.other_sinks import numbers
+from marl_ray.training.tracking.sinks import numbers
 
 METRICS = "metrics.jsonl"
 """Name of the file in a run's folder."""

@@ -13,7 +13,7 @@ from typing import Any
 from marl_ray.config import RunConfig, config_hash, tracking_uri
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
-from marl_ray.training.tracking.other_sinks import numbers
+from marl_ray.training.tracking.sinks import numbers
 
 BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
@@ -33,7 +33,7 @@ RETRIES = 1
 """Times that a request is sent again at once, unless MLFLOW_HTTP_REQUEST_MAX_RETRIES says otherwise. MLflow's own 7 keep a
 caller waiting for four minutes."""
 _bounded: ContextVar[bool] = ContextVar("bounded", default=False)
-"""True within a call of a Tracker."""
+"""True within a call of an MlflowRun."""
 
 
 def uri_of(config: RunConfig) -> str:
@@ -41,7 +41,7 @@ def uri_of(config: RunConfig) -> str:
     return tracking_uri(config.tracking.uri, config.storage)
 
 
-class Tracker:
+class MlflowRun:
     """One MLflow run. Every call names the run, so that nothing is global to the process."""
 
     def __init__(
@@ -251,8 +251,8 @@ def _bounding(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _bound_requests() -> None:
-    """Let MLflow's settings for requests have other defaults within a call of a Tracker, and there alone. MLflow takes them
-    from the environment, which belongs to the user and to all threads."""
+    """Let MLflow's settings for requests have other defaults within a call of an MlflowRun, and there alone. MLflow takes
+    them from the environment, which belongs to the user and to all threads."""
     from mlflow import environment_variables as settings
 
     def bound(setting: Any, most: int) -> None:

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from marl_ray.errors import one_line
 from marl_ray.temporary_folders import new_temporary_folder
-from marl_ray.training.tracking.other_sinks import EVENTS_S, TENSORBOARD, numbers
+from marl_ray.training.tracking.sinks import EVENTS_S, TENSORBOARD, numbers
 from marl_ray.tuning.folder import Folder
 
 UPLOAD_S = 10.0

@@ -21,7 +21,7 @@ from marl_ray.training.machines.interruption import run_within
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.run_folder.owners import whose_folder
-from marl_ray.training.tracking.mlflow_run import PARENT_TAG, Tracker, uri_of
+from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
 from marl_ray.training.tracking.summary import best_score_of
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord
@@ -33,7 +33,7 @@ ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
 PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
 
-class SweepTracker:
+class SweepMlflowRuns:
     """Tells MLflow of a sweep. No call waits for the server, but for the first one and `register`."""
 
     def __init__(self, config: SweepConfig, records: SweepRecords, owns: Callable[[], bool] = lambda: True):
@@ -59,7 +59,7 @@ class SweepTracker:
         )
 
     @property
-    def parent(self) -> Tracker:
+    def parent(self) -> MlflowRun:
         """The sweep's own MLflow run; raises MarlRayError if the tracking server does not answer."""
         return self.runs.parent
 
@@ -151,11 +151,11 @@ class _SweepRuns:
 
     def __init__(self, config: SweepConfig, records: SweepRecords, uri: str):
         self.config, self.records, self.uri = config, records, uri
-        self._parent: Tracker | None = None
-        self.children: dict[int, Tracker | None] = {}
+        self._parent: MlflowRun | None = None
+        self.children: dict[int, MlflowRun | None] = {}
 
     @property
-    def parent(self) -> Tracker:
+    def parent(self) -> MlflowRun:
         return self.open()._parent  # type: ignore[return-value]
 
     @property
@@ -168,7 +168,7 @@ class _SweepRuns:
             folder = Folder(self.config.storage, self.config.name)
             owner = whose_folder(folder.filesystem, folder.path)
             run_id = self.records.mlflow_run_id or None
-            parent = Tracker(self.config.example(), run_id, {"marl_ray.kind": "sweep"}, owner)
+            parent = MlflowRun(self.config.example(), run_id, {"marl_ray.kind": "sweep"}, owner)
             parent.reopen()
             self.records.mlflow_run_id = parent.run_id
             self._parent = parent
@@ -211,7 +211,7 @@ class _SweepRuns:
         except Exception:
             return None
 
-    def _child(self, number: int) -> Tracker | None:
+    def _child(self, number: int) -> MlflowRun | None:
         """The run of a trial; None for a trial whose config is invalid."""
         if number not in self.children:
             record = self.records.trials[number]
@@ -222,7 +222,7 @@ class _SweepRuns:
             tags = {PARENT_TAG: self.parent.run_id, "trial": f"{number:04d}"}
             # A driver may have been killed after it began a trial's run and before it noted that.
             run_id = record.mlflow_run_id or self.parent.run_with(tags)
-            child = Tracker(config, run_id, tags)
+            child = MlflowRun(config, run_id, tags)
             if run_id:
                 child.reopen()
             record.mlflow_run_id = child.run_id

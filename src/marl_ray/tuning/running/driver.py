@@ -34,7 +34,7 @@ from marl_ray.tuning.records import (
     why,
 )
 from marl_ray.tuning.reporting.event_files import EventFiles
-from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.capacity import TrialResources, need_of, slots
@@ -108,7 +108,7 @@ def _run(
     finally:
         with shield:
             if not lease.owns():
-                sweep.tracker.leave()
+                sweep.mlflow_runs.leave()
             else:
                 sweep.close()
     return SweepResult(config.name, folder.uri, records, sweep.report)
@@ -146,7 +146,7 @@ class _Sweep:
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
         self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
-        self.tracker = SweepTracker(config, records, lease.owns)
+        self.mlflow_runs = SweepMlflowRuns(config, records, lease.owns)
         self.events = EventFiles(folder, self.warn)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class _Sweep:
         objectives = [last[name] for name in names] if all(last.get(name) is not None for name in names) else None
         self.plan.note_progress(leg.number, {"steps": int(last["steps"]), "played": int(last["played"])}, objectives)
         self.file.mark(record)
-        self.tracker.log(record, rows)
+        self.mlflow_runs.log(record, rows)
         self.events.log(leg.name, rows)
         self.progress.show()
 
@@ -253,7 +253,7 @@ class _Sweep:
             nested=need.nested,
             use_gpu=need.use_gpu,
             cpus=need.cpus,
-            tracking_uri=self.tracker.uri,
+            tracking_uri=self.mlflow_runs.uri,
             folder=os.getcwd(),
         )
 
@@ -273,7 +273,7 @@ class _Sweep:
         self.save(*records)
         for record in records:
             if record.state == "ended":
-                self.tracker.end(record)
+                self.mlflow_runs.end(record)
                 print(f"{self.config.name}: {self.line(record)}", flush=True)
         self.progress.show()
 
@@ -325,7 +325,7 @@ class _Sweep:
             if home.exists(bundle):
                 with home.local(bundle) as local:
                     assert local is not None
-                    records.winner_model = self.tracker.register(winner, local)
+                    records.winner_model = self.mlflow_runs.register(winner, local)
         self.save(*candidates[:1])
 
     def close(self) -> None:
@@ -334,11 +334,11 @@ class _Sweep:
         self.save(all_records=True)
         try:
             self.report = write_report(self.folder, self.records)
-            self.tracker.report(self.folder.read(REPORT))
+            self.mlflow_runs.report(self.folder.read(REPORT))
         except Exception as error:  # a failing report must not end a sweep
             self.warn(f"no report: {named(error)}; `marl-ray report {self.folder.uri}` makes one later")
         self.events.close()
-        self.tracker.close(self.records.status)
+        self.mlflow_runs.close(self.records.status)
 
     def interrupted(self) -> None:
         """Tell the user at once which work is kept."""

@@ -20,7 +20,7 @@ from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
 from marl_ray.training.single_process import train_alone
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 TEAM = "team={first: {agents: [a]}, second: {agents: [b]}}"
 
@@ -90,11 +90,11 @@ def test_on_ray_a_run_names_its_origin_and_outlives_it(ray_cluster: LocalRay, tm
     outcome = train(run_config)
     origin = load_bundle(outcome.bundle).manifest.lineage.origin
     assert origin is not None and (origin.run, origin.steps) == ("toy", 64)
-    tags = Tracker(run_config, outcome.run_id).client.get_run(outcome.run_id).data.tags
+    tags = MlflowRun(run_config, outcome.run_id).client.get_run(outcome.run_id).data.tags
     assert tags["resume_from"] == origin.checkpoint == source_of(run_config)
     rows = read_metrics(fs.LocalFileSystem(), str(tmp_path / "next"))
     assert [iteration_of(row) for row in rows] == [2, 3, 4]
-    assert history_of(rows, "return") == Tracker(run_config, outcome.run_id).history("return")
+    assert history_of(rows, "return") == MlflowRun(run_config, outcome.run_id).history("return")
     shutil.rmtree(tmp_path / "toy")
     longer = config(*keys, "name=next", "resume_from=toy", "train.total_steps=160", "hyper.lr=0.02")
     check_run(longer)

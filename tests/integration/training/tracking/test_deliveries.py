@@ -20,7 +20,7 @@ from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.tracking import mlflow_run
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 LOCAL = fs.LocalFileSystem()
 SOON_S = 60.0
@@ -109,7 +109,7 @@ def test_a_run_of_mlflow_whose_id_was_not_noted_is_taken_over(tmp_path: Path, mo
         with pytest.raises(MarlRayError):
             MlflowSink(run, None, LOCAL, folder)
     sink = MlflowSink(run, None, LOCAL, folder)
-    runs = sink.tracker.client.search_runs(["1"])
+    runs = sink.mlflow_run.client.search_runs(["1"])
     assert [each.info.run_id for each in runs] == [sink.run_id] and runs[0].data.params["name"] == "toy"
     assert MlflowSink(run, None, LOCAL, f"{folder}-2").run_id != sink.run_id
     assert MlflowSink(config(f"storage={tmp_path}", "seed=3"), None, LOCAL, folder).run_id != sink.run_id
@@ -187,7 +187,7 @@ def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_p
             write(journal, 10, 19)
     delivering(run, folder, sink.run_id, names=names).close("FINISHED", wait_s=60)
     expected = [(32 * iteration, iteration / 2) for iteration in range(21)]
-    tracker = Tracker(run, sink.run_id)
+    tracker = MlflowRun(run, sink.run_id)
     history = tracker.client.get_metric_history(sink.run_id, "return")
     assert [(point.step, point.value) for point in history] == expected
     assert len(tracker.client.get_metric_history(sink.run_id, "warm_start/loss")) == 2
@@ -217,14 +217,14 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     assert again.close("FINISHED", bundle, wait_s=60) == "models:/toy/1"
     assert incomplete(run, LOCAL, folder) == []
     assert [path.name for path in (tmp_path / "toy" / "sinks").iterdir()] == ["mlflow.json"]
-    assert Tracker(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
+    assert MlflowRun(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
 
 
 def test_a_request_to_mlflow_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
-    client = Tracker(config(f"storage={tmp_path}")).client
+    client = MlflowRun(config(f"storage={tmp_path}")).client
     settings = (MLFLOW_HTTP_REQUEST_TIMEOUT, MLFLOW_HTTP_REQUEST_MAX_RETRIES)
     seen: list[list[int]] = []
     monkeypatch.setattr(client._client, "get_run", lambda run_id: seen.append([each.get() for each in settings]))

@@ -11,13 +11,13 @@ from processes.two_workers import FORKS
 from toys.runs import config
 
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
-from marl_ray.training.tracking.mlflow_run import Tracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 
 def begins(storage: Path, together: Any, run_ids: Any) -> None:
     """Begin a run when the other process does."""
     together.wait(60)
-    run_ids.put(Tracker(config(f"storage={storage}")).run_id)
+    run_ids.put(MlflowRun(config(f"storage={storage}")).run_id)
 
 
 def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: Path):

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.tracking.machine_readings import MachineReadings
-from marl_ray.training.tracking.other_sinks import WeightsAndBiases, check_sinks, open_sinks
+from marl_ray.training.tracking.sinks import WeightsAndBiases, check_sinks, open_sinks
 
 ROWS = [{"steps": 64, "return": 0.5, "loss": math.nan}, {"steps": 128, "return": 0.75, "loss": 2.0}]
 

@@ -29,8 +29,8 @@ from marl_ray.training.journal.all_sinks import MLFLOW
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.record import record_of
-from marl_ray.training.tracking.mlflow_run import Tracker
-from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.training.tracking.mlflow_run import MlflowRun
+from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 
 ALSO = 'tracking.also=[tensorboard, "toys.trackers:Lines", "toys.trackers:Slow", "toys.trackers:Full"]'
 
@@ -51,7 +51,7 @@ def rows_of(run: RunConfig) -> list[dict[str, float]]:
 def in_mlflow(run: RunConfig) -> list[int]:
     """The iterations that MLflow has, with doubles."""
     run_id = record_of(run)["mlflow_run_id"]
-    return [int(point.value) for point in Tracker(run, run_id).client.get_metric_history(run_id, "iteration")]
+    return [int(point.value) for point in MlflowRun(run, run_id).client.get_metric_history(run_id, "iteration")]
 
 
 def in_tensorboard(run: RunConfig) -> list[int]:
@@ -101,7 +101,7 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     assert again.model == "models:/toy/1" and not again.trained
     assert in_mlflow(run) == taken(tmp_path, "Full") == every
     assert in_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
-    client = Tracker(run, result.run_id).client
+    client = MlflowRun(run, result.run_id).client
     assert client.get_run(result.run_id).info.status == "FINISHED"
     assert [file.path for file in client.list_artifacts(result.run_id)] == ["bundles", "return.png"]
     assert load_bundle("models:/toy@best", server.uri).digest == load_bundle(result.bundle).digest
@@ -118,7 +118,7 @@ def test_a_sweep_ends_well_without_mlflow_and_the_same_command_delivers_the_rest
     sweep = ToySweep(tmp_path, seeds=1)
     records = [sweep.add({"algorithm": "ippo", "hyper.lr": 0.001 * k}, objectives=[1.0 * k]) for k in (1, 2)]
     rows = [{"iteration": k, "steps": 32 * k, "played": 32 * k, "exploits": 0, "return": k / 2} for k in range(1, 31)]
-    tracker = SweepTracker(sweep.config, sweep.records)
+    tracker = SweepMlflowRuns(sweep.config, sweep.records)
     tracker.log(records[0], rows[:10])
     server.kill()
     began = time.monotonic()
@@ -130,7 +130,7 @@ def test_a_sweep_ends_well_without_mlflow_and_the_same_command_delivers_the_rest
     assert time.monotonic() - began < 40
     assert "the same command delivers them" in capsys.readouterr().err
     server.start()
-    tracker = SweepTracker(sweep.config, sweep.records)
+    tracker = SweepMlflowRuns(sweep.config, sweep.records)
     tracker.log(records[1], rows[15:])
     tracker.end(records[1])
     tracker.close("finished")

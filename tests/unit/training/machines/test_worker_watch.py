@@ -29,13 +29,13 @@ def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster:
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
-        watch.wanted(2, {"CPU": 1.0, "GPU": 0})
-        watch.begun({0: "10.0.0.1", 1: "10.0.0.2"})
-        watch.failed({1: ConnectionError("the node is gone")})
-        watch.wanted(2, {"CPU": 1.0, "GPU": 0})
-        watch.wanted(2, {"CPU": 1.0, "GPU": 0})  # Ray Train tries again and again
+        watch.on_start_requested(2, {"CPU": 1.0, "GPU": 0})
+        watch.on_started({0: "10.0.0.1", 1: "10.0.0.2"})
+        watch.on_failure({1: ConnectionError("the node is gone")})
+        watch.on_start_requested(2, {"CPU": 1.0, "GPU": 0})
+        watch.on_start_requested(2, {"CPU": 1.0, "GPU": 0})  # Ray Train tries again and again
         time.sleep(1.2)
-        watch.begun({0: "10.0.0.1", 1: "10.0.0.3"})
+        watch.on_started({0: "10.0.0.1", 1: "10.0.0.3"})
         time.sleep(0.3)
     assert 3 <= len(lines) <= 5 and lines[-1] == "its workers are there, after 1 s"
     begin, free, lost = lines[0].split("; ")
@@ -53,9 +53,9 @@ def test_workers_that_have_their_resources_are_said_to_start(
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
-        watch.wanted(2, {"CPU": 1.0})
+        watch.on_start_requested(2, {"CPU": 1.0})
         time.sleep(0.25)
-        watch.begun({0: "10.0.0.1", 1: "10.0.0.1"})
+        watch.on_started({0: "10.0.0.1", 1: "10.0.0.1"})
     assert lines[0].startswith("starting the processes of 2 workers of 1 CPU each, since ") and "free" not in lines[0]
 
 
@@ -63,31 +63,31 @@ def test_a_short_wait_is_not_said(cluster: None, tmp_path: Path):
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
-        watch.wanted(1, {"CPU": 1.0})
-        watch.begun({0: "10.0.0.1"})
+        watch.on_start_requested(1, {"CPU": 1.0})
+        watch.on_started({0: "10.0.0.1"})
         time.sleep(0.3)
     assert lines == [] and not any(thread.name == "notes" for thread in threading.enumerate())
 
 
 def test_a_wait_that_is_over_ends_the_run(cluster: None, tmp_path: Path):
     watch = WorkerWatch(tmp_path / "notes", wait_s=0.05)
-    watch.wanted(1, {"CPU": 8.0})
+    watch.on_start_requested(1, {"CPU": 8.0})
     time.sleep(0.1)
     with pytest.raises(MarlRayError, match=r"gave up after 0 s: waiting for 1 worker of 8 CPU each, since"):
-        watch.wanted(1, {"CPU": 8.0})
+        watch.on_start_requested(1, {"CPU": 8.0})
 
 
 def test_a_full_disk_and_workers_that_never_start_end_the_run(cluster: None, tmp_path: Path):
     watch = WorkerWatch(tmp_path / "notes")
-    watch.failed({0: ConnectionError("lost"), 1: DiskFullError("the disk of /data is full")})
+    watch.on_failure({0: ConnectionError("lost"), 1: DiskFullError("the disk of /data is full")})
     with pytest.raises(MarlRayError, match="worker 1: the disk of /data is full"):
-        watch.wanted(2, {"CPU": 1.0})
+        watch.on_start_requested(2, {"CPU": 1.0})
     watch = WorkerWatch(tmp_path / "notes")
     for _ in range(STARTS):
-        watch.wanted(1, {"CPU": 1.0})
-        watch.not_begun(ImportError("no module named x"))
+        watch.on_start_requested(1, {"CPU": 1.0})
+        watch.on_start_failed(ImportError("no module named x"))
     with pytest.raises(MarlRayError, match="its workers could not be started 5 times: ImportError: no module named x"):
-        watch.wanted(1, {"CPU": 1.0})
+        watch.on_start_requested(1, {"CPU": 1.0})
 
 
 def test_a_full_disk_is_known_by_number_by_words_and_by_what_it_caused():
@@ -110,10 +110,10 @@ def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(t
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
-        watch.begun({0: "10.0.0.1", 1: "10.0.0.2"})
+        watch.on_started({0: "10.0.0.1", 1: "10.0.0.2"})
         for seconds in (3.0, 11.0, 14.0):
-            watch.silent({1: seconds})
-        watch.silent({})
+            watch.on_silence({1: seconds})
+        watch.on_silence({})
     assert len(lines) == 2 and lines[0].startswith(
         "worker 1 on node 10.0.0.2 has not answered for 11 s; it counts as lost at "
     )

@@ -18,8 +18,8 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import pinned
 from marl_ray.training.run_folder.record import pin_bundles
 from marl_ray.training.tracking import mlflow_run
-from marl_ray.training.tracking.mlflow_run import PARENT_TAG, Tracker, uri_of
-from marl_ray.tuning.reporting.mlflow_runs import SweepTracker
+from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
+from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 
 
 def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -40,7 +40,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, list[
     """Three versions with scores 0.5, 0.9 and 0.7, in the default place of the folder."""
     folder = tmp_path_factory.mktemp("registry")
     run_config = config(f"storage={folder}/runs", "tracking.experiment=mine")
-    tracker = Tracker(run_config)
+    tracker = MlflowRun(run_config)
     bundles = [Path(make_bundle(folder, action)) for action in (1, 2, 3)]
     scores = (0.5, 0.9, 0.7)
     return run_config, [
@@ -70,7 +70,7 @@ def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkey
     monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": metrics}))
     sweep = ToySweep(tmp_path, seeds=1, set={"constraints": [{"budget": 30}]})
     record = sweep.add({"algorithm": "ppo_lagrangian", "hyper.lr": 0.001}, objectives=[123.0])
-    tracker = SweepTracker(sweep.config, sweep.records)
+    tracker = SweepMlflowRuns(sweep.config, sweep.records)
     assert tracker.register(record, Path(make_bundle(tmp_path / "bundles", 1))) == "models:/toy/1"
     client = mlflow.MlflowClient(tracker.parent.uri, registry_uri=tracker.parent.uri)
     assert client.get_model_version("toy", "1").tags["best_score"] == repr(
@@ -79,10 +79,10 @@ def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkey
 
 
 def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def begun(storage: Path) -> SweepTracker:
+    def begun(storage: Path) -> SweepMlflowRuns:
         """The tracker of a sweep whose folder knows no run yet."""
         sweep = ToySweep(storage)
-        tracker = SweepTracker(sweep.config, sweep.records)
+        tracker = SweepMlflowRuns(sweep.config, sweep.records)
         tracker.leave()
         return tracker
 
@@ -96,7 +96,7 @@ def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, m
     assert [run.info.run_id] == [first.run_id] == [again.run_id] and run.data.params["name"] == "toy"
     assert run.data.tags["marl_ray.kind"] == "sweep"
     assert begun(tmp_path / "other").parent.run_id != first.run_id  # another sweep of the same name
-    Tracker(first.config, None, {PARENT_TAG: first.run_id, "trial": "0000"})
+    MlflowRun(first.config, None, {PARENT_TAG: first.run_id, "trial": "0000"})
     assert begun(tmp_path).parent.run_id != first.run_id  # its trials are not this sweep's
 
 

@@ -8,7 +8,7 @@ same trials are promoted in whatever order they arrive. Where it is not (a budge
 is among the best floor(n_k / reduction) of those that have arrived, as in the paper's algorithm 2.
 """
 
-from marl_ray.config.schedulers import Asha
+from marl_ray.config.schedulers import AshaSettings
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import TrialStandings, TrialVerdicts
 
@@ -16,9 +16,9 @@ from marl_ray.tuning.search.schedulers.base import TrialStandings, TrialVerdicts
 class AshaScheduler:
     """Promotes the best part of the trials at each rung; the others wait until no place is left."""
 
-    Settings = Asha
+    Settings = AshaSettings
 
-    def __init__(self, settings: Asha, sweep: SweepConfig, total_steps: int):
+    def __init__(self, settings: AshaSettings, sweep: SweepConfig, total_steps: int):
         self.config = settings
         self.rungs: list[int] = []
         rung = settings.grace

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from marl_ray.config.schedulers import Fifo
+from marl_ray.config.schedulers import FifoSettings
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
@@ -10,9 +10,9 @@ from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 class FifoScheduler:
     """Lets every trial run to its end."""
 
-    Settings = Fifo
+    Settings = FifoSettings
 
-    def __init__(self, settings: Fifo, sweep: SweepConfig, total_steps: int):
+    def __init__(self, settings: FifoSettings, sweep: SweepConfig, total_steps: int):
         pass
 
     def next_stop(self, steps: int) -> int | None:

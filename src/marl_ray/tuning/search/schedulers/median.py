@@ -7,7 +7,7 @@ averages up to the same point.
 from collections.abc import Mapping
 from statistics import fmean, median
 
-from marl_ray.config.schedulers import Median
+from marl_ray.config.schedulers import MedianSettings
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 
@@ -15,9 +15,9 @@ from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
 class MedianScheduler:
     """Stops trials that are worse than the median of the others."""
 
-    Settings = Median
+    Settings = MedianSettings
 
-    def __init__(self, settings: Median, sweep: SweepConfig, total_steps: int):
+    def __init__(self, settings: MedianSettings, sweep: SweepConfig, total_steps: int):
         self.config, self.total_steps = settings, total_steps
 
     def next_stop(self, steps: int) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from marl_ray.config.schedulers import Pb2
+from marl_ray.config.schedulers import Pb2Settings
 from marl_ray.config.sweep import DimensionConfig
 from marl_ray.tuning.search.schedulers.base import TrialStanding
 from marl_ray.tuning.search.schedulers.pbt import PopulationScheduler
@@ -36,7 +36,7 @@ JITTER = 1e-6
 class Pb2Scheduler(PopulationScheduler):
     """PBT whose recipients get the hyper-parameters that a Gaussian process over past changes of the score prefers."""
 
-    Settings = Pb2
+    Settings = Pb2Settings
 
     def explore(
         self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator

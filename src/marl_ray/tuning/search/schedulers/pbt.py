@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_ray.config.schedulers import Pb2, Pbt
+from marl_ray.config.schedulers import Pb2Settings, PbtSettings
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.tuning.search.schedulers.base import Exploit, TrialStanding, TrialVerdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
@@ -20,7 +20,7 @@ from marl_ray.tuning.search.spaces import clip_value, draw_value
 class PopulationScheduler:
     """The part that PBT and PB2 share: the times of exploits, and the choice of recipients and donors."""
 
-    def __init__(self, settings: Pbt | Pb2, sweep: SweepConfig, total_steps: int):
+    def __init__(self, settings: PbtSettings | Pb2Settings, sweep: SweepConfig, total_steps: int):
         self.interval, self.quantile = settings.interval, settings.quantile
         self.space, self.total_steps, self.seed = sweep.space, total_steps, sweep.search.seed
 
@@ -55,9 +55,9 @@ class PopulationScheduler:
 class PbtScheduler(PopulationScheduler):
     """Population based training: the worst trials go on with the weights of the best and perturbed hyper-parameters."""
 
-    Settings = Pbt
+    Settings = PbtSettings
 
-    def __init__(self, settings: Pbt, sweep: SweepConfig, total_steps: int):
+    def __init__(self, settings: PbtSettings, sweep: SweepConfig, total_steps: int):
         super().__init__(settings, sweep, total_steps)
         self.config = settings
 

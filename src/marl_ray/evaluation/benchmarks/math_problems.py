@@ -2,7 +2,7 @@
 
     {"prompt": "What is 7 times 8?", "answer": "56", "task_id": "a"}
 
-An answer is right where `marl_ray.rewards.math` pays for it; nothing that a model writes is run. A problem without
+An answer is right where `marl_ray.rewards.math_reward` pays for it; nothing that a model writes is run. A problem without
 `task_id` is called by its number, from 0.
 """
 
@@ -20,7 +20,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Verdicts,
     unique,
 )
-from marl_ray.rewards.math import math_reward
+from marl_ray.rewards.math_reward import math_reward
 from marl_ray.sandbox import Pool
 
 

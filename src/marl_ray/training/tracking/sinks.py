@@ -47,7 +47,7 @@ class Sink(Protocol):
         """Close the sink; `status` is FINISHED, FAILED or KILLED."""
 
 
-class TrackerType(Protocol):
+class SinkFactory(Protocol):
     """Makes a sink: a class, or a function. It may have a function `check(config)`, which raises MarlRayError before
     anything starts if the tracker cannot work."""
 
@@ -68,7 +68,7 @@ def check_sinks(config: RunConfig) -> None:
 
 
 def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
-    """The sinks that the config asks for, by name; `run_id` as in `TrackerType`.
+    """The sinks that the config asks for, by name; `run_id` as in `SinkFactory`.
 
     Raises MarlRayError if one cannot be opened.
     """
@@ -92,9 +92,9 @@ def open_sink(config: RunConfig, run_id: str, name: str) -> Sink:
         raise MarlRayError(f"tracking.also: {name} cannot be used: {one_line(error)}") from error
 
 
-def _tracker(name: str) -> TrackerType:
+def _tracker(name: str) -> SinkFactory:
     try:
-        make: TrackerType = TRACKER.load(name)
+        make: SinkFactory = TRACKER.load(name)
     except MarlRayError as error:
         raise MarlRayError(f"tracking.also: {error}") from error
     if not callable(make):

@@ -7,8 +7,8 @@ from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find
 from marl_ray.envs.text.synthetic import arithmetic
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.errors import MarlRayError
-from marl_ray.rewards.math import math_reward
 from marl_ray.rewards.math_answers import TOLERANCE
+from marl_ray.rewards.math_reward import math_reward
 from marl_ray.rewards.reward_protocol import ChosenReward
 
 SOLVER = "solver"
