@@ -30,7 +30,7 @@ from marl_ray.envs.web.browser.chromium import Chromium, close_shared_chromium, 
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.miniwob import MiniWob
-from marl_ray.envs.web.webarena import WebArena
+from marl_ray.envs.web.webarena.environment import WebArena
 
 RESULTS = Path(__file__).parent / "results"
 AGENT = "agent"

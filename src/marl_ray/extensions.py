@@ -99,7 +99,7 @@ ENVIRONMENT = ExtensionPoint(
         "miniwob": "marl_ray.envs.web.miniwob:MiniWob",
         "miniwob_elements": "marl_ray.envs.web.miniwob_elements:MiniWobElements",
         "react": "marl_ray.envs.text.react:React",
-        "webarena": "marl_ray.envs.web.webarena:WebArena",
+        "webarena": "marl_ray.envs.web.webarena.environment:WebArena",
     },
 )
 """A callable that returns a PettingZoo environment; ids of MultiGrid, mpe2 and Gymnasium name families of them."""

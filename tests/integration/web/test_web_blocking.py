@@ -15,7 +15,7 @@ from processes.http_server import serving_http
 from processes.little_site import web_record
 from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
-from marl_ray.envs.web.webarena import WebArena
+from marl_ray.envs.web.webarena.environment import WebArena
 
 __all__ = ["no_chromium_stays"]
 pytestmark = IN_CHROMIUM

@@ -26,7 +26,7 @@ from marl_ray.envs.registry import is_text, make_env
 from marl_ray.envs.web.browser.chromium import shared_chromium
 from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.environment import BrowserEnv
-from marl_ray.envs.web.webarena import WebArena
+from marl_ray.envs.web.webarena.environment import WebArena
 from marl_ray.errors import MarlRayError
 
 __all__ = ["no_chromium_stays"]
@@ -357,7 +357,8 @@ def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path: Path, si
 @pytest.mark.parametrize("killed", ["alone", "with its children"])
 def test_a_killed_process_leaves_no_browser_and_no_profile(killed: str) -> None:
     code = (
-        "from marl_ray.envs.web.webarena import WebArena as W; e = W(); e.reset(); print('ready', flush=True); input()"
+        "from marl_ray.envs.web.webarena.environment import WebArena as W; "
+        "e = W(); e.reset(); print('ready', flush=True); input()"
     )
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as folder:
         environment = {**os.environ, "TMPDIR": folder}

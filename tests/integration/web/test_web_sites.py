@@ -8,9 +8,9 @@ from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.env_copies import warm_up
-from marl_ray.envs.web.site_pack.expert import expert_action
-from marl_ray.envs.web.site_pack.made_tasks import MadeTask, made_tasks
-from marl_ray.envs.web.webarena import WORLD, WebArena
+from marl_ray.envs.web.webarena.environment import WORLD, WebArena
+from marl_ray.envs.web.webarena.site_pack.expert import expert_action
+from marl_ray.envs.web.webarena.site_pack.made_tasks import MadeTask, made_tasks
 from marl_ray.errors import MarlRayError
 
 __all__ = ["no_chromium_stays"]

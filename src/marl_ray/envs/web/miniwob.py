@@ -57,7 +57,7 @@ class MiniWob(BrowserEnv):
     held_out: held-out ones. Score: 1.0 where the page pays its whole reward, without its discount by time.
     keep_pages: begin an episode on the open page if the one before was on the same, as MiniWoB++'s own environment does;
     it takes a sixth of the time, which counts in training.
-    The other options are those of `marl_ray.envs.web.webarena.WebArena`.
+    The other options are those of `marl_ray.envs.web.webarena.environment.WebArena`.
     """
 
     metadata = {"name": "miniwob", "render_modes": [], "is_parallelizable": False}

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_ray.envs.web.site_pack.expert import expert_action
-from marl_ray.envs.web.site_pack.made_tasks import Plan, made_tasks
-from marl_ray.envs.web.webarena import SEEDS, WORLD
+from marl_ray.envs.web.webarena.environment import SEEDS, WORLD
+from marl_ray.envs.web.webarena.site_pack.expert import expert_action
+from marl_ray.envs.web.webarena.site_pack.made_tasks import Plan, made_tasks
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
 from marl_ray.rollout.rng import task_number
@@ -40,7 +40,7 @@ class RandomAgent:
 
 
 class ExpertAgent:
-    """Does the made tasks of `marl_ray.envs.web.site_pack` by their plans."""
+    """Does the made tasks of `marl_ray.envs.web.webarena.site_pack` by their plans."""
 
     def __init__(self) -> None:
         made = [task for seed in SEEDS.values() for task in made_tasks(WORLD, seed)]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from marl_ray.envs.web.site_pack.expert import expert_action
-from marl_ray.envs.web.site_pack.made_tasks import TEMPLATES, made_tasks
-from marl_ray.envs.web.site_pack.pages import Visit, reply
-from marl_ray.envs.web.site_pack.world import made_world
-from marl_ray.envs.web.tasks.task import AddressCheck, AnswerCheck, PageCheck
-from marl_ray.envs.web.tasks.webarena import webarena_task
+from marl_ray.envs.web.webarena.site_pack.expert import expert_action
+from marl_ray.envs.web.webarena.site_pack.made_tasks import TEMPLATES, made_tasks
+from marl_ray.envs.web.webarena.site_pack.pages import Visit, reply
+from marl_ray.envs.web.webarena.site_pack.world import made_world
+from marl_ray.envs.web.webarena.tasks.task import AddressCheck, AnswerCheck, PageCheck
+from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 
 WORLD = made_world(0)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.envs.web.scoring.judges import PromptJudge, WordJudge
-from marl_ray.envs.web.scoring.official import address_score, answer_score, clean, content_score, must_include
-from marl_ray.envs.web.scoring.tokenization import words
-from marl_ray.envs.web.tasks.task import AnswerCheck, PageContent
+from marl_ray.envs.web.webarena.scoring.judges import PromptJudge, WordJudge
+from marl_ray.envs.web.webarena.scoring.official import address_score, answer_score, clean, content_score, must_include
+from marl_ray.envs.web.webarena.scoring.tokenization import words
+from marl_ray.envs.web.webarena.tasks.task import AnswerCheck, PageContent
 
 CLEAN = [
     ("  Hello ", "hello"),

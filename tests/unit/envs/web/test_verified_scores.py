@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.envs.web.scoring.task_score import check_scored
-from marl_ray.envs.web.scoring.verified import response_score, unread_formats
-from marl_ray.envs.web.tasks.reading import read_web_tasks
-from marl_ray.envs.web.tasks.task import ResponseCheck
+from marl_ray.envs.web.webarena.scoring.task_score import check_scored
+from marl_ray.envs.web.webarena.scoring.verified import response_score, unread_formats
+from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks
+from marl_ray.envs.web.webarena.tasks.task import ResponseCheck
 from marl_ray.errors import MarlRayError
 
 VERIFIED = Path(__file__).parents[3] / "fixtures" / "webarena" / "webarena-verified.json.gz"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.envs.web.tasks.programs import PROGRAMS, ProgramCall, parse_program
-from marl_ray.envs.web.tasks.reading import of_sites, read_web_tasks, split_by_template
-from marl_ray.envs.web.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.programs import PROGRAMS, ProgramCall, parse_program
+from marl_ray.envs.web.webarena.tasks.reading import of_sites, read_web_tasks, split_by_template
+from marl_ray.envs.web.webarena.tasks.task import (
     SITES,
     AddressCheck,
     AnswerCheck,

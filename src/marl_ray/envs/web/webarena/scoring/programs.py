@@ -11,7 +11,7 @@ import httpx
 
 from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.session import BrowserSession
-from marl_ray.envs.web.tasks.programs import LAST_URL, ProgramCall
+from marl_ray.envs.web.webarena.tasks.programs import LAST_URL, ProgramCall
 from marl_ray.errors import one_line
 
 ADMIN = {"username": "admin", "password": "admin1234"}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from marl_ray.envs.web.site_pack.world import MadeWorld, made_world
-from marl_ray.envs.web.tasks.webarena import AND, WebArenaRecord
+from marl_ray.envs.web.webarena.site_pack.world import MadeWorld, made_world
+from marl_ray.envs.web.webarena.tasks.webarena import AND, WebArenaRecord
 
 Plan = tuple[tuple[str, ...], ...]
 """Steps: `click NAME`, `type NAME TEXT`, `tab NUMBER` and `stop ANSWER`, in which NAME is that of an element."""

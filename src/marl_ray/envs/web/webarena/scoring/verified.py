@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from marl_ray.envs.web.tasks.task import ResponseCheck, is_pattern
+from marl_ray.envs.web.webarena.tasks.task import ResponseCheck, is_pattern
 
 MONEY_TOLERANCE = Decimal("0.1")
 RETRIEVE = "retrieve"

@@ -8,9 +8,9 @@ import html
 from collections.abc import Sequence
 from urllib.parse import parse_qs, urlparse
 
-from marl_ray.envs.web.scoring.judges import FuzzyJudge
-from marl_ray.envs.web.scoring.tokenization import words
-from marl_ray.envs.web.tasks.task import NOT_ACHIEVABLE, AnswerCheck, PageContent
+from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge
+from marl_ray.envs.web.webarena.scoring.tokenization import words
+from marl_ray.envs.web.webarena.tasks.task import NOT_ACHIEVABLE, AnswerCheck, PageContent
 
 
 def clean(text: str) -> str:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.envs.web.browser.session import BrowserSession
-from marl_ray.envs.web.scoring.judges import FuzzyJudge
-from marl_ray.envs.web.scoring.official import address_score, answer_score, content_score
-from marl_ray.envs.web.scoring.programs import run_program
-from marl_ray.envs.web.scoring.verified import response_score, unread_formats
-from marl_ray.envs.web.tasks.programs import is_program, parse_program
-from marl_ray.envs.web.tasks.task import (
+from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge
+from marl_ray.envs.web.webarena.scoring.official import address_score, answer_score, content_score
+from marl_ray.envs.web.webarena.scoring.programs import run_program
+from marl_ray.envs.web.webarena.scoring.verified import response_score, unread_formats
+from marl_ray.envs.web.webarena.tasks.programs import is_program, parse_program
+from marl_ray.envs.web.webarena.tasks.task import (
     AddressCheck,
     AnswerCheck,
     PageCheck,

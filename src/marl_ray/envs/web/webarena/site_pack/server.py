@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
 from marl_ray.envs.web.page_server import serve_pages
-from marl_ray.envs.web.site_pack.pages import NAMES, Visit, reply
-from marl_ray.envs.web.site_pack.world import made_world
+from marl_ray.envs.web.webarena.site_pack.pages import NAMES, Visit, reply
+from marl_ray.envs.web.webarena.site_pack.world import made_world
 
 COOKIE = "visitor"
 MOST_VISITORS = 10_000

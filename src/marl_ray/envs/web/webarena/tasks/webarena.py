@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from marl_ray.envs.text.tasks import Strict
-from marl_ray.envs.web.tasks.programs import is_program, parse_program
-from marl_ray.envs.web.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.programs import is_program, parse_program
+from marl_ray.envs.web.webarena.tasks.task import (
     NOT_ACHIEVABLE,
     AddressCheck,
     AnswerCheck,
@@ -22,7 +22,7 @@ OR, AND = " |OR| ", " |AND| "
 SCRIPTS = "document.", "[...document."
 """Beginnings of JavaScript that selects a part of a page."""
 SiteName = Literal["shopping", "shopping_admin", "gitlab", "reddit", "wikipedia", "map", "homepage"]
-"""A site of `marl_ray.envs.web.tasks.task.SITES`."""
+"""A site of `marl_ray.envs.web.webarena.tasks.task.SITES`."""
 
 
 class ContentRecord(Strict):

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
-from marl_ray.envs.web.scoring.judges import FuzzyJudge, WordJudge
-from marl_ray.envs.web.scoring.task_score import check_scored, task_score
-from marl_ray.envs.web.site_pack.made_tasks import made_tasks
-from marl_ray.envs.web.site_pack.server import serve_sites
-from marl_ray.envs.web.tasks.reading import of_sites, read_web_tasks, split_by_template
-from marl_ray.envs.web.tasks.task import WebTask, on_sites
-from marl_ray.envs.web.tasks.webarena import webarena_task
+from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge, WordJudge
+from marl_ray.envs.web.webarena.scoring.task_score import check_scored, task_score
+from marl_ray.envs.web.webarena.site_pack.made_tasks import made_tasks
+from marl_ray.envs.web.webarena.site_pack.server import serve_sites
+from marl_ray.envs.web.webarena.tasks.reading import of_sites, read_web_tasks, split_by_template
+from marl_ray.envs.web.webarena.tasks.task import WebTask, on_sites
+from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import imported
 from marl_ray.rewards.reward_protocol import ChosenReward
@@ -33,10 +33,10 @@ SEEDS = {"train": 0, "test": 1}
 
 
 class WebArena(BrowserEnv):
-    """One agent does tasks in the format of WebArena (`marl_ray.envs.web.tasks`), with its actions and its evaluators.
+    """One agent does tasks in the format of WebArena (`envs/web/webarena/tasks`), with its actions and its evaluators.
 
     data: a file of tasks; without it tasks on a small shop, forum and wiki, which this process serves
-    (`marl_ray.envs.web.site_pack`). sites: name of a site -> its base URL; tasks that need another site are left out.
+    (`envs/web/webarena/site_pack`). sites: name of a site -> its base URL; tasks that need another site are left out.
     test_data: a file of held-out tasks; without it the share `held_out` of the templates of `data` is held out, and of made
     tasks there are other ones of the same templates.
     allow: base URLs of further hosts that pages may reach. login: the folder with the files of cookies that the tasks name.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import quote
 
-from marl_ray.envs.web.site_pack.world import ForumPost, MadeWorld, ShopProduct
+from marl_ray.envs.web.webarena.site_pack.world import ForumPost, MadeWorld, ShopProduct
 
 NAMES = "shopping", "reddit", "wikipedia"
 """The sites, by their names in WebArena."""

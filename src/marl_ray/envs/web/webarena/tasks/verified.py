@@ -6,8 +6,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from marl_ray.envs.text.tasks import Strict
-from marl_ray.envs.web.tasks.task import Check, RequestCheck, ResponseCheck, WebTask, is_pattern, unknown_placeholders
-from marl_ray.envs.web.tasks.webarena import SiteName
+from marl_ray.envs.web.webarena.tasks.task import (
+    Check,
+    RequestCheck,
+    ResponseCheck,
+    WebTask,
+    is_pattern,
+    unknown_placeholders,
+)
+from marl_ray.envs.web.webarena.tasks.webarena import SiteName
 
 ResponseStatus = Literal[
     "SUCCESS",

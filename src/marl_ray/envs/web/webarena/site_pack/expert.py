@@ -6,7 +6,7 @@ from marl_ray.errors import MarlRayError
 
 
 def expert_action(step: tuple[str, ...], prompt: str) -> str:
-    """The action for a step of a `marl_ray.envs.web.site_pack.made_tasks.Plan`, with the id that the prompt shows.
+    """The action for a step of a `marl_ray.envs.web.webarena.site_pack.made_tasks.Plan`, with the id that the prompt shows.
 
     Raises MarlRayError if the page has no element of that name.
     """
