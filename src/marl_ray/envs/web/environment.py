@@ -15,8 +15,8 @@ from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageErro
 from marl_ray.envs.web.browser.perform import perform
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
-from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.envs.web.browser.session import BrowserSession
+from marl_ray.envs.web.options import BrowserOptions
 
 ENDINGS = (
     "stopped",
@@ -54,51 +54,20 @@ class BrowserEnv(TextEnv):
 
     def __init__(
         self,
-        agent: str,
         train: Sequence[Task],
         test: Sequence[Task],
+        options: BrowserOptions,
         *,
         hosts: Collection[str],
         names: Mapping[str, str],
-        max_steps: int,
-        step_s: float,
-        episode_s: float,
-        patience: int | None,
-        observation_limit: int,
-        thoughts: bool,
-        record: str | None,
-        traces: bool,
-        seed: int,
-        cost: Sequence[str],
-        reward: ChosenReward,
-        width: int = WIDTH,
-        height: int = HEIGHT,
     ):
         """hosts: `HOST:PORT` of all that pages may reach. names: base URLs -> those that the agent reads and writes for
-        them, so that prompts do not depend on the ports of a machine. The others are options of the subclasses, which are
-        checked here.
-
-        Raises ValueError naming the option.
-        """
-        limits = {
-            "max_steps": max_steps,
-            "step_s": step_s,
-            "episode_s": episode_s,
-            "observation_limit": observation_limit,
-            "patience": 1 if patience is None else patience,
-        }
-        for name, value in limits.items():
-            if not value > 0:
-                raise ValueError(f"{name}={value}, expected more than 0")
-        if traces and record is None:
-            raise ValueError("traces: expected with `record`, the folder in which they are kept")
-        super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)
+        them, so that prompts do not depend on the ports of a machine."""
+        super().__init__([options.agent], train, test, seed=options.seed, cost=options.cost, reward=options.reward)
+        self.hosts, self.options = hosts, options
         self._shown = [(base_pattern(url), name) for url, name in names.items()]
         self._meant = [(base_pattern(name), url) for url, name in names.items()]
-        self._head = head(thoughts)
-        self.hosts, self.max_steps, self.step_s, self.episode_s = hosts, max_steps, step_s, episode_s
-        self.patience, self.observation_limit = patience, observation_limit
-        self.record, self.traces, self.size = record, traces, (width, height)
+        self._head = head(options.thoughts)
         self.session: BrowserSession | None = None
         self.recording: EpisodeRecord | None = None
         self.view = PageView("", {})
@@ -127,7 +96,7 @@ class BrowserEnv(TextEnv):
     @property
     def steps_left(self) -> int:
         """Actions until `max_steps`."""
-        return self.max_steps - self._turns
+        return self.options.max_steps - self._turns
 
     def intent(self) -> str:
         """The task in words."""
@@ -148,7 +117,8 @@ class BrowserEnv(TextEnv):
         self._done: Counter[WebAction] = Counter()
         self._repeats, self._last = 0, WebAction("")
         self._invalid = self._problems = self._dialogs = 0
-        self.recording = None if self.record is None else EpisodeRecord(self.record, self.task.task_id, self.traces)
+        record, traces = self.options.record, self.options.traces
+        self.recording = None if record is None else EpisodeRecord(record, self.task.task_id, traces)
         note = ""
         try:
             if session is None:
@@ -231,9 +201,9 @@ class BrowserEnv(TextEnv):
     def _new_session(self) -> BrowserSession:
         """A context in the process's Chromium; one that has died meanwhile is started anew, once."""
         for last in (False, True):
-            session = BrowserSession(shared_chromium(self), self.hosts, self.step_s)
+            session = BrowserSession(shared_chromium(self), self.hosts, self.options.step_s)
             try:
-                self.session = session.start(self.storage(), *self.size)
+                self.session = session.start(self.storage(), *self.options.size)
                 return session
             except BrowserError:
                 session.close()
@@ -271,15 +241,15 @@ class BrowserEnv(TextEnv):
 
     def _limit(self) -> str:
         """The limit that this step has reached; empty if none."""
-        if time.monotonic() - self._begun > self.episode_s:
+        if time.monotonic() - self._begun > self.options.episode_s:
             return "deadline"
-        if self.patience is not None and self._invalid >= self.patience:
+        if self.options.patience is not None and self._invalid >= self.options.patience:
             return "invalid_actions"
         typed = self._last.kind == "type"  # as in WebArena, what is typed counts over the whole episode
         repeats = self._done[self._last] if typed else self._repeats
-        if self.patience is not None and self._last.kind and repeats >= self.patience:
+        if self.options.patience is not None and self._last.kind and repeats >= self.options.patience:
             return "repeated_actions"
-        return "step_limit" if self._turns >= self.max_steps else ""
+        return "step_limit" if self._turns >= self.options.max_steps else ""
 
     def _ask(self, note: str) -> None:
         session = self.session
@@ -290,7 +260,7 @@ class BrowserEnv(TextEnv):
             parts.append(f"The page cannot be opened: {note}\n")
         if session is not None and session.dialogs:
             parts.append("Dialogs that were dismissed: " + "; ".join(session.dialogs) + "\n")
-        page = shown(self.view.text, self.observation_limit)
+        page = shown(self.view.text, self.options.observation_limit)
         address = session.url[:_LONGEST_ADDRESS] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
         self.ask(self.possible_agents[0], with_bases("".join(parts), self._shown))

@@ -10,6 +10,7 @@ from typing import Any
 
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
+from marl_ray.envs.web.options import BrowserOptions
 from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 from marl_ray.rewards.reward_protocol import ChosenReward
@@ -92,11 +93,8 @@ class MiniWob(BrowserEnv):
             )
         made = [tuple(_tasks(chosen, range(held_out, held_out + variants))), tuple(_tasks(chosen, range(held_out)))]
         self.url = served_pages()
-        super().__init__(
-            agent,
-            *made,
-            hosts=hosts_of([self.url]),
-            names={self.url: "http://miniwob"},
+        options = BrowserOptions(
+            agent=agent,
             max_steps=max_steps,
             step_s=step_s,
             episode_s=episode_s,
@@ -108,9 +106,9 @@ class MiniWob(BrowserEnv):
             seed=seed,
             cost=cost,
             reward=reward,
-            width=WIDTH,
-            height=HEIGHT,
+            size=(WIDTH, HEIGHT),
         )
+        super().__init__(*made, options, hosts=hosts_of([self.url]), names={self.url: "http://miniwob"})
         self._intent = ""
         self.keep_pages = keep_pages
 

@@ -86,7 +86,7 @@ class ElementReader:
 
     def read(self, browser: BrowserEnv) -> PageRow:
         """The page that the environment shows now."""
-        left = browser.steps_left / browser.max_steps
+        left = browser.steps_left / browser.options.max_steps
         self.row = page_row(browser.intent(), browser.view, self.elements, left, self.clicked)
         return self.row
 

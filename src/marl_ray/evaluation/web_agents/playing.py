@@ -113,7 +113,7 @@ def play_jobs(envs: Sequence[BrowserEnv], agent: WebAgent, jobs: Sequence[WebJob
 def _all(played: Sequence[_Played], calls: Sequence[Any]) -> None:
     if not calls:
         return
-    deadline = (2 * MOST_PAGES) * max(each.env.step_s for each in played) + SLACK_S
+    deadline = (2 * MOST_PAGES) * max(each.env.options.step_s for each in played) + SLACK_S
     try:
         side_by_side(calls, len(calls), deadline)
     except CallTimeoutError as late:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
+from marl_ray.envs.web.options import BrowserOptions
 from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge, WordJudge
 from marl_ray.envs.web.webarena.scoring.task_score import check_scored, task_score
 from marl_ray.envs.web.webarena.site_pack.made_tasks import made_tasks
@@ -91,12 +92,8 @@ class WebArena(BrowserEnv):
             raise ValueError(f"login={login!r}, expected a folder")
         self.login = login
         self.judge: FuzzyJudge = WordJudge() if judge is None else imported(judge)()
-        super().__init__(
-            agent,
-            train,
-            test,
-            hosts=hosts,
-            names={url: NAMES[site] for site, url in self.sites.items()},
+        options = BrowserOptions(
+            agent=agent,
             max_steps=max_steps,
             step_s=step_s,
             episode_s=episode_s,
@@ -109,6 +106,8 @@ class WebArena(BrowserEnv):
             cost=cost,
             reward=reward,
         )
+        names = {url: NAMES[site] for site, url in self.sites.items()}
+        super().__init__(train, test, options, hosts=hosts, names=names)
 
     def _placed(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
         """The tasks that need no other sites, with their addresses."""
