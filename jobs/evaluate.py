@@ -2,6 +2,8 @@
 
 Start it with `ray job submit --working-dir . -- python jobs/evaluate.py ...`. Samples and problems are read by the driver,
 so URIs (`s3://...`) work wherever it runs; `--out` is a folder of the driver's machine.
+
+The file is there for the reason that `jobs/train.py` gives, and does what the command `marl-ray evaluate` does.
 """
 
 import sys

@@ -2,6 +2,9 @@
 
 Start it with `marl-ray submit train`, with `ray job submit --working-dir . -- python jobs/train.py ...`, or as the
 entrypoint of a RayJob. The cluster's image must have marl-ray installed.
+
+The file is there because a job's entrypoint names a file of its working directory, and `--working-dir .` sends this one
+along with `jobs/configs/`. It does what the command `marl-ray train` does, and nothing else.
 """
 
 import sys
