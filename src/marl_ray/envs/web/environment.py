@@ -136,6 +136,16 @@ class BrowserEnv(TextEnv):
         self._ask(note)
 
     def act(self, agent: str, text: str) -> None:
+        """Read an action from the agent's text, do it, and go on with the next prompt or end the episode.
+
+        The first of these ends it: the agent's `stop`; the page's own score (`page_score`), which then counts; a limit. In
+        the first and the last case the pages are scored as the agent left them. An action that cannot be read or done is no
+        end: the page is read again, and the next prompt says why.
+
+        An error of the page or the browser ends the episode with a score of 0. It is a `site_fault` where the episode was
+        over and only its scoring failed, in a browser that still works, and else a `page_fault`: the agent may have caused
+        that. Costs, history and recording have the step in every case.
+        """
         begun, session, recording = time.monotonic(), self.session, self.recording
         note, ending, score, answer = "", "", 0.0, ""
         try:

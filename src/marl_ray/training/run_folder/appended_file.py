@@ -131,7 +131,15 @@ def _changed(path: object) -> OSError:
 
 
 class _OneFile:
+    """A file of a file system, to which lines are appended where it lies.
+
+    A process that slept while another one took the run over must not write on. It is found out by the file's number and
+    size: `keep`, with which every process begins, puts another file in the place of the old one, and whoever finds another
+    number or size than it left gets an OSError. Without `keep`, the first `append` takes the file as it is.
+    """
+
     def __init__(self, path: Path):
+        """Raises OSError. A last line without an end, as a killed process leaves it, is removed."""
         self.path = path
         self.left_at: tuple[int, int] | None = None
         """Number and size of the file as this process left it."""
@@ -152,12 +160,12 @@ class _OneFile:
             if self.left_at not in (None, (number, size)):
                 raise _changed(self.path)
             try:
-                if stream.write(data) != len(data):
+                if stream.write(data) != len(data):  # without a buffer, a full disk takes a part of the data
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if durable:
                     os.fsync(stream.fileno())
             except OSError as error:
-                stream.truncate(size)
+                stream.truncate(size)  # all lines or none
                 raise OSError(f"{self.path} could not be written; is the disk full? ({one_line(error)})") from error
             self.left_at = number, size + len(data)
 

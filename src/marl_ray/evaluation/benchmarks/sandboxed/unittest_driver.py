@@ -112,16 +112,30 @@ def snapshot() -> Callable[[], bool]:
 
 
 def main() -> None:
+    """Read a job, run the candidate and its tests, write the verdict, and exit.
+
+    Before the candidate is loaded, everything that must survive it is put out of its reach: the job is read to its last
+    byte, stdout and the rest of stdin get other descriptors, and the functions that write the verdict are bound to names of
+    this frame, so that a candidate that replaces `os.write` or `json.dumps` replaces nothing here.
+
+    Official semantics are BigCodeBench's own: code and tests are one program, and the verdict is that of a plain result.
+    In hardened mode code and tests run one after the other, with a look at unittest between them, and the verdict is that of
+    `make_result`.
+    """
+    # The job is read byte by byte up to its size, because a buffered reader would take the nonce behind it too.
     size, payload = b"", b""
     while not size.endswith(b"\n"):
         size += os.read(0, 1)
     while len(payload) < int(size):
         payload += os.read(0, int(size) - len(payload))
     job = json.loads(payload)
+    # The verdict goes to the real stdout, under a number that the candidate is not told; what it prints goes to stderr. The
+    # nonce stays unread in stdin, which moves to a number of 40 or more, out of the way of files that are opened later.
     verdict_out, rest_of_stdin = os.dup(1), fcntl.fcntl(0, fcntl.F_DUPFD, 40)
     os.dup2(2, 1)
     os.close(0)
 
+    # BigCodeBench's own harness sets the time zone and removes `exit` and `quit` too.
     os.environ.update(TZ="UTC", OMP_NUM_THREADS="1")
     time.tzset()
     vars(builtins).update(exit=None, quit=None)
@@ -130,6 +144,7 @@ def main() -> None:
         {"__builtins__": builtins, "__file__": "__test__.py", "__package__": None, "__doc__": None}
         | {"sys": sys, "os": os, "environ": os.environ}
     )
+    # Names of this frame, which the candidate cannot replace as it can those of modules.
     hardened = job["hardened"]
     restore = snapshot() if hardened else (lambda: False)
     load, find = unittest.TestLoader().loadTestsFromTestCase, getattr
@@ -160,13 +175,15 @@ def main() -> None:
                 suite.run(plain)
                 issues = plain.failures + plain.errors
                 ok, message = not issues, "; ".join(f"{test.id()}: {trace.splitlines()[-1]}" for test, trace in issues)
-    except BaseException as error:
+    except (
+        BaseException
+    ) as error:  # also `sys.exit` of the candidate, which must not end this program without a verdict
         ok, message = False, f"{type(error).__name__}: {error}"
     nonce = read(rest_of_stdin, 4096)
     text = b"\n" + nonce + dumps({"passed": bool(ok), "message": str(message)[:1000]}).encode() + b"\n"
     while text:
         text = text[say(verdict_out, text) :]
-    exit_now(0)
+    exit_now(0)  # without the candidate's handlers of `atexit`
 
 
 if __name__ == "__main__":
