@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
-from marl_ray.config.base import Config, known, words
+from marl_ray.config.base import Config, words
 from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, check_key_is_read, spec_of
-from marl_ray.config.run.engines import engine_spec
+from marl_ray.config.run.engines import check_engines, run_in_actors
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
 from marl_ray.config.run.sections import (
@@ -23,8 +23,6 @@ from marl_ray.config.run.sections import (
     TrainConfig,
     WarmStartConfig,
 )
-from marl_ray.errors import MarlRayError
-from marl_ray.extensions import ENGINE
 
 DECISIONS = "decisions://"
 """Prefix of the `data` of a run that learns from texts that were served."""
@@ -88,7 +86,7 @@ class RunConfig(Config):
             if not self.team[name].frozen:  # which has no algorithm
                 self._check_policy(name, hyper)
         self._check_models()
-        self._check_engines()
+        check_engines(self.team, self.resources)
         self._check_data()
         self._check_overlap()
         if self.resume_from is not None and self.warm_start is not None:
@@ -101,35 +99,6 @@ class RunConfig(Config):
                 f"(train.env_copies / resources.workers = {self.env_copies_per_worker})"
             )
         return self
-
-    def _check_engines(self) -> None:
-        """Refuse engines that cannot be imported, actors that no engine runs in, and ranks above an engine's."""
-        need = self.resources
-        for name, policy in self.team.items():
-            if policy.model is not None:
-                try:
-                    known(ENGINE)(policy.generation.engine)
-                    engine_spec(policy.generation.engine)
-                except (ValueError, MarlRayError) as error:
-                    raise ValueError(f"team.{name}.generation.engine: {error}") from error
-        if need.engines and not self.engine_actors:
-            raise ValueError(
-                f"resources.engines={need.engines}: expected a policy with generation.engine: vllm, or another engine that "
-                "runs in actors"
-            )
-        if need.tensor_parallel > 1 and not need.engines:
-            raise ValueError(
-                f"resources.tensor_parallel={need.tensor_parallel}: expected resources.engines of 1 or more; an engine "
-                "beside a worker has that worker's GPU"
-            )
-        for name, policy in self.team.items():
-            lora, engine = policy.model.lora if policy.model is not None else None, policy.generation.engine
-            largest = engine_spec(engine).largest_rank
-            if lora is not None and largest is not None and lora.rank > largest:
-                raise ValueError(
-                    f"team.{name}.model.lora.rank={lora.rank}: expected at most {largest}, the greatest rank of "
-                    f"generation.engine={engine}"
-                )
 
     def _check_overlap(self) -> None:
         """Refuse `train.overlap` where the loss has no ratio to the recorded probabilities of single decisions."""
@@ -320,9 +289,7 @@ class RunConfig(Config):
     @property
     def engine_actors(self) -> int:
         """Number of actors of engines that the run has, of all its policies."""
-        return self.resources.engines * sum(
-            engine_spec(own.generation.engine).host is not None for own in self.team.values()
-        )
+        return self.resources.engines * run_in_actors(self.team)
 
     @property
     def env_copies_per_worker(self) -> int:

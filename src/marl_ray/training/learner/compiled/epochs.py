@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from marl_ray.policies.actor_critic.compiled.adam import AdamSettings, adam_step
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOTerms, of_vectors
-from marl_ray.policies.actor_critic.compiled.kernels import adam_step, ppo_gradient, standardise
+from marl_ray.policies.actor_critic.compiled.kernels import ppo_gradient, standardise
 from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
@@ -93,6 +94,7 @@ def descend(
     """
     hyper, flat, batch = policy.hyper, FlatState(policy), CompiledBatch(policy, state, prepared)
     bounds = np.array([0, batch.actor.size, batch.actor.size + batch.critic.size])
+    settings = AdamSettings(flat.rates, flat.decays, bounds, hyper.max_grad_norm, *hyper.adam_betas, hyper.adam_eps)
     sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
     for epoch in prepared.minibatch_plan:
         before, steps_before = sums.copy(), steps
@@ -101,9 +103,7 @@ def descend(
                 continue  # no decision is trained on: a step would only follow the optimiser's momentum
             gradient = batch.gradient(flat.weights, selection, size, sums)
             flat.step, steps = flat.step + 1, steps + 1
-            moments = flat.weights, gradient, flat.first, flat.second
-            settings = hyper.max_grad_norm, hyper.adam_betas, hyper.adam_eps, flat.step
-            norms += adam_step(*moments, flat.rates, flat.decays, bounds, *settings)
+            norms += adam_step(flat.weights, gradient, flat.first, flat.second, settings, flat.step)
         taken = max(steps - steps_before, 1)
         if hyper.target_kl is not None and _total(sums - before)[2] / taken > hyper.target_kl:
             break
