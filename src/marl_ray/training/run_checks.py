@@ -70,27 +70,16 @@ def _check_length(config: RunConfig, record: Mapping[str, Any]) -> None:
 def _check_environment(config: RunConfig) -> dict[str, list[str]]:
     from marl_ray.envs.env_copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
-    from marl_ray.training.imitation.warm_start import read_decisions
-    from marl_ray.training.team.assembly import build_models, team_agents
+    from marl_ray.training.loop.families.family import run_family
+    from marl_ray.training.team.assembly import team_agents
 
     warm_up(config.env, config.constraints, branches=config.branch_turns > 0)
     env = make_env(config.env, config.constraints)
     try:
         agents = team_agents(config, env)
-        if config.language:
-            from marl_ray.training.team.language_checks import check_language
-
-            policies = check_language(config, env, agents)
-            if config.evaluation.benchmarks:
-                from marl_ray.training.evaluation.benchmarks import read_benchmarks
-
-                read_benchmarks(config, agents, policies)
-        else:
-            build_models(config, env, agents)
+        run_family(config).check(config, env, agents)
         if any(config.spec_of(name).costs for name in config.team):
             check_costs(env, len(config.constraints))
-        if config.warm_start is not None and not config.language:
-            read_decisions(config, env, agents)
         _check_origin(config, env, agents)
         return agents
     finally:

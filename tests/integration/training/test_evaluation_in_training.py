@@ -17,6 +17,7 @@ from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
 from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.evaluation.arena_starts import ArenaPlayer
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.play_bundle import play_bundle
 from marl_ray.training.loop.run import UNKNOWN, Run, beats
@@ -215,7 +216,7 @@ def test_confirmation_plays_other_starts_than_the_choice():
     run = config("evaluation.episodes=16")
     env = make_env(run.env)
     team = team_of(run)
-    judge = Evaluator(run, env, team.agents, None)
+    judge = Evaluator(run, ArenaPlayer(run, env, team.agents))
     chosen, confirmed = (judge.evaluate(team.players(), kind, 0) for kind in (SCORED, CONFIRMED))
     assert chosen == judge.evaluate(team.players(), SCORED, 0)
     assert chosen.metrics["return"] != confirmed.metrics["return"] and "greedy_return" not in confirmed.metrics

@@ -8,15 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from pettingzoo import ParallelEnv
-
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
-from marl_ray.envs.env_copies import make_batch
-from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
-from marl_ray.rollout.protocol import BatchCollector
-from marl_ray.training.collectives import gather, world
 from marl_ray.training.errors import DivergedError
 
 SCORED, CONFIRMED = 0, 1
@@ -45,19 +38,36 @@ class Evaluation(NamedTuple):
     """Environment steps that all workers played for this evaluation."""
 
 
+class PlayedStarts(NamedTuple):
+    """The episodes of an evaluation, of all workers, in the order of their starts."""
+
+    sampled: Sequence[EpisodeResult]
+    greedy: Sequence[EpisodeResult]
+    """Episodes of the same starts, in which every policy takes its most likely action; empty for the kind CONFIRMED."""
+    samples: int
+    """Number of neighbouring sampled episodes that have one start, and are so not independent of each other."""
+    metrics: dict[str, float]
+    """Metrics that only this family of policies has."""
+
+
+class StartsPlayer(Protocol):
+    """Plays the episodes of a run's evaluations; every worker makes the same calls."""
+
+    def play(self, players: Mapping[str, Any], kind: int) -> PlayedStarts:
+        """Play the starts of a kind; with SCORED, greedy episodes too. Changes nothing that training reads."""
+
+    def close(self) -> None:
+        """Release what only evaluations use."""
+
+
 class Evaluator:
     """Evaluates the team of a run; every worker takes part in every call."""
 
-    def __init__(
-        self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
-    ):
-        """`collector` is the one that training uses. In text environments it plays the evaluations too."""
-        self.config, self.env, self.agents, self.collector = config, env, agents, collector
-        self.arena: Arena | None = None
+    def __init__(self, config: RunConfig, starts: StartsPlayer):
+        self.config, self.starts = config, starts
 
     def close(self) -> None:
-        if self.arena is not None:
-            self.arena.close()
+        self.starts.close()
 
     def evaluate(self, players: Mapping[str, Any], kind: int, steps: int) -> Evaluation:
         """Play and score sampled episodes, and for the kind SCORED greedy episodes too. Errors name `steps`, the
@@ -66,27 +76,11 @@ class Evaluator:
         Raises DivergedError if a return or a cost is not finite.
         """
         config = self.config
-        extra: dict[str, float] = {}
-        sampled: Sequence[EpisodeResult]
-        greedy: Sequence[EpisodeResult]
-        if config.language:
-            from marl_ray.rollout.text.collector import TextCollector
-            from marl_ray.training.evaluation.held_out import play_held_out, solved_shares
-
-            assert isinstance(self.collector, TextCollector)
-            drawn, chosen = play_held_out(config, self.collector, players, kind, kind == SCORED)
-            sampled, greedy = drawn, chosen
-            extra = solved_shares(drawn, chosen, config.evaluation.samples)
-        else:
-            played = self._play(players, kind)
-            sampled = played[: config.evaluation_episodes]
-            greedy = played[config.evaluation_episodes :]
-            extra["cut"] = sum(episode.cut for episode in played) / len(played)
+        sampled, greedy, each, extra = self.starts.play(players, kind)
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
             raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite")
         metrics = {"return": _mean([episode.ret for episode in sampled])}
-        each = config.evaluation.samples if config.language else 1  # episodes of one start are not independent
         starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]
         metrics |= _bounds([_mean([episode.ret for episode in start]) for start in starts])
         if greedy:
@@ -97,30 +91,6 @@ class Evaluator:
             metrics |= shares(config.budgets, costs)
         judged = score(config.budgets, metrics["return"], mean_costs(costs))
         return Evaluation(metrics | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
-
-    def _play(self, players: Mapping[str, Player], kind: int) -> list[WholeEpisode]:
-        """Play the episodes and gather them from all n workers, each of which plays every n-th one; returns the sampled
-        episodes, then the greedy ones."""
-        count = self.config.evaluation_episodes
-        ways = (False, True) if kind == SCORED else (False,)
-        starts = [FixedStart(number, kind, greedy) for greedy in ways for number in range(count)]
-        rank, workers = world()
-        own = range(rank, len(starts), workers)
-        played = self._arena(len(starts)).play(players, [starts[k] for k in own])
-        everywhere = [pair for part in gather(list(zip(own, played, strict=True))) for pair in part]
-        return [episode for _, episode in sorted(everywhere)]
-
-    def _arena(self, episodes: int) -> Arena:
-        """Make copies of the environment for evaluations alone, at most as many as training has."""
-        if self.arena is None:
-            config = self.config
-            own = -(-episodes // config.resources.workers)
-            waves = -(-own // config.env_copies_per_worker)
-            copies = -(-own // waves)
-            envs = make_batch(config.env, copies, list(self.agents.values()), config.signals, config.constraints)
-            most = config.evaluation.max_steps
-            self.arena = Arena(self.env, envs, self.agents, copies, config.seed, config.signals, most)
-        return self.arena
 
 
 def _bounds(returns: Sequence[float]) -> dict[str, float]:

@@ -9,6 +9,23 @@ from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.training.collectives import gather, world
+from marl_ray.training.evaluation.fixed_starts import SCORED, PlayedStarts
+
+
+class HeldOutPlayer:
+    """Plays an evaluation's episodes with the collector that training uses; see `StartsPlayer`."""
+
+    def __init__(self, config: RunConfig, collector: TextCollector):
+        self.config, self.collector = config, collector
+
+    def play(self, players: Mapping[str, TokenPlayer], kind: int) -> PlayedStarts:
+        """Each of the n workers plays every n-th task."""
+        sampled, greedy = play_held_out(self.config, self.collector, players, kind, kind == SCORED)
+        samples = self.config.evaluation.samples
+        return PlayedStarts(sampled, greedy, samples, solved_shares(sampled, greedy, samples))
+
+    def close(self) -> None:
+        """The collector is closed with the run."""
 
 
 def play_held_out(

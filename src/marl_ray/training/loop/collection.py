@@ -1,19 +1,15 @@
 """The collector of one worker, and what the groups that it played say."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
-from marl_ray.envs.env_copies import make_batch
-from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.group_spread import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectPlan
 from marl_ray.training.collectives import gather
-
-if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
-    from marl_ray.rollout.served.collector import ResponseBlock
+from marl_ray.training.loop.families.family import run_family
 
 
 def build_collector(
@@ -23,7 +19,7 @@ def build_collector(
     rank: int,
     workers: int,
     state: Mapping[str, Any] | None = None,
-    data: "Mapping[str, Sequence[ResponseBlock]] | None" = None,
+    data: Any = None,
 ) -> BatchCollector:
     """Make the collector of one worker's share of the environment copies, or of the run's `data`. `state` is a snapshot of
     a collector, whose episodes go on."""
@@ -42,12 +38,7 @@ def build_collector(
         branch_turns=config.branch_turns,
         comparing=tuple(name for name in refills if config.spec_of(name).groups),
     )
-    if config.language:
-        from marl_ray.training.team.language import build_text_collector
-
-        return build_text_collector(config, agents, copies, plan, state, data)
-    envs = make_batch(config.env, own, list(agents.values()), config.signals, config.constraints)
-    return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
+    return run_family(config).make_collector(config, env, agents, copies, plan, state, data)
 
 
 def group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[str]) -> dict[str, float]:

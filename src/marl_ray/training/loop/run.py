@@ -11,7 +11,6 @@ from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
-from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.training.checkpoints.origin import holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -20,9 +19,10 @@ from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluat
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.collection import build_collector, group_metrics
+from marl_ray.training.loop.families.family import run_family
 from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
 from marl_ray.training.loop.phase_clock import PhaseClock
-from marl_ray.training.loop.start import ANEW, RunStart, imitate, load_start
+from marl_ray.training.loop.start import ANEW, RunStart, load_start
 from marl_ray.training.run_folder.record import identity_hash
 from marl_ray.training.team.assembly import Team, build_team, bundle_sender, bundle_writer
 from marl_ray.training.team.joint_update import update_team
@@ -65,6 +65,7 @@ class Run:
         """`engine_of` makes the language models' engines (see `build_team`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config = config
+        self.family = run_family(config)
         self.rank, workers = world()
         self.env = make_env(config.env, config.constraints)
         self.team = self._start_team(device, start, listeners, engine_of)
@@ -79,17 +80,15 @@ class Run:
         )
         """The state as the last checkpoint has it, but for what counts on until the next one."""
         listeners.begin(self.state.iteration if start.continues else None)
-        if not start.checkpoints:
-            imitate(config, self.env, self.team, listeners)
-        data = None
-        if config.data is not None:
-            from marl_ray.training.team.language import build_data
-
-            data = build_data(config, self.team.agents, self.team.models)
+        if config.warm_start is not None and not start.checkpoints:
+            self.family.imitate(config, self.env, self.team, listeners)
+        data = self.family.read_data(config, self.team)
         self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
         if config.train.overlap:
             self.collector = OverlappedCollector(cast(Collector, self.collector), self._plays_last, snapshot)
-        self.evaluator = Evaluator(config, self.env, self.team.agents, self.collector)
+        self.evaluator = Evaluator(
+            config, self.family.starts_player(config, self.env, self.team.agents, self.collector)
+        )
         self.recent = RecentEpisodes(config, self.state.recent)
         self.benchmarks = self._read_benchmarks()
         measures = {"evaluation": config.evaluates, "benchmarks": bool(self.benchmarks)}
@@ -114,7 +113,7 @@ class Run:
         resources = config.resources
         mesh = worker_mesh(device.type, resources.replicate, resources.context, resources.tensor)
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
-        listeners.phase("loading the models" if config.language else "making the policies")
+        listeners.phase(self.family.BUILDING)
         team = build_team(config, self.env, mesh, mixed_precision, engine_of)
         for name, rows in start.pass_sizes.items():
             if name in team.learners:
@@ -170,7 +169,7 @@ class Run:
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
         ended, running, played = gather_episodes(self.config, batch, self.collector)
-        responses = self._response_metrics(batch) if self.config.language else {}
+        responses, self.transcripts = self.family.response_metrics(batch)
         groups = group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
         self.costs = cost_stats(self.recent.add(ended, running), self.costs)
@@ -247,15 +246,6 @@ class Run:
         benchmarks = read_benchmarks(self.config, self.team.agents, models, self.team.engines)
         check_unchanged(benchmarks, self.state.benchmarks)
         return benchmarks
-
-    def _response_metrics(self, batch: CollectedBatch) -> Metrics:
-        """Compute the metrics of all workers' responses, and keep the transcripts."""
-        from marl_ray.rollout.text.collector import TextBatch
-        from marl_ray.training.team.language import response_metrics
-
-        assert isinstance(batch, TextBatch)
-        metrics, self.transcripts = response_metrics(batch)
-        return metrics
 
     def score(self) -> float:
         """The number that chooses the best checkpoint: the score of the evaluation of these weights or, without

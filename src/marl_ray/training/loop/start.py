@@ -5,15 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pettingzoo import ParallelEnv
-
 from marl_ray.config import RunConfig
 from marl_ray.training.checkpoints.loading import load_newest
 from marl_ray.training.checkpoints.origin import state_after
 from marl_ray.training.checkpoints.run_state import RunState
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.costs import CostStats
-from marl_ray.training.imitation.warm_start import warm_start
 from marl_ray.training.loop.listeners import Listeners
 from marl_ray.training.team.assembly import Team
 
@@ -61,17 +58,3 @@ def load_start(
     if start.origin is not None:
         return state_after(config, state, snapshot, start.origin, fresh)
     return replace(state, best_score=min(state.best_score, start.best_left)), snapshot
-
-
-def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
-    """Move the team's first weights by the config's warm start, if it has one."""
-    if config.warm_start is None:
-        return
-    if config.language:
-        from marl_ray.training.imitation.fine_tuning import fine_tune
-
-        listeners.phase("fitting the demonstrations")
-        fine_tune(config, env, team, listeners.row)
-    else:
-        listeners.phase("imitating the logged decisions")
-        warm_start(config, env, team, listeners.row)

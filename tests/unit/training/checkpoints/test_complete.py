@@ -22,14 +22,16 @@ DERIVED = {
     "run.clock": "measures the time since the last row",
     "run.saver": "writes the checkpoints",
     "run.transcripts": "shows the last batch to people",
-    "run.evaluator.arena": "is made by the first evaluation, and every evaluation begins with resets",
-    "run.evaluator.collector": "is run.collector, which is compared",
 }
 """Path of a state that is in no checkpoint -> the reason for which training does not need it. Whoever adds a line here says
 why a run that died goes on as if it had not."""
-OF_PLAY = {"run.collector.starts": "is computed from the iteration at the start of each batch"}
+OF_PLAY = {
+    "run.collector.starts": "is computed from the iteration at the start of each batch",
+    "run.evaluator.starts.arena": "is made by the first evaluation, and every evaluation begins with resets",
+}
 OF_DECAY = {"run.team.learners[shared].trust_region": "is set from the run's steps before each update"}
 OF_TEXTS = {
+    "run.evaluator.starts.collector": "is run.collector, which is compared",
     "run.collector.copies": "begins each batch with resets",
     "run.collector.groups": "holds the copies",
     "run.collector.group_sums": "is that of the last batch, and is in its metrics",

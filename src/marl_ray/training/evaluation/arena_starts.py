@@ -1,0 +1,49 @@
+"""The evaluations of actor-critics: whole episodes in copies of the environment that only evaluations use."""
+
+from collections.abc import Mapping, Sequence
+
+from pettingzoo import ParallelEnv
+
+from marl_ray.config import RunConfig
+from marl_ray.envs.env_copies import make_batch
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
+from marl_ray.training.collectives import gather, world
+from marl_ray.training.evaluation.fixed_starts import SCORED, PlayedStarts
+
+
+class ArenaPlayer:
+    """Plays an evaluation's episodes; see `StartsPlayer`."""
+
+    def __init__(self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]):
+        self.config, self.env, self.agents = config, env, agents
+        self.arena: Arena | None = None
+
+    def play(self, players: Mapping[str, Player], kind: int) -> PlayedStarts:
+        """Each of the n workers plays every n-th episode."""
+        count = self.config.evaluation_episodes
+        ways = (False, True) if kind == SCORED else (False,)
+        starts = [FixedStart(number, kind, greedy) for greedy in ways for number in range(count)]
+        rank, workers = world()
+        own = range(rank, len(starts), workers)
+        played = self._arena(len(starts)).play(players, [starts[k] for k in own])
+        everywhere = [pair for part in gather(list(zip(own, played, strict=True))) for pair in part]
+        episodes = [episode for _, episode in sorted(everywhere)]
+        cut = sum(episode.cut for episode in episodes) / len(episodes)
+        return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut})
+
+    def close(self) -> None:
+        if self.arena is not None:
+            self.arena.close()
+
+    def _arena(self, episodes: int) -> Arena:
+        """Make copies of the environment for evaluations alone, at most as many as training has."""
+        if self.arena is None:
+            config = self.config
+            own = -(-episodes // config.resources.workers)
+            waves = -(-own // config.env_copies_per_worker)
+            copies = -(-own // waves)
+            envs = make_batch(config.env, copies, list(self.agents.values()), config.signals, config.constraints)
+            most = config.evaluation.max_steps
+            self.arena = Arena(self.env, envs, self.agents, copies, config.seed, config.signals, most)
+        return self.arena

@@ -1,0 +1,55 @@
+"""The family of runs of actor-critics; `RunFamily` documents the functions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pettingzoo import ParallelEnv
+
+from marl_ray.config import RunConfig
+from marl_ray.envs.env_copies import make_batch
+from marl_ray.rollout.actor_critic.collector import Collector
+from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
+from marl_ray.training.evaluation.arena_starts import ArenaPlayer
+from marl_ray.training.imitation.warm_start import read_decisions, warm_start
+from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.team.assembly import Team, build_models
+
+BUILDING = "making the policies"
+
+
+def check(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> None:
+    build_models(config, env, agents)
+    if config.warm_start is not None:
+        read_decisions(config, env, agents)
+
+
+def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+    listeners.phase("imitating the logged decisions")
+    warm_start(config, env, team, listeners.row)
+
+
+def read_data(config: RunConfig, team: Team) -> None:
+    return None  # configs refuse `data` for actor-critics
+
+
+def make_collector(
+    config: RunConfig,
+    env: ParallelEnv,
+    agents: dict[str, list[str]],
+    copies: range,
+    plan: CollectPlan,
+    state: Mapping[str, Any] | None,
+    data: Any,
+) -> Collector:
+    envs = make_batch(config.env, len(copies), list(agents.values()), config.signals, config.constraints)
+    return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
+
+
+def starts_player(
+    config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
+) -> ArenaPlayer:
+    return ArenaPlayer(config, env, agents)
+
+
+def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
+    return {}, []

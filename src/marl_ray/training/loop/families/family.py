@@ -1,0 +1,69 @@
+"""The interface of a family of runs, with the modules `actor_critics` and `language_models`, and the choice of one.
+
+What a learner does in another way for each family is in `training/learner/families`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pettingzoo import ParallelEnv
+
+from marl_ray.config import RunConfig
+from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
+from marl_ray.training.evaluation.fixed_starts import StartsPlayer
+from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.team.assembly import Team
+
+
+class RunFamily(Protocol):
+    """The functions of a family's module."""
+
+    BUILDING: str
+    """The part of a run that makes its policies, as people are told of it."""
+
+    def check(self, config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> None:
+        """Build and read what the run needs, policies without their weights, and raise MarlRayError that names the key, the
+        file or the argument that does not fit."""
+
+    def imitate(self, config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+        """Move the team's first weights by the config's `warm_start`; every worker takes part."""
+
+    def read_data(self, config: RunConfig, team: Team) -> Any:
+        """The run's `data` as the collector takes it."""
+
+    def make_collector(
+        self,
+        config: RunConfig,
+        env: ParallelEnv,
+        agents: dict[str, list[str]],
+        copies: range,
+        plan: CollectPlan,
+        state: Mapping[str, Any] | None,
+        data: Any,
+    ) -> BatchCollector:
+        """The collector of these copies of the environment, or of the run's `data`; `state` is the snapshot of another one,
+        whose episodes go on."""
+
+    def starts_player(
+        self,
+        config: RunConfig,
+        env: ParallelEnv,
+        agents: Mapping[str, Sequence[str]],
+        collector: BatchCollector,
+    ) -> StartsPlayer:
+        """The part that plays the run's evaluations; `collector` is the one that training uses."""
+
+    def response_metrics(self, batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
+        """Metrics of all workers' responses, and a few episodes as text; both empty for actor-critics. Every worker calls
+        it."""
+
+
+def run_family(config: RunConfig) -> RunFamily:
+    """The family of a run, the one place where a run of language models parts from one of actor-critics."""
+    if config.language:
+        from marl_ray.training.loop.families import language_models  # loads transformers
+
+        return language_models
+    from marl_ray.training.loop.families import actor_critics
+
+    return actor_critics
