@@ -174,7 +174,7 @@ class ResourcesConfig(Config):
     """Torch threads of each worker."""
     engines: NonNegativeInt = 0
     """Actors, on resources of their own, that sample for each policy whose engine can run in them, as `vllm` can; with 0
-    every worker has a process of vLLM beside it."""
+    every worker has an engine of its own."""
     tensor_parallel: PositiveInt = 1
     """With `engines`: GPUs of one node (processes, on a CPU) over which an engine spreads its model."""
     mixed_precision: Literal["auto", "none", "bf16"] = "auto"
