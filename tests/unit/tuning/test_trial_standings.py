@@ -22,7 +22,7 @@ CONFIG = parse_config(
 
 
 def promoted(trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
-    """What ASHA says, with all trials ranked anew at every rung."""
+    """The verdicts of ASHA, with all trials ranked anew at every rung."""
     go: set[int] = set()
     size = len(trials) + (more or 0)
     for rung in RUNGS:
