@@ -77,7 +77,7 @@ class TrialStandings(Mapping[int, TrialStanding]):
         if standing.state == "waiting" and standing.scores:
             orders.append((self._waiting, standing.at))
         # The scores are kept as they are now, because the sweep's record, to which they belong, changes.
-        self._places[number] = [(of.setdefault(at, []), (-standing.scores[at], number)) for of, at in orders]
+        self._places[number] = [(places.setdefault(at, []), (-standing.scores[at], number)) for places, at in orders]
         for order, place in self._places[number]:
             insort(order, place)
 
