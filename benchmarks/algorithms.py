@@ -34,8 +34,8 @@ from marl_ray.algorithms.losses.ratios import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
-sys.path.insert(0, str(ROOT / "tests"))
-from unit.algorithms import references  # noqa: E402  the tests are no package
+sys.path.insert(0, str(ROOT / "tests/support"))
+import slow_references as references  # noqa: E402  the tests are no package
 
 BATCH, STEPS, GROUP, SIGNALS = 4096, 512, 8, 2
 LOOP_ROWS, LOOP_RUNS = 16, 3

@@ -17,7 +17,7 @@ root_doc = "README"
 include_patterns = [
     *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
     *("docs/*.md", "docs/decisions/*.md", "docs/extending/*.md"),
-    *("benchmarks/README.md", "benchmarks/results/*.md", "tests/tools/kubox/*.md"),
+    *("benchmarks/README.md", "benchmarks/results/*.md", "tests/support/kubox/*.md"),
 ]
 extensions = ["myst_parser", "autoapi.extension"]
 html_theme = "furo"
@@ -46,7 +46,7 @@ NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`.*$", re.M)
 FOLDERS = {
     "docs/decisions/README": "docs/decisions",
     "benchmarks/README": "benchmarks/results",
-    "CONTRIBUTING": "tests/tools/kubox",
+    "CONTRIBUTING": "tests/support/kubox",
 }
 """Page -> the folder whose pages it leads to."""
 

@@ -16,13 +16,15 @@ import sqlalchemy as sa
 
 from marl_ray.cluster.local_ray import LocalRay, local_ray
 
+SUPPORT = Path(__file__).parent / "support"
+"""Packages that tests import: pytest finds them by `pythonpath` in pyproject.toml, processes of the tests by PYTHONPATH."""
+
 gc.set_threshold(1_000_000)  # the collection of tests imports a million objects, all of which stay
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run side by side, and compute little
 # Tests that wait for Ray's workers are the longest, and Ray lets all others go first.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's own spelling
-os.environ["PYTHONPATH"] = (
-    f"{Path(__file__).parent / 'every_process'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
-)
+PATHS = filter(None, [str(SUPPORT / "every_process"), os.environ.get("PYTHONPATH")])
+os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
 
 if TYPE_CHECKING:
     from marl_ray.config import GatewayConfig
@@ -85,7 +87,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def ray_cluster() -> Iterator[LocalRay]:
     """A local Ray with four logical CPUs, a dashboard and token authentication; its workers can import the toys."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
         with local_ray(num_cpus=4) as ray:
             yield ray
 

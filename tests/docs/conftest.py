@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from docs.pages import ROOT, WALKED, first_of
 from docs.walks import Walk, skipped_blocks, walk_in
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
-
 from docs.pages import ROOT
+from nbclient import NotebookClient
 
 CELL_S = 300
 """Seconds that a cell may take."""

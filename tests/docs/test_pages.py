@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from docs.pages import ROOT, WALKED, Block, blocks, first_of, pages_before
 from docs.walks import Walk
 

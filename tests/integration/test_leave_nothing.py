@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-RUNNER = Path(__file__).parents[1] / "leave_nothing.py"
+RUNNER = Path(__file__).parents[1] / "runner" / "leave_nothing.py"
 # Its grandchild has a session of its own and no parent, as a daemon.
 DAEMON = (
     "import subprocess, sys, time\n"

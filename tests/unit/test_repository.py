@@ -98,13 +98,14 @@ def test_the_workflow_runs_what_ci_runs() -> None:
 def test_what_a_test_imports_of_other_tests_is_there():
     """Also for tests that other environments run, which nothing else collects here."""
     tests = ROOT / "tests"
-    shared = {path.stem for path in tests.iterdir() if path.suffix == ".py" or path.is_dir()}
+    support = tests / "support"
+    shared = {path.stem for path in support.iterdir()}
     missing = []
     for path in tests.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
             if module and (module.split(".")[0] in shared or module.startswith("toy")):
-                places = (tests / module.replace(".", "/"), path.parent / module.replace(".", "/"))
+                places = (support / module.replace(".", "/"), path.parent / module.replace(".", "/"))
                 if not any(place.with_suffix(".py").exists() or place.is_dir() for place in places):
                     missing.append(f"{path.relative_to(ROOT)}: {module}")
     assert missing == []

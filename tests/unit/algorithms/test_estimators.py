@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import slow_references as references
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from toys import batches as toy_batches
-from unit.algorithms import references
 
 from marl_ray.algorithms.advantages.groups import centred, greedy_baseline, group_index, leave_one_out, standardised
 from marl_ray.algorithms.advantages.normalization import moments, standardise

@@ -1,10 +1,10 @@
 """GAE against its definition as a double sum, and against the loop reference."""
 
 import pytest
+import slow_references as references
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.algorithms import references
 
 from marl_ray.algorithms.advantages.gae import gae_by_row, gae_by_step
 

@@ -25,12 +25,6 @@ SPREAD = "mpe2.simple_spread_v3"
 EMPTY = "MultiGrid-Empty-5x5-v0"
 
 
-@pytest.fixture(autouse=True)
-def on_path(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """`sample_envs` is importable, as a user's own module would be."""
-    monkeypatch.syspath_prepend(str(request.path.parent))
-
-
 def build(env_id: str, cost: dict[str, float] | None = None, **kwargs: Any) -> Any:
     return make_env(EnvConfig(id=env_id, kwargs=kwargs, cost=cost or {}))
 

@@ -176,7 +176,7 @@ class Server:
 def server() -> Iterator[Server]:
     binary = shutil.which("redis-server")
     if binary is None:
-        pytest.skip("no redis-server here: on Debian, as root, tests/need_servers.sh installs it")
+        pytest.skip("no redis-server here: on Debian, as root, tests/runner/need_servers.sh installs it")
     server = Server(binary)
     try:
         yield server

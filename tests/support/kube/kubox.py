@@ -1,4 +1,4 @@
-"""A small Kubernetes for tests (tests/tools/kubox), and a player that writes recorded stories onto it."""
+"""A small Kubernetes for tests (tests/support/kubox), and a player that writes recorded stories onto it."""
 
 import contextlib
 import fcntl
@@ -25,7 +25,7 @@ from marl_ray.cluster.kuberay.client.resources import delete, path_of
 
 URL = "http://10.244.0.1:18080"
 START_S, STOP_S, OTHERS_S = 60.0, 30.0, 280.0
-PACKED = Path(__file__).parents[1] / "tools" / "kubox" / "kubox.xz"
+PACKED = Path(__file__).parents[1] / "kubox" / "kubox.xz"
 PLAYED = ("RayCluster", "RayCronJob", "RayJob", "RayService", "Pod", "Event")
 RAY = {"RayCluster", "RayCronJob", "RayJob", "RayService"}
 

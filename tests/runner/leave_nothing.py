@@ -1,6 +1,6 @@
 """Runs a command, says how much CPU time it took, and ends every process that it has left behind:
 
-    python tests/leave_nothing.py [--cpu-budget SECONDS] COMMAND ARGUMENT...
+    python tests/runner/leave_nothing.py [--cpu-budget SECONDS] COMMAND ARGUMENT...
 
 Exits with the command's status, or with 1 where the command succeeds but takes more CPU time than its budget. A busy machine
 makes a suite slower, and hardly changes its CPU time. SIGINT and SIGTERM reach the command first, and whatever it still runs

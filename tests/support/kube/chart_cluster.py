@@ -1,4 +1,4 @@
-"""The chart on kubox (tests/tools/kubox), a small Kubernetes whose pods are processes of this machine, without images."""
+"""The chart on kubox (tests/support/kubox), a small Kubernetes whose pods are processes of this machine, without images."""
 
 import base64
 import contextlib
@@ -134,7 +134,7 @@ def chart_cluster() -> Iterator[ChartCluster]:
         pytest.skip("kubox makes network namespaces: it needs Linux, root and iproute2")
     postgres = shutil.which("pg_isready", path=_path())
     if shutil.which("initdb", path=_path()) is None or postgres is None or shutil.which("redis-server") is None:
-        pytest.skip("no PostgreSQL or Redis here: on Debian, as root, tests/need_servers.sh installs them")
+        pytest.skip("no PostgreSQL or Redis here: on Debian, as root, tests/runner/need_servers.sh installs them")
     # Not below /tmp, which every pod has to itself.
     folder = Path(tempfile.mkdtemp(prefix="marl-ray-kubox-", dir="/var/tmp"))
     try:

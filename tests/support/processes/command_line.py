@@ -13,7 +13,7 @@ import pytest
 from marl_ray.cli import main
 from marl_ray.cli.documents.forms import FORMS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = str(Path(sys.executable).parent / "marl-ray")
 
 

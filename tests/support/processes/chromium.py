@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from selenium import webdriver
 
-ARTEFACTS = Path(__file__).parents[1] / "artefacts"
+ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 WAIT_S = 30
 
 
@@ -17,7 +17,7 @@ WAIT_S = 30
 def browser() -> Iterator[Any]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("no Chromium here: on Debian, as root, tests/need_servers.sh installs it")
+        pytest.skip("no Chromium here: on Debian, as root, tests/runner/need_servers.sh installs it")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

@@ -1,4 +1,4 @@
-"""Short training runs whose metrics are stored bit for bit: `.venv/bin/python tests/golden.py` records them anew.
+"""Short training runs whose metrics are stored bit for bit: `.venv/bin/python tests/support/golden.py` records them anew.
 
 A change of the code that is meant to leave all numbers as they are leaves these files as they are. A change of the numbers
 records them anew, and its commit says why they moved.
@@ -20,7 +20,7 @@ from marl_ray.config import RunConfig
 from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.single_process import train_alone
 
-FOLDER = Path(__file__).parent / "fixtures" / "golden"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"
 CPUINFO = Path("/proc/cpuinfo")
 
 

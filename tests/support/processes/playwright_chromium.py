@@ -20,7 +20,9 @@ from marl_ray.envs.web.environment import BrowserEnv
 AGENT = "agent"
 IN_CHROMIUM = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium here: tests/need_servers.sh installs it"),
+    pytest.mark.skipif(
+        shutil.which("chromium") is None, reason="no Chromium here: tests/runner/need_servers.sh installs it"
+    ),
 ]
 
 

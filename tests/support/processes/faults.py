@@ -205,7 +205,7 @@ def _binaries() -> Path:
     program = shutil.which("initdb")
     folders = [Path(program).parent] if program else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not folders or not (folders[-1] / "initdb").exists():
-        pytest.skip("no PostgreSQL server here: on Debian, as root, tests/need_servers.sh installs it")
+        pytest.skip("no PostgreSQL server here: on Debian, as root, tests/runner/need_servers.sh installs it")
     return folders[-1]
 
 

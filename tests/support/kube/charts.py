@@ -9,7 +9,7 @@ import yaml
 
 helm_python = pytest.importorskip("helm_python", reason="Helm's engine is on PyPI for x86_64 alone")
 
-CHART = Path(__file__).parents[2] / "helm" / "marl-ray"
+CHART = Path(__file__).parents[3] / "helm" / "marl-ray"
 VALUES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
 IMAGE = {"image": {"repository": "registry.example.com/marl-ray"}}
 MINIMAL: dict[str, Any] = {**IMAGE, "storage": {"uri": "s3://bucket/runs"}}

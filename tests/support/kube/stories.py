@@ -10,7 +10,7 @@ from marl_ray.cluster.kuberay.state.phases import ResourceState
 from marl_ray.cluster.kuberay.state.resource_state import resource_state
 from marl_ray.cluster.kuberay.state.view import ResourceKind, seconds_of, view_of
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "kuberay"
+FOLDER = Path(__file__).parents[2] / "fixtures" / "kuberay"
 STORIES = sorted(path.name.removesuffix(".jsonl.gz") for path in FOLDER.glob("*.jsonl.gz"))
 KINDS: dict[str, ResourceKind] = {
     "raycluster": "RayCluster", "raycronjob": "RayCronJob", "rayjob": "RayJob", "rayservice": "RayService",

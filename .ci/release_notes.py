@@ -1,0 +1,46 @@
+"""Prints the section of CHANGELOG.md that belongs to a tag, and refuses a tag that is no release of this checkout:
+
+    python .ci/release_notes.py v0.2.0
+
+The release's workflow runs it before anything is built, and gives the release what it prints.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
+
+
+class NoRelease(Exception):
+    """The tag, the version of the sources and the changelog do not name one release."""
+
+
+def notes(tag: str, sources: str, changelog: str) -> str:
+    """The text of the tag's section. `sources` is the text of the file with `__version__`.
+
+    Raises NoRelease if the tag is not `v` and the version, or if the changelog has no dated section of it.
+    """
+    match = VERSION.search(sources)
+    version = match[1] if match else "none"
+    if tag != f"v{version}":
+        raise NoRelease(f"expected the tag v{version}, because __version__ is {version}; got {tag}")
+    heading = re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d\n", changelog, re.MULTILINE)
+    if heading is None:
+        raise NoRelease(f"CHANGELOG.md: expected a heading '## [{version}] - YYYY-MM-DD'")
+    return re.split(r"^## ", changelog[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0].strip() + "\n"
+
+
+if __name__ == "__main__":
+    try:
+        print(
+            notes(
+                sys.argv[1],
+                (ROOT / "src/marl_ray/__init__.py").read_text(encoding="utf-8"),
+                (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+            ),
+            end="",
+        )
+    except NoRelease as error:
+        sys.exit(f"release: {error}")

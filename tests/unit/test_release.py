@@ -1,0 +1,60 @@
+"""The release's notes: the tag, the version and the changelog name one release, or nothing is published."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / ".ci" / "release_notes.py"))
+notes, NoRelease = SCRIPT["notes"], SCRIPT["NoRelease"]
+SOURCES = '"""A package."""\n\n__version__ = "0.2.0"\n'
+CHANGELOG = """# Changelog
+
+## [Unreleased]
+
+### Added
+
+- Later.
+
+## [0.2.0] - 2027-01-31
+
+### Fixed
+
+- A defect.
+
+## [0.1.0] - 2026-12-01
+
+- The first.
+"""
+
+
+def test_the_notes_are_the_section_of_the_version() -> None:
+    assert notes("v0.2.0", SOURCES, CHANGELOG) == "### Fixed\n\n- A defect.\n"
+
+
+@pytest.mark.parametrize("tag", ["v0.1.0", "0.2.0", "v0.2.0rc1"])
+def test_a_tag_of_another_version_is_refused(tag: str) -> None:
+    with pytest.raises(NoRelease, match=rf"expected the tag v0\.2\.0, because __version__ is 0\.2\.0; got {tag}"):
+        notes(tag, SOURCES, CHANGELOG)
+
+
+def test_a_version_without_a_dated_section_is_refused() -> None:
+    with pytest.raises(NoRelease, match=r"expected a heading '## \[0\.2\.0\] - YYYY-MM-DD'"):
+        notes("v0.2.0", SOURCES, CHANGELOG.replace("2027-01-31", "not yet released"))
+
+
+def test_the_changelog_and_the_citation_name_this_version() -> None:
+    sources = (ROOT / "src/marl_ray/__init__.py").read_text()
+    version = sources.split('__version__ = "')[1].split('"')[0]
+    assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+
+
+def test_every_action_is_pinned_by_the_hash_of_a_commit() -> None:
+    """A tag can be moved to other code; the release's workflow may publish under this project's name."""
+    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
+        for action in re.findall(r"uses: (.*)", workflow.read_text()):
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), (workflow.name, action)
