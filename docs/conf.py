@@ -16,7 +16,7 @@ copyright = "the marl-ray developers"
 root_doc = "README"
 include_patterns = [
     *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
-    *("docs/*.md", "docs/decisions/*.md", "docs/extending/*.md"),
+    *("docs/*.md", "docs/*/*.md"),
     *("benchmarks/README.md", "benchmarks/results/*.md", "tests/tools/kubox/*.md"),
 ]
 extensions = ["myst_parser", "autoapi.extension"]

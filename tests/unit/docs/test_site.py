@@ -17,7 +17,10 @@ def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> No
 
 def test_every_page_is_listed() -> None:
     listed = (ROOT / "docs/README.md").read_text()
-    pages = [path for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
+    folders = {ROOT / "docs/decisions", ROOT / "docs/extending"}  # their own README lists their pages
+    pages = [
+        path for path in ROOT.glob("docs/**/*.md") if path.parent not in folders and path != ROOT / "docs/README.md"
+    ]
     assert len(NAMES) > 10 and len(pages) > 10
     assert [path for path in pages if f"]({path.relative_to(ROOT / 'docs')})" not in listed] == []
 
