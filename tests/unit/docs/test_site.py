@@ -5,14 +5,29 @@ import json
 import re
 
 import pytest
-from docs.pages import ROOT
+from docs.pages import ROOT, WALKED
 
-NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", (ROOT / "docs/api.md").read_text(), re.M)
+API = (ROOT / "docs/api.md").read_text()
+NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`(?: \(constant\))?: ", API, re.M)
+IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
 def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> None:
     assert getattr(importlib.import_module(module), name).__doc__
+
+
+def test_every_imported_name_is_in_the_reference() -> None:
+    imported = {
+        f"{module}.{name.split()[0]}"
+        for page in WALKED
+        for module, several, line in IMPORT.findall(page.read_text())
+        for name in (several or line.partition("#")[0]).split(",")
+        if name.strip()
+    }
+    listed = set(re.findall(r"`(marl_ray\.[\w.]+)(?:\(\))?`", API))
+    assert len(imported) > 30
+    assert sorted(imported - listed) == []
 
 
 def test_every_page_is_listed() -> None:
