@@ -16,7 +16,7 @@ copyright = "the marl-ray developers"
 root_doc = "README"
 include_patterns = [
     *("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"),
-    *("docs/*.md", "docs/decisions/*.md", "docs/extending/*.md"),
+    *("docs/*.md", "docs/*/*.md"),
     *("benchmarks/README.md", "benchmarks/results/*.md", "tests/support/kubox/*.md"),
 ]
 extensions = ["myst_parser", "autoapi.extension"]
@@ -28,7 +28,7 @@ myst_enable_extensions = ["attrs_inline"]
 myst_fence_as_directive = []
 pygments_style = "default"
 
-UNLISTED = ["cli", "cluster", "conformance", "evaluation", "experiments", "policies", "rollout", "training", "tuning"]
+UNLISTED = ["cli", "cluster", "conformance", "experiments", "rollout", "training"]
 """Packages without a name in docs/api.md, which need not be read."""
 # Read as text, never imported: the environment of the site has neither torch nor Ray.
 autoapi_dirs = [str(ROOT / "src" / "marl_ray")]
@@ -41,7 +41,7 @@ suppress_warnings = ["autoapi.python_import_resolution", "misc.highlighting_fail
 
 PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.M | re.S)
 LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]*)?\)")
-NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`.*$", re.M)
+NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`( \(constant\))?: .*$", re.M)
 
 FOLDERS = {
     "docs/decisions/README": "docs/decisions",
@@ -88,6 +88,8 @@ def add_api(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def documentation(line: re.Match[str]) -> str:
+    if line[3]:
+        return line[0]  # a constant has no documentation of its own
     directive = "autoapifunction" if line[2] else "autoapiclass"
     # The keys of a config are in docs/config.md.
     options = "" if line[2] or line[1].startswith("marl_ray.config.") else "\n   :members:"

@@ -1,6 +1,7 @@
 """The repository's own pages and settings name what exists: links, paths, commands, checks."""
 
 import ast
+import datetime
 import re
 import tomllib
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_a_decision_is_short_has_its_headings_and_is_listed() -> None:
         assert re.findall(r"^## (.*)$", text, re.M) == ["Context", "Decision", "Consequences", "Measured"]
         assert len(text.splitlines()) <= 60
         assert f"]({path.name})" in listed
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_has_a_date_and_a_status(path: Path) -> None:
+    title, empty, date, status = path.read_text().splitlines()[:4]
+    assert title.startswith(f"# {path.name[:4]}: ") and not empty
+    assert (
+        datetime.date(2026, 1, 1) <= datetime.date.fromisoformat(date.removeprefix("- Date: ")) <= datetime.date.today()
+    )
+    assert re.match(r"- Status: (accepted|replaced by \[\d{4}\]\()", status)
 
 
 def test_the_commands_of_make_that_pages_name_exist() -> None:

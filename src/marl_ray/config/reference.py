@@ -22,7 +22,7 @@ PURPOSES = {
     "run": "`marl-ray train CONFIG`, `marl-ray submit train CONFIG`; described in [training.md](training.md).",
     "sweep": "`marl-ray sweep CONFIG`; described in [sweeps.md](sweeps.md).",
     "experiment": "`POST /v1/experiments`, `experiments` of a gateway; described in [experiments.md](experiments.md).",
-    "gateway": "`args` of the application in a Serve config; described in [serving.md](serving.md).",
+    "gateway": "`args` of the application in a Serve config; described in [serving](serving/README.md).",
     "cluster": "`marl-ray cluster render CONFIG`, `--cluster CONFIG`; described in [clusters.md](clusters.md).",
 }
 INTRODUCTION = """\

@@ -286,7 +286,7 @@ def test_the_notes_name_what_was_installed():
 def test_dashboards_ask_for_metrics_that_there_are():
     known = Path(str(ray.__file__)).parent.glob("dashboard/modules/metrics/dashboards/*.py")
     words = set(re.findall(r"ray_[a-z_]+", " ".join(path.read_text() for path in known)))
-    docs = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    docs = (ROOT / "docs" / "serving" / "watching.md").read_text(encoding="utf-8")
     own = {family.name for family in GatewayMetrics().registry.collect()}
     for path in (CHART / "dashboards").glob("*.json"):
         panels = json.loads(path.read_text(encoding="utf-8"))["panels"]

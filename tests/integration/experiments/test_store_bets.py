@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from stores.unit_cases import Clock, act, config, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
@@ -15,7 +16,6 @@ from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
-from stores.unit_cases import Clock, act, config, over
 
 ASKED = (
     BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import sqlalchemy as sa
+from stores.unit_cases import act, config, look
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Outcome
-from stores.unit_cases import act, config, look
 
 OLD_SCHEMA = """
 CREATE TABLE experiments (name VARCHAR(100) NOT NULL, config JSON NOT NULL, epoch INTEGER NOT NULL,

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from stores.unit_cases import act, config, gradual
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from stores.unit_cases import act, config, gradual
 
 
 def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):

@@ -12,13 +12,13 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores.unit_cases import act, config, exposure, gradual, look
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, StaleEpochError
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Production
-from stores.unit_cases import act, config, exposure, gradual, look
 
 
 def test_a_gradual_rollout_from_draft_to_promotion(url):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
@@ -25,7 +26,6 @@ from marl_ray.experiments.store.experiment_store import (
     UnknownUnitError,
 )
 from marl_ray.experiments.store.notices import Notices
-from stores.single_reports import record_metrics, record_outcome
 
 
 def config(**weights: float) -> dict:

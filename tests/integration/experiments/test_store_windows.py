@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores.single_reports import record_metrics, record_outcome
+from stores.unit_cases import Clock, config, exposure, look, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
@@ -26,8 +28,6 @@ from marl_ray.experiments.store.experiment_store import (
     UnknownUnitError,
 )
 from marl_ray.experiments.store.records import look_design
-from stores.single_reports import record_metrics, record_outcome
-from stores.unit_cases import Clock, config, exposure, look, over
 
 WINDOW, GRACE = 60.0, 1.0
 

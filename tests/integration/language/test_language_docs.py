@@ -1,4 +1,4 @@
-"""The examples of docs/language_teams.md and of environments of texts: short, and each trains as it stands there."""
+"""The examples of docs/language_teams/own_parts.md and of environments of texts, which are short and train."""
 
 import re
 import runpy
@@ -11,7 +11,7 @@ from marl_ray.config import RunConfig, load_config
 from marl_ray.training.single_process import train_alone
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = (DOCS / "language_teams.md", DOCS / "extending" / "environments.md")
+PAGES = (DOCS / "language_teams" / "own_parts.md", DOCS / "extending" / "environments.md")
 BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES = {name: text for page in PAGES for name, text in BLOCK.findall(page.read_text()) if "." in name}
 RUNS = [name for name in FILES if name.startswith("own_")]

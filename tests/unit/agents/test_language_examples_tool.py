@@ -1,4 +1,4 @@
-"""The example of docs/language_teams.md: a tool of one's own, from a function and from a class, in an environment."""
+"""The example of docs/language_teams/own_parts.md: a tool from a function, and one from a class, in an environment."""
 
 import sys
 from pathlib import Path

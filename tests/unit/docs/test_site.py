@@ -5,9 +5,11 @@ import json
 import re
 
 import pytest
-from docs.pages import ROOT
+from docs.pages import ROOT, WALKED
 
-NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", (ROOT / "docs/api.md").read_text(), re.M)
+API = (ROOT / "docs/api.md").read_text()
+NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`(?: \(constant\))?: ", API, re.M)
+IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
@@ -15,9 +17,25 @@ def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> No
     assert getattr(importlib.import_module(module), name).__doc__
 
 
+def test_every_imported_name_is_in_the_reference() -> None:
+    imported = {
+        f"{module}.{name.split()[0]}"
+        for page in WALKED
+        for module, several, line in IMPORT.findall(page.read_text())
+        for name in (several or line.partition("#")[0]).split(",")
+        if name.strip()
+    }
+    listed = set(re.findall(r"`(marl_ray\.[\w.]+)(?:\(\))?`", API))
+    assert len(imported) > 30
+    assert sorted(imported - listed) == []
+
+
 def test_every_page_is_listed() -> None:
     listed = (ROOT / "docs/README.md").read_text()
-    pages = [path for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
+    folders = {ROOT / "docs/decisions", ROOT / "docs/extending"}  # their own README lists their pages
+    pages = [
+        path for path in ROOT.glob("docs/**/*.md") if path.parent not in folders and path != ROOT / "docs/README.md"
+    ]
     assert len(NAMES) > 10 and len(pages) > 10
     assert [path for path in pages if f"]({path.relative_to(ROOT / 'docs')})" not in listed] == []
 

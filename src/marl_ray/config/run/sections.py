@@ -133,7 +133,8 @@ class TrainConfig(Config):
     """Environment copies (responses, for language models) per forward and backward pass of each worker; all of them when
     not given. Never changes results."""
     curriculum: str | None = None
-    """Text environments: `easiest_first`, or `package.module:callable` that chooses tasks (see docs/language_teams.md)."""
+    """Text environments: `easiest_first`, or `package.module:callable` that chooses tasks
+    (see docs/language_teams/training.md)."""
 
 
 class WarmStartConfig(Config):

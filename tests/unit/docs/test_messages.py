@@ -1,0 +1,59 @@
+"""Every message that docs/troubleshooting.md explains is one that the source can print."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from docs.pages import ROOT
+
+HOLE = "\0"
+"""What stands in a template where a formatted text has a value."""
+LEAST = 8
+"""Least number of letters that a quoted message shares with its template."""
+ROW = re.compile(r"^\| (`+)(.+?)\1 \| .+ \| .+ \|$", re.M)
+
+
+def quoted() -> list[str]:
+    """The first cells of the tables below the heading Messages."""
+    page = (ROOT / "docs/troubleshooting.md").read_text().partition("\n## Messages\n")[2]
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| message |")]
+    messages = [match[2] for match in ROW.finditer(page)]
+    assert len(messages) == len(rows), "expected rows of a message in backticks, its cause, and what to do"
+    return messages
+
+
+def template(node: ast.expr) -> str | None:
+    """The text of a literal, with holes for its values; None of any other expression."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(part.value if isinstance(part, ast.Constant) else HOLE for part in parts)  # type: ignore[misc]
+    return None
+
+
+def templates() -> Iterator[str]:
+    """All texts of the source; those of a field and its message also as the error prints them."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.expr) and (text := template(node)):
+                yield text
+            if isinstance(node, ast.Call):
+                texts = [text for argument in node.args if (text := template(argument)) is not None]
+                yield ": ".join(texts)
+
+
+SOURCE = [text for text in dict.fromkeys(templates()) if len(text) >= LEAST]
+
+
+@pytest.mark.parametrize("message", quoted())
+def test_an_explained_message_is_one_of_the_source(message: str) -> None:
+    parts = [part.strip() for part in re.split(r"\.\.\.|\b(?:NAME|KEY)\b", message) if part.strip()]
+    assert sum(map(str.isalpha, "".join(parts))) >= LEAST
+    pattern = re.compile(".*?".join(map(re.escape, parts)), re.S)
+    assert any(pattern.search(text) for text in SOURCE), f"no text of the source fits {message!r}"
+
+
+def test_the_page_explains_many_messages() -> None:
+    assert len(set(quoted())) == len(quoted()) > 60
