@@ -13,22 +13,22 @@ ROOT = Path(__file__).parents[1]
 VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
 
-class NoRelease(Exception):
+class ReleaseError(Exception):
     """The tag, the version of the sources and the changelog do not name one release."""
 
 
 def notes(tag: str, sources: str, changelog: str) -> str:
     """The text of the tag's section. `sources` is the text of the file with `__version__`.
 
-    Raises NoRelease if the tag is not `v` and the version, or if the changelog has no dated section of it.
+    Raises ReleaseError if the tag is not `v` and the version, or if the changelog has no dated section of it.
     """
     match = VERSION.search(sources)
     version = match[1] if match else "none"
     if tag != f"v{version}":
-        raise NoRelease(f"expected the tag v{version}, because __version__ is {version}; got {tag}")
+        raise ReleaseError(f"expected the tag v{version}, because __version__ is {version}; got {tag}")
     heading = re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d\n", changelog, re.MULTILINE)
     if heading is None:
-        raise NoRelease(f"CHANGELOG.md: expected a heading '## [{version}] - YYYY-MM-DD'")
+        raise ReleaseError(f"CHANGELOG.md: expected a heading '## [{version}] - YYYY-MM-DD'")
     return re.split(r"^## ", changelog[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0].strip() + "\n"
 
 
@@ -42,5 +42,5 @@ if __name__ == "__main__":
             ),
             end="",
         )
-    except NoRelease as error:
+    except ReleaseError as error:
         sys.exit(f"release: {error}")
