@@ -9,7 +9,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / ".ci" / "release_notes.py"))
-notes, NoRelease = SCRIPT["notes"], SCRIPT["NoRelease"]
+notes, ReleaseError = SCRIPT["notes"], SCRIPT["ReleaseError"]
 SOURCES = '"""A package."""\n\n__version__ = "0.2.0"\n'
 CHANGELOG = """# Changelog
 
@@ -37,12 +37,12 @@ def test_the_notes_are_the_section_of_the_version() -> None:
 
 @pytest.mark.parametrize("tag", ["v0.1.0", "0.2.0", "v0.2.0rc1"])
 def test_a_tag_of_another_version_is_refused(tag: str) -> None:
-    with pytest.raises(NoRelease, match=rf"expected the tag v0\.2\.0, because __version__ is 0\.2\.0; got {tag}"):
+    with pytest.raises(ReleaseError, match=rf"expected the tag v0\.2\.0, because __version__ is 0\.2\.0; got {tag}"):
         notes(tag, SOURCES, CHANGELOG)
 
 
 def test_a_version_without_a_dated_section_is_refused() -> None:
-    with pytest.raises(NoRelease, match=r"expected a heading '## \[0\.2\.0\] - YYYY-MM-DD'"):
+    with pytest.raises(ReleaseError, match=r"expected a heading '## \[0\.2\.0\] - YYYY-MM-DD'"):
         notes("v0.2.0", SOURCES, CHANGELOG.replace("2027-01-31", "not yet released"))
 
 
