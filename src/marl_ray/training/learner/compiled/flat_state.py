@@ -1,5 +1,6 @@
 """The weights and Adam's moments of a sharded policy as plain rows, on every worker, and their way back."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -79,7 +80,8 @@ def _own_part(parameter: Tensor, at: int) -> slice:
     if not isinstance(parameter, DTensor):
         return slice(at, at + parameter.numel())
     rank, workers = world()
-    rows, width = parameter.shape[0], parameter[0].numel() if parameter.ndim > 1 else 1
+    # From the shape alone: a row of a spread parameter would be gathered from all workers.
+    rows, width = parameter.shape[0], math.prod(parameter.shape[1:])
     chunk = -(-rows // workers)
     first, last = min(rank * chunk, rows), min((rank + 1) * chunk, rows)
     return slice(at + first * width, at + last * width)
