@@ -19,9 +19,9 @@ CONFIGS: dict[str, type[Config]] = {
 }
 """Kind, as the command line names it -> config."""
 PURPOSES = {
-    "run": "`marl-ray train CONFIG`, `marl-ray submit train CONFIG`; described in [training.md](training.md).",
+    "run": "`marl-ray train CONFIG`, `marl-ray submit train CONFIG`; described in [training](training/README.md).",
     "sweep": "`marl-ray sweep CONFIG`; described in [sweeps.md](sweeps.md).",
-    "experiment": "`POST /v1/experiments`, `experiments` of a gateway; described in [experiments.md](experiments.md).",
+    "experiment": "`POST /v1/experiments`, `experiments` of a gateway; described in [experiments](experiments/README.md).",
     "gateway": "`args` of the application in a Serve config; described in [serving](serving/README.md).",
     "cluster": "`marl-ray cluster render CONFIG`, `--cluster CONFIG`; described in [clusters.md](clusters.md).",
 }

@@ -8,13 +8,19 @@ import pytest
 from docs.pages import ROOT, WALKED
 
 API = (ROOT / "docs/api.md").read_text()
-NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`(?: \(constant\))?: ", API, re.M)
+NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", API, re.M)
+CONSTANTS = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)` \(constant\): ", API, re.M)
 IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
 def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> None:
     assert getattr(importlib.import_module(module), name).__doc__
+
+
+@pytest.mark.parametrize(("module", "name"), CONSTANTS, ids=[".".join(parts) for parts in CONSTANTS])
+def test_a_constant_of_the_api_is_there(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name)
 
 
 def test_every_imported_name_is_in_the_reference() -> None:

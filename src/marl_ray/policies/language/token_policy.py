@@ -74,7 +74,7 @@ class TokenPolicy(nn.Module):
         self.base_sha256: str | None = None
         """Digest of the weights without adapters, where a bundle tells it: see `base_model.base_sha256`."""
         self.version = 0
-        """Number of `refresh`es that this sampling copy has had: one for each update."""
+        """Number of times that `refresh` has given this sampling copy new weights: one for each update."""
         self.unread: StoredWeights | None = None
         """The files of the weights that are still on the meta device."""
         self.source: Any = None
