@@ -17,7 +17,7 @@ FOLDERS = "|".join(
     + ["src", "tests", "docs", "benchmarks", "jobs", "serve", "cluster"]
 )
 """Folders of the repository and packages of the product; `runs/` of a page is what a user's runs leave."""
-FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]*)\)")
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 IDENTIFIER = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)`")
@@ -27,7 +27,7 @@ MAKE = re.compile(r"\bmake ([a-z-]+(?: [a-z-]+)*)`")
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.M)
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -63,7 +63,7 @@ def test_a_decision_is_short_has_its_headings_and_is_listed() -> None:
     assert len(DECISIONS) >= 4
     for path in DECISIONS:
         text = path.read_text()
-        assert re.findall(r"^## (.*)$", text, re.M) == ["Context", "Decision", "Consequences", "Measured"]
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences", "Measured"]
         assert len(text.splitlines()) <= 60
         assert f"]({path.name})" in listed
 
@@ -79,7 +79,7 @@ def test_a_decision_has_a_date_and_a_status(path: Path) -> None:
 
 
 def test_the_commands_of_make_that_pages_name_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         for words in MAKE.findall(page.read_text()):
             assert {word for word in words.split() if word.islower()} <= targets, (page.name, words)

@@ -2,6 +2,7 @@
 
 import collections
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -72,8 +73,12 @@ def sampled_optimum(objectives, size, generator, rounds=40, samples=96):
     return value
 
 
-class Objective(collections.namedtuple("Objective", "g b c")):
+class Objective(NamedTuple):
     """Linear objectives (P, size) under constraints (P, K, size) and (P, K); without g, the largest violation."""
+
+    g: np.ndarray | None
+    b: np.ndarray
+    c: np.ndarray
 
     @property
     def problems(self):
