@@ -73,7 +73,9 @@ def test_a_decision_has_a_date_and_a_status(path: Path) -> None:
     title, empty, date, status = path.read_text().splitlines()[:4]
     assert title.startswith(f"# {path.name[:4]}: ") and not empty
     assert (
-        datetime.date(2026, 1, 1) <= datetime.date.fromisoformat(date.removeprefix("- Date: ")) <= datetime.date.today()
+        datetime.date(2026, 1, 1)
+        <= datetime.date.fromisoformat(date.removeprefix("- Date: "))
+        <= datetime.datetime.now(datetime.UTC).date()
     )
     assert re.match(r"- Status: (accepted|replaced by \[\d{4}\]\()", status)
 
