@@ -23,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_watch, "alive_nodes", lambda: {"10.0.0.1"})
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 1.0, "memory": 1e9})
     monkeypatch.setattr(worker_watch, "placed", lambda: False)
-    monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.3, 0.6))
+    monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.2, 0.3))
     monkeypatch.setattr(worker_watch, "LOOK_S", 0.02)
 
 
