@@ -26,7 +26,7 @@ def main(path: str) -> str:
         if match is None:
             return f"{path}: expected {line!r}"
         at = match.end()
-    (curves,) = re.findall(r"^curves +(\S+)$", text, re.M)
+    (curves,) = re.findall(r"^curves +(\S+)$", text, re.MULTILINE)
     if Path(curves).stat().st_size < 10_000:
         return f"{curves}: expected a drawing of the learning curves"
     folder = str(Path(curves).parent)

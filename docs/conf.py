@@ -39,9 +39,9 @@ autoapi_keep_files = False
 # Constants and lazy names, which docs/api.md does not list; and outputs of JSON in which `...` stands for what differs.
 suppress_warnings = ["autoapi.python_import_resolution", "misc.highlighting_failure"]
 
-PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.M | re.S)
+PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]*)?\)")
-NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`( \(constant\))?: .*$", re.M)
+NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`( \(constant\))?: .*$", re.MULTILINE)
 
 FOLDERS = {
     "docs/decisions/README": "docs/decisions",

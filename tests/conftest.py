@@ -121,7 +121,8 @@ def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     def initialize(engine: sa.Engine) -> None:
         if engine.dialect.name != "sqlite":
-            return make(engine)
+            make(engine)
+            return
         if not template.exists():
             new = sa.create_engine(f"sqlite:///{template}")
             make(new)

@@ -68,11 +68,13 @@ def test_configs_of_new_parts_are_accepted(inside: Path) -> None:
 def test_a_page_shows_what_new_writes(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
-    for kind, name in re.findall(r"^marl-ray new (\w+) (\w+)$", text, re.M):
+    for kind, name in re.findall(r"^marl-ray new (\w+) (\w+)$", text, re.MULTILINE):
         written = CliRunner().invoke(app, ["new", kind, name])
         assert written.exit_code == 0, written.exception
         assert f"```text output\n{written.output}" in text
-    for file, shown in re.findall(r"^```bash\ncat (\S+)\n```\n\n```text output\n(.*?)^```$", text, re.M | re.S):
+    for file, shown in re.findall(
+        r"^```bash\ncat (\S+)\n```\n\n```text output\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    ):
         assert shown == Path(file).read_text()
 
 

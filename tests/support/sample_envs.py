@@ -138,7 +138,8 @@ class Turns(AECEnv):
 
     def step(self, action: int | None) -> None:
         if self.truncations[self.agent_selection]:
-            return self._was_dead_step(action)
+            self._was_dead_step(action)
+            return
         if self.agent_selection == "b":
             self.time += 1
             self.truncations = dict.fromkeys(self.agents, self.time >= self.length)

@@ -144,7 +144,7 @@ def test_all_responses_fail_with_their_process_once_and_the_next_are_written_by_
             await reply.next()
         os.kill(old.pid, signal.SIGKILL)
         for reply in replies:
-            with pytest.raises(ArmError, match=r"generation\.engine=vllm: its process died"):
+            with pytest.raises(ArmError, match=r"generation\.engine=vllm: its process died"):  # noqa: PT012
                 while True:
                     await reply.next()
 

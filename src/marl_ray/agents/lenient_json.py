@@ -10,7 +10,7 @@ from typing import Any
 DEEPEST = 100
 _DECODER = json.JSONDecoder(strict=False)  # programs are often written with real line breaks
 _SPACE = re.compile(r"[ \t\r\n]*")
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*+)"|' r"'((?:[^'\\]|\\.)*+)'", re.DOTALL)
+_STRING = re.compile(r""""((?:[^"\\]|\\.)*+)"|'((?:[^'\\]|\\.)*+)'""", re.DOTALL)
 _ATOM = re.compile(r"-?\d{1,400}(?:\.\d{1,400})?(?:[eE][-+]?\d{1,3})?(?![\w.])|[A-Za-z]{1,9}(?!\w)")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}

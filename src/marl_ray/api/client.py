@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
@@ -109,7 +109,7 @@ class Client:
         """Close the connections; `with Client(...) as client` does."""
         self._client.close()
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -55,7 +55,7 @@ _CHOICE = re.compile(r"\(([A-Ja-j])\)\.?|([A-J])[.)]?")
 _CHOSEN = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])(?=[.):]))[.:)]? ?(?P<rest>.*)", re.DOTALL)
 _OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:\bor|\band|,|/) ?\(?[A-J]\b")
 _UNIT = re.compile(
-    r"(?:(square|cubic|sq\.?|cu\.?) )?([a-z]+)\.?(?: ?(?:per|/) ?([a-z]+)\.?)?(?: ?\^ ?\{?([23])\}?)?", re.I
+    r"(?:(square|cubic|sq\.?|cu\.?) )?([a-z]+)\.?(?: ?(?:per|/) ?([a-z]+)\.?)?(?: ?\^ ?\{?([23])\}?)?", re.IGNORECASE
 )
 _SHORT = {
     "mm": "millimeter", "cm": "centimeter", "dm": "decimeter", "m": "meter", "km": "kilometer", "in": "inch",

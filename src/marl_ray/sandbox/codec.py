@@ -180,7 +180,7 @@ def _deque(items: list[Any]) -> Any:
 
 @lru_cache(maxsize=64)
 def _named_tuple_type(name: str, fields: tuple[str, ...]) -> type:
-    return collections.namedtuple(name, fields)
+    return collections.namedtuple(name, fields)  # noqa: PYI024  the fields come with the value
 
 
 def _named(items: list[Any]) -> Any:

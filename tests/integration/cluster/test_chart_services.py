@@ -8,7 +8,7 @@ import httpx
 import pytest
 import redis
 from kube.chart_cluster import NOBODY, ChartCluster, chart_cluster
-from stores.unit_cases import config, exposure
+from stores.units import config, exposure
 
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 

@@ -237,7 +237,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("command, words", WRONG)
+@pytest.mark.parametrize(("command", "words"), WRONG)
 def test_wrong_commands_say_what_was_expected(cluster, command, words):
     refused = marl_ray("cluster", *command)
     [line] = refused.stderr.strip().splitlines()
@@ -270,7 +270,7 @@ def test_the_server_takes_what_is_rendered(cluster, parts):
     resources.apply(cluster, render(clock)[0], dry_run=True)
 
 
-@pytest.mark.parametrize("story, status", [("rayjob-succeeds", 0), ("rayjob-fails", 3), ("rayjob-retries-once", 0)])
+@pytest.mark.parametrize(("story", "status"), [("rayjob-succeeds", 0), ("rayjob-fails", 3), ("rayjob-retries-once", 0)])
 def test_a_run_is_submitted_as_a_rayjob_and_followed(cluster, story, status):
     """Write the operator's recorded acts onto the job that is submitted here."""
     for name in (story, "rayjob-retries-once"):

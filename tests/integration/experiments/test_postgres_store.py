@@ -1,53 +1,16 @@
-"""The experiment store on PostgreSQL: a server of the tests' own, in a temporary folder, on a socket in that folder."""
+"""The experiment store on PostgreSQL, whose transactions may end in another order than they began."""
 
 import time
-from collections.abc import Callable, Iterator
-from itertools import count
 
 import pytest
 import sqlalchemy as sa
-from processes.faults import postgres
-from stores.bet_cases import *  # noqa: F403
-from stores.migration_cases import *  # noqa: F403
-from stores.rollback_cases import *  # noqa: F403
 from stores.single_reports import record_outcome
-from stores.state_cases import *  # noqa: F403
-from stores.unit_cases import *  # noqa: F403
-from stores.unit_cases import Clock, config, exposure, look, over
-from stores.window_cases import *  # noqa: F403
+from stores.units import Clock, config, exposure, look, over
 
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 
-
-@pytest.fixture(scope="module")
-def make_database() -> Iterator[Callable[[str], str]]:
-    """Makes a database out of another one, and returns its URL."""
-    with postgres() as server:
-        url, number = sa.make_url(server.url), count()
-        admin = sa.create_engine(url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
-
-        def make(template: str) -> str:
-            name = f"test{next(number)}"
-            with admin.connect() as connection:
-                connection.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {template}"))
-            return url.set(database=name).render_as_string()
-
-        yield make
-        admin.dispose()
-
-
-@pytest.fixture(scope="module")
-def make_empty_url(make_database: Callable[[str], str]) -> Callable[[], str]:
-    return lambda: make_database("template1")
-
-
-@pytest.fixture(scope="module")
-def make_url(make_database: Callable[[str], str]) -> Callable[[], str]:
-    migrated = make_database("template1")
-    ExperimentStore(migrated).close()  # once: migrations take half a second
-    name = str(sa.make_url(migrated).database)
-    return lambda: make_database(name)
+pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True, scope="module")
 
 
 def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):

@@ -1,13 +1,10 @@
-"""Tests of the experiment store for any database: bets on judged units, and values with bounds.
-
-A module that imports them has a fixture `make_url`, and `url` and `store` of `stores.unit_cases`.
-"""
+"""The experiment store on any database: bets on judged units, and values with bounds."""
 
 import math
 
 import numpy as np
 import pytest
-from stores.unit_cases import Clock, act, config, over
+from stores.units import Clock, act, config, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment

@@ -1,10 +1,10 @@
-"""Tests of the experiment store for any database: what its migrations take over, and what they refuse."""
+"""The experiment store on any database: what its migrations take over, and what they refuse."""
 
 import json
 
 import pytest
 import sqlalchemy as sa
-from stores.unit_cases import act, config, look
+from stores.units import act, config, look
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment

@@ -1,10 +1,10 @@
-"""Tests of the experiment store for any database: what is rolled back stays so, by arm, bundle and weights."""
+"""The experiment store on any database: what is rolled back stays so, by arm, bundle and weights."""
 
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from stores.unit_cases import act, config, gradual
+from stores.units import act, config, gradual
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus

@@ -1,7 +1,4 @@
-"""Tests of the experiment store for any database: states of experiments.
-
-A module that imports them has a fixture `make_url`, a function that makes an empty database and returns its URL.
-"""
+"""The experiment store on any database: states of experiments."""
 
 import multiprocessing
 import threading
@@ -12,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores.unit_cases import act, config, exposure, gradual, look
+from stores.racing import advance
+from stores.units import act, config, exposure, gradual, look
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
@@ -204,27 +202,13 @@ def test_a_change_names_the_epoch_it_was_decided_on(store):
         store.table("none")
 
 
-def _advance(url: str, rounds: int, together: Any, results: Any, number: int) -> None:
-    store = ExperimentStore(url)
-    for turn in range(rounds):
-        together.wait(60)
-        epoch = store.experiment("exp").epoch
-        together.wait(60)
-        try:
-            store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(number), reason="")
-            results.put((turn, "won"))
-        except StaleEpochError:
-            results.put((turn, "stale"))
-    store.close()
-
-
 def test_of_two_processes_that_advance_one_wins_every_time(url):
     stages = [k / 10 for k in range(1, 11)]
     store = ExperimentStore(url)
     store.open_experiment("exp", config(a=1, b=1) | {"strategy": "gradual", "stages": stages})
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(2), context.Queue()
-    both = [context.Process(target=_advance, args=(url, 9, together, results, number)) for number in range(2)]
+    both = [context.Process(target=advance, args=(url, 9, together, results, number)) for number in range(2)]
     for process in both:
         process.start()
     numbers = sorted(results.get(timeout=60) for _ in range(18))

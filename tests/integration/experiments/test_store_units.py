@@ -1,21 +1,17 @@
-"""Tests of the experiment store for any database: units, and what both halves use.
-
-A module that imports them has a fixture `make_url`, a function that makes an empty database and returns its URL.
-"""
+"""The experiment store on any database: units, their arms and their outcomes."""
 
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from stores.single_reports import record_metrics, record_outcome
+from stores.units import Clock, act, config, exposure, look, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
-from marl_ray.experiments.evidence.looks import ArmSummary, Look
+from marl_ray.experiments.evidence.looks import ArmSummary
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.experiment_store import (
@@ -26,58 +22,6 @@ from marl_ray.experiments.store.experiment_store import (
     UnknownUnitError,
 )
 from marl_ray.experiments.store.notices import Notices
-
-
-def config(**weights: float) -> dict:
-    return {"salt": "s", "arms": {arm: {"digest": f"digest-{arm}", "weight": w} for arm, w in weights.items()}}
-
-
-def exposure(unit: str, arm: str, epoch: int = 1) -> Exposure:
-    return Exposure("exp", unit, Assignment(arm, epoch, 0.5), 0.0)
-
-
-@pytest.fixture
-def url(make_url: Callable[[], str]) -> str:
-    """A database of the newest schema, with nothing in it."""
-    return make_url()
-
-
-@pytest.fixture
-def empty_url(make_empty_url: Callable[[], str]) -> str:
-    """A database without a schema."""
-    return make_empty_url()
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1.7e9
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def over(store: ExperimentStore) -> None:
-    """The windows of all units end."""
-    store.clock.now += 1_000.0
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(url, Clock())
-    store.open_experiment("exp", config(a=1, b=1))
-    yield store
-    store.close()
-
-
-def gradual(**weights: float) -> dict:
-    return config(**weights) | {"strategy": "gradual", "stages": [0.1, 0.5, 1.0]}
-
-
-def act(store: ExperimentStore, action: Action, name: str = "exp", **more: Any) -> Any:
-    epoch = store.experiment(name).epoch
-    return store.change(name, action, **({"epoch": epoch, "actor": "test", "reason": "because"} | more))
 
 
 def test_first_exposure_stays_for_good(store):
@@ -213,10 +157,6 @@ def test_totals_of_shadows_are_summed_over_replicas_and_replaced_by_later_ones(s
     counts = {"acts": 13, "errors": 2, "dropped": 3, "decisions": 5, "agreed": 4, "seconds": 0.75}
     assert totals["b"] == counts | texts
     assert type(totals["c"]["acts"]) is int
-
-
-def look(store: ExperimentStore, name: str = "exp", now: float | None = None) -> Look:
-    return store.look(store.experiment(name), now)
 
 
 def test_units_of_a_session_experiment_add_up_to_their_arms_moments(store):

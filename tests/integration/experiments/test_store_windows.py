@@ -1,7 +1,4 @@
-"""Tests of the experiment store for any database: when units are judged, and by what.
-
-A module that imports them has a fixture `make_url`, and `url` and `store` of `stores.unit_cases`.
-"""
+"""The experiment store on any database: when units are judged, and by what."""
 
 import math
 import threading
@@ -12,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores.single_reports import record_metrics, record_outcome
-from stores.unit_cases import Clock, config, exposure, look, over
+from stores.units import Clock, config, exposure, look, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of

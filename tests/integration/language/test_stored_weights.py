@@ -42,7 +42,7 @@ def test_groups_of_workers_read_the_shards_of_their_own_mesh(tmp_path):
 
 def test_a_broken_file_of_one_worker_is_every_workers_error(tmp_path):
     folders = [saved(tmp_path / name, "100KB") for name in ("sound", "broken")]
-    last = sorted(Path(folders[1]).glob("*.safetensors"))[-1]
+    last = max(Path(folders[1]).glob("*.safetensors"))
     last.write_bytes(last.read_bytes()[:-10])
     message = two_workers(refused_together, folders)
     assert message.startswith(f"model.path '{folders[1]}' is no causal language model: {last.name}: ")

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from hostile.attacks import MB, PROBE, RIGHT, SETTINGS, TESTS, attacked, timed
+from hostile.attacks import MB, PROBE, RIGHT, TESTS, timed
 
 WRONG, ERROR, EXIT, CRASH = {"fail:wrong"}, {"fail:error"}, {"fail:exit"}, {"fail:crash"}
 FOREIGN, ENCODE, TIMEOUT, OOM = {"fail:nonbuiltin"}, {"fail:encode"}, {"timeout"}, {"oom"}
@@ -252,12 +252,6 @@ if __name__ == "__main__":
     sys.exit()
 
 import pytest  # noqa: E402  the process of the attacks has none
-
-
-@pytest.fixture(scope="module", params=list(SETTINGS))
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """Run the attacks of one setting; returns those that achieved something."""
-    yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 
 def test_forged_and_hostile_candidates_never_pass(results: dict) -> None:

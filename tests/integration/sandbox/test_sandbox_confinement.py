@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hostile.attacks import MB, PROBE, RIGHT, SETTINGS, TESTS, attacked, timed
+from hostile.attacks import MB, PROBE, RIGHT, TESTS, timed
 
 if TYPE_CHECKING:
     from marl_ray.sandbox import Pool
@@ -145,12 +145,6 @@ if __name__ == "__main__":
     sys.exit()
 
 import pytest  # noqa: E402  the process of the attacks has none
-
-
-@pytest.fixture(scope="module", params=list(SETTINGS))
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """Run the attacks of one setting; returns those that achieved something."""
-    yield from attacked(__file__, request.param, tmp_path_factory.mktemp("secret"))
 
 
 def test_hostile_scripts_end_with_their_status(results: dict) -> None:

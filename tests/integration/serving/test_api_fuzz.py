@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import time
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from toy_serving.gateways import AGENTS, SEES, bearer
 from toy_serving.sites import KEYS, SESSIONS, TEXTS, act, client, site, text_site
+from waiting import until
 
 from marl_ray.serving.handlers.openapi.document import openapi
 from marl_ray.serving.handlers.routes import ROUTES, Route
@@ -163,11 +163,16 @@ def test_act_then_outcome_then_report(client, site):
         return client.post("/v1/outcomes", json=named | {"value": value, "metrics": {"cost": cost}})
 
     for k in range(12):
-        arms[k] = act(client, **{"session": f"s{k}", "experiment": "sequence"})["arm"]
+        arms[k] = act(client, session=f"s{k}", experiment="sequence")["arm"]
         reports = [tell(k, value, k) for value in (-1, k, k)]
         assert [answer.status_code for answer in reports] == [200, 200, 200]
         assert reports[1].json() == {"experiment": "sequence", "arm": arms[k], "value": float(k), "counts": True}
-    time.sleep(4.5)
+
+    def judged() -> bool:
+        arms_now = client.get("/v1/experiments/sequence").json()["arms"]
+        return sum(arm["outcomes"] for arm in arms_now.values()) == len(arms)
+
+    until(judged, "the end of all windows")
     for k in range(12):
         refused = [tell(k, k, -1), tell(k, -1, k), tell(k, k, k)]
         assert [answer.status_code for answer in refused] == [409, 409, 200]

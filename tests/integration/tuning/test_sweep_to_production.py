@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlflow
 import pytest
@@ -73,7 +73,7 @@ class Served:
         self.server = uvicorn.Server(uvicorn.Config(Gateway(config), log_level="warning", lifespan="on"))
         self.thread = threading.Thread(target=self.server.run, args=([self.listening],), daemon=True)
 
-    def __enter__(self) -> "Served":
+    def __enter__(self) -> Self:
         self.thread.start()
         return self
 

@@ -118,7 +118,7 @@ def prose(page: Path) -> list[tuple[int, str]]:
 
 def goes_on_after(page: Path) -> Path | None:
     """The page in whose folder this page's commands run."""
-    names = re.findall(r"^<!-- run: after (\S+) -->$", page.read_text(), re.M)
+    names = re.findall(r"^<!-- run: after (\S+) -->$", page.read_text(), re.MULTILINE)
     return (page.parent / names[0]).resolve() if names else None
 
 

@@ -86,7 +86,7 @@ class Walk:
         """The text with this walk's port, and with the values that were printed before."""
         text = re.sub(r"(?<=:)8000\b|(?<=port: )8000\b", str(self.port), text)
         return re.sub(
-            r"\b([A-Z_]+)=\.\.\.(?=\s|$)", lambda match: f"{match[1]}={self.value(match[1])}", text, flags=re.M
+            r"\b([A-Z_]+)=\.\.\.(?=\s|$)", lambda match: f"{match[1]}={self.value(match[1])}", text, flags=re.MULTILINE
         )
 
     def value(self, name: str) -> str:

@@ -20,17 +20,17 @@ GOOD, STRANGE = [0.5, 0.5, 0.5], [1.0, -1.0, 0.0]
 CLOSED, OPEN, _ = CircuitState
 
 
-def bundle(folder: Path, action: int, fragile: bool, run: str = "r", broken: bool = False) -> str:
-    """A policy that takes one action. A fragile one makes NaN of all observations but constant ones, a broken one of
-    all."""
+def bundle(folder: Path, action: int, fragile: bool, run: str = "r", broken: bool = False, units: int = 8) -> str:
+    """A policy that takes one action, with so many hidden units. A fragile one makes NaN of all observations but constant
+    ones, a broken one of all. Arms of other sizes share no pass."""
     torch.manual_seed(action)
-    network = NetworkConfig(hidden=(8,), activation="relu")
+    network = NetworkConfig(hidden=(units,), activation="relu")
     policy = ActorCritic(SPACE, spaces.Discrete(6), network)
     with torch.no_grad():
         policy.actor.rest[-1].bias[action] = np.nan if broken else 30.0
         if fragile:  # its input is normalized: hidden units are infinite or zero, and their sum has both signs
-            policy.actor.first.linear.weight.copy_(torch.tensor([3e38, 0.0, 0.0]).expand(8, 3))
-            policy.actor.rest[-1].weight.copy_(torch.tensor([1.0, -1.0] * 4).expand(6, 8))
+            policy.actor.first.linear.weight.copy_(torch.tensor([3e38, 0.0, 0.0]).expand(units, 3))
+            policy.actor.rest[-1].weight.copy_(torch.tensor([1.0, -1.0] * (units // 2)).expand(6, units))
     parts = PolicyParts(network, SPACE, spaces.Discrete(6), policy.actor.state_dict())
     lineage = LINEAGE.model_copy(update={"run": run})
     return str(save_bundle(folder, {"agent": "p"}, {"p": parts}, lineage))

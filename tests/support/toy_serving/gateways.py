@@ -67,14 +67,6 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-async def until(condition: Callable[[], Any], deadline_s: float = 10.0) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        await asyncio.sleep(0.05)
-
-
 def windows_end(*apps: Gateway) -> None:
     """The outcome windows of all units so far are over, by the clock of the gateways' stores."""
     for app in apps:

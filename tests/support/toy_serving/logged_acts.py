@@ -54,16 +54,29 @@ def sequence(
     steps = len(observations)
     last = [False] * (steps - 1) + [True]
     row = {
-        **{"experiment": "e", "unit": f"u{unit:06d}", "arm": "a", "digest": "d", "epoch": 0, "propensity": 1.0},
-        **{"agent": agent, "group": unit, "episode": unit, "turn": 0, "greedy": False},
-        **{"exposed_at": 0.0, "outcome": outcome, "outcome_at": 1.0},
+        "experiment": "e",
+        "unit": f"u{unit:06d}",
+        "arm": "a",
+        "digest": "d",
+        "epoch": 0,
+        "propensity": 1.0,
+        "agent": agent,
+        "group": unit,
+        "episode": unit,
+        "turn": 0,
+        "greedy": False,
+        "exposed_at": 0.0,
+        "outcome": outcome,
+        "outcome_at": 1.0,
         "observations": [list(map(float, row)) for row in observations],
         "actions": [np.asarray(action, float).reshape(-1).tolist() for action in actions],
         "log_probs": list(map(float, log_probs)),
         "action_masks": None,
         "rewards": [0.0] * (steps - 1) + [outcome],
         "costs": [[] for _ in range(steps)],
-        **{"mask": [True] * steps, "terminated": last, "truncated": [False] * steps},
+        "mask": [True] * steps,
+        "terminated": last,
+        "truncated": [False] * steps,
     }
     return row | other
 

@@ -42,7 +42,7 @@ def cluster_of(resource: dict[str, Any]) -> dict[str, Any]:
     return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
 
 
-@pytest.mark.parametrize("parts, kind", [({}, "RayCluster"), (JOB, "RayJob"), (SERVICE, "RayService")])
+@pytest.mark.parametrize(("parts", "kind"), [({}, "RayCluster"), (JOB, "RayJob"), (SERVICE, "RayService")])
 def test_what_is_rendered_has_no_finding(parts, kind):
     resource, *others = rendered(parts)
     assert resource["kind"] == kind
@@ -220,7 +220,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("change, words", WRONG)
+@pytest.mark.parametrize(("change", "words"), WRONG)
 def test_a_wrong_config_is_one_line_that_names_the_key(change, words):
     with pytest.raises(MarlRayError) as caught:
         rendered(change)

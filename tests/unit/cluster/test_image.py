@@ -11,7 +11,9 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[3]
 LINES = (
-    re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / "cluster/docker/Dockerfile").read_text(), flags=re.M)).strip()
+    re.sub(
+        r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / "cluster/docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    ).strip()
 ).splitlines()
 
 

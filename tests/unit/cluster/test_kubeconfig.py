@@ -28,7 +28,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("text, words", WRONG)
+@pytest.mark.parametrize(("text", "words"), WRONG)
 def test_a_wrong_kubeconfig_is_one_line(tmp_path, text, words):
     path = tmp_path / "kubeconfig"
     path.write_text(text)
@@ -101,7 +101,7 @@ def server(status: int, text: str, tmp_path) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize(
-    "status, text, words",
+    ("status", "text", "words"),
     [
         (401, '{"message": "Unauthorized"}', "http://127.0.0.1:.* takes no such credentials: Unauthorized"),
         (403, '{"message": "rayjobs is forbidden:\\nUser x"}', "rayjobs is forbidden: User x"),

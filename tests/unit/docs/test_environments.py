@@ -8,7 +8,7 @@ from docs.pages import PAGES, Block, blocks
 
 from marl_ray.conformance.extensions.environment import check
 
-CLASS = re.compile(r"^class (\w+)\((?:\w+\.)?(?:ParallelEnv|AECEnv|TextEnv|Env)\):", re.M)
+CLASS = re.compile(r"^class (\w+)\((?:\w+\.)?(?:ParallelEnv|AECEnv|TextEnv|Env)\):", re.MULTILINE)
 SHOWN = [block for page in PAGES for block in blocks(page) if CLASS.search(block.text)]
 
 

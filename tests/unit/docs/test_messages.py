@@ -11,7 +11,7 @@ HOLE = "\0"
 """What stands in a template where a formatted text has a value."""
 LEAST = 8
 """Least number of letters that a quoted message shares with its template."""
-ROW = re.compile(r"^\| (`+)(.+?)\1 \| .+ \| .+ \|$", re.M)
+ROW = re.compile(r"^\| (`+)(.+?)\1 \| .+ \| .+ \|$", re.MULTILINE)
 
 
 def quoted() -> list[str]:
@@ -51,7 +51,7 @@ SOURCE = [text for text in dict.fromkeys(templates()) if len(text) >= LEAST]
 def test_an_explained_message_is_one_of_the_source(message: str) -> None:
     parts = [part.strip() for part in re.split(r"\.\.\.|\b(?:NAME|KEY)\b", message) if part.strip()]
     assert sum(map(str.isalpha, "".join(parts))) >= LEAST
-    pattern = re.compile(".*?".join(map(re.escape, parts)), re.S)
+    pattern = re.compile(".*?".join(map(re.escape, parts)), re.DOTALL)
     assert any(pattern.search(text) for text in SOURCE), f"no text of the source fits {message!r}"
 
 

@@ -180,7 +180,7 @@ def test_truncation_ends_all() -> None:
     assert env.agents == []
 
 
-@pytest.mark.parametrize("collision,action", [(1.0, 0.0), (0.0, 0.25), (1.0, 0.25)])
+@pytest.mark.parametrize(("collision", "action"), [(1.0, 0.0), (0.0, 0.25), (1.0, 0.25)])
 def test_costs(collision: float, action: float) -> None:
     env = build(EMPTY, {"collision": collision, "action": action}, agents=2)
     _, infos = env.reset(seed=0)
@@ -277,7 +277,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("config,message", REFUSED)
+@pytest.mark.parametrize(("config", "message"), REFUSED)
 def test_mistakes_are_one_line_and_name_the_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(MarlRayError) as caught:
         make_env(EnvConfig(**config))

@@ -36,7 +36,8 @@ class Echo(TextEnv):
         if agent == "speaker":
             self.said = text
             self.earn(0.5, "speaker")
-            return self.ask("listener", text)
+            self.ask("listener", text)
+            return
         self.spend(agent, calls=2, seconds=0.5)
         self.earn(1.0)
         self.finish(text == self.said, {"length": float(len(text))})

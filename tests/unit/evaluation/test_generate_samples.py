@@ -183,9 +183,10 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy: str,
     assert made.startswith("outputs of solver of bundle ") and made.endswith(
         "2 a problem (only: temperature 1.2, max_tokens 8)"
     )
+    other = replace(request, seed=3)
+    other_writer = Writer(other, OWN)
     with pytest.raises(MarlRayError, match="holds an evaluation with seed 0, not 3"):
-        other = replace(request, seed=3)
-        generate(Writer(other, OWN), other, problems(), header, tmp_path / "out")
+        generate(other_writer, other, problems(), header, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -214,14 +215,15 @@ def test_options_that_do_not_fit_are_one_line(
 def test_bundles_that_cannot_answer(tmp_path: Path, single_policy: str) -> None:
     with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models"):
         Writer(WritingRequest(make_bundle(tmp_path, 1)), OWN)
+    first, *others = problems()
+    longest = replace(first, task_id="long", prompt=first.prompt + "#" * 100)
+    writer = Writer(WritingRequest(single_policy, max_tokens=510), OWN)
     with pytest.raises(
         MarlRayError,
         match=r"long: prompt: 1\d\d tokens and generation.max_tokens=510 exceed model.context=512; "
         r"expected model.context=6\d\d or more \(team.\w+.model.context when the policy is trained\)$",
     ):
-        first, *others = problems()
-        longest = replace(first, task_id="long", prompt=first.prompt + "#" * 100)
-        Writer(WritingRequest(single_policy, max_tokens=510), OWN).manifest([first, longest, *others])
+        writer.manifest([first, longest, *others])
 
 
 def test_made_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path: Path, capsys: Any) -> None:

@@ -63,9 +63,13 @@ def test_the_estimate_is_what_the_other_bundle_earns(bundles, tmp_path):
     assert abs(value.value.estimate - truth) < 4 * value.value.error
     assert abs(value.doubly_robust.estimate - truth) < 4 * value.doubly_robust.error
     assert value.units == 4000 and value.gate.passed
+
+
+def test_the_gate_asks_for_the_floor_and_a_bundles_own_texts_have_weight_one(bundles, tmp_path):
+    path = serve(bundles[0], 400, tmp_path / "e.parquet")
     assert not judge_texts(bundles[1], path, floor=1.0).gate.passed
     own = judge_texts(bundles[0], path, floor=0.0)
-    assert own.value.mean_weight == pytest.approx(1, abs=1e-4) and own.value.effective == pytest.approx(4000, rel=1e-3)
+    assert own.value.mean_weight == pytest.approx(1, abs=1e-4) and own.value.effective == pytest.approx(400, rel=1e-3)
 
 
 def test_a_bundle_is_judged_at_the_temperature_that_was_asked_for(bundles, tmp_path):

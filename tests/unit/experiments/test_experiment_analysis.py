@@ -4,7 +4,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -186,8 +186,8 @@ class Stored:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Stored]:
-    yield Stored(tmp_path)
+def stored(tmp_path: Path) -> Stored:
+    return Stored(tmp_path)
 
 
 def run(capsys: Any, *words: str) -> tuple[int, str, str]:
@@ -251,7 +251,7 @@ def test_plan_takes_what_the_experiment_says(stored, capsys):
     status, out, _ = run(capsys, "plan", "grid", "--database", stored.url)
     assert status == 0
     assert re.match(r"effect 0\.1, sd 0\.1\d+: units of treatment and control together\n", out)
-    assert len(re.findall(r"\d\s*$", out, re.M)) == 3 and "days" not in out  # nobody has come today
+    assert len(re.findall(r"\d\s*$", out, re.MULTILINE)) == 3 and "days" not in out  # nobody has come today
     status, out, _ = run(capsys, "plan", "--effect", "0.05", "--sd", "0.5", "--bounds", "0,1")
     assert status == 0 and "exact test at every look" in out and "3,142" in out
 
@@ -263,7 +263,7 @@ def test_plan_tells_days_by_the_traffic_of_the_last_day(tmp_path, capsys):
     stored.fill(margin="20%", outcome_window_s=0.05)
     time.sleep(max(0.0, stored.clock() + 0.1 - time.time()))
     status, out, _ = run(capsys, "plan", "grid", "--database", stored.url)
-    assert status == 0 and len(re.findall(r"[\d,]+  0\.0 days$", out, re.M)) == 3
+    assert status == 0 and len(re.findall(r"[\d,]+  0\.0 days$", out, re.MULTILINE)) == 3
     assert re.match(r"effect 0\.0\d+, sd", out)  # a fifth of the control's mean
 
 

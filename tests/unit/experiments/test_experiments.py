@@ -16,7 +16,12 @@ from marl_ray.experiments.statistics.intervals import Interval, Summary, Verdict
 from marl_ray.experiments.statistics.sequential import harm, mean_interval, promotion
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 100), min_size=2)
-UNITS = st.lists(st.text(min_size=1, max_size=20).filter(lambda s: s.isprintable()), min_size=1, max_size=30)
+UNITS = st.builds(
+    lambda stem, count: [f"{stem}{k}" for k in range(count)],
+    st.text(max_size=20).filter(str.isprintable),
+    st.integers(1, 30),
+)
+"""Names of units with any printable beginning; drawing every name by itself takes longer than the tests."""
 
 
 @given(WEIGHTS, st.text(max_size=5), UNITS)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -149,18 +150,23 @@ def test_sessions_of_clusters_roll_back_a_harmless_arm_and_clusters_do_not():
     assert naive > 0.3 * RUNS
 
 
+@cache
+def treated_blocks(share: float, run: int) -> np.ndarray:
+    """The blocks, of 240, in which the treatment is; drawn once for all series."""
+    table = AssignmentTable({"a": 1 - share, "b": share}, f"run{run}", 1)
+    return np.array([table.assign_block(name).arm == "b" for name in blocks(240)])
+
+
 SERIES = {"drift": 0.9, "day and night": 0.0, "highs after lows": -0.8}
 
 
 @pytest.mark.parametrize(("series", "share"), [*product(SERIES, [0.5]), ("drift", 0.2)])
 def test_switchbacks_whose_blocks_are_alike_or_not_err_at_most_alpha(series, share):
     """240 blocks whose sessions share their time's luck, whichever arm they have."""
-    rng, names, wrong, promoted, naive = np.random.default_rng(2), blocks(240), 0, 0, 0
-    groups = [block_group(name, 2) for name in names]
+    rng, wrong, promoted, naive = np.random.default_rng(2), 0, 0, 0
+    groups = [block_group(name, 2) for name in blocks(240)]
     for run in range(RUNS):
-        table = AssignmentTable({"a": 1 - share, "b": share}, f"{series}{run}", 1)
-        treated = np.array([table.assign_block(name).arm == "b" for name in names])
-        values, rho = rng.normal(size=240), SERIES[series]
+        treated, values, rho = treated_blocks(share, run), rng.normal(size=240), SERIES[series]
         for k in range(1, 240):
             values[k] = rho * values[k - 1] + math.sqrt(1 - rho**2) * values[k]
         if series == "day and night":

@@ -107,7 +107,7 @@ def test_neither_order_nor_files_change_what_is_read(tmp_path_factory, units, ra
 
 
 @pytest.mark.parametrize(
-    "row, problem",
+    ("row", "problem"),
     [
         (p_row(1, agent="z"), "row 1, column agent: expected one of a, b, c"),
         (p_row(1, observations=[[0, 1], [4, 0]]), "row 1, column observations: expected categories of"),

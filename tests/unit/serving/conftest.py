@@ -1,5 +1,6 @@
 """Fixtures of the unit tests of serving."""
 
+from stores.clocked_experiments import clock, store
 from toy_serving.fixtures import bundles, config
 
-__all__ = ["bundles", "config"]
+__all__ = ["bundles", "clock", "config", "store"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from waiting import until_async
 
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.shared_reads import SharedReads
@@ -14,18 +15,24 @@ from marl_ray.serving.shared_reads import SharedReads
 def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
     made: list[int] = []
     stored = [0]
+    begun, go = threading.Event(), threading.Event()
 
     def make() -> int:
-        time.sleep(0.005)
-        made.append(stored[0])
-        return stored[0]
+        value = stored[0]
+        begun.set()
+        assert go.wait(5)
+        made.append(value)
+        return value
 
     async def body() -> None:
         reads = SharedReads()
         first = asyncio.create_task(reads.read("a", make))
-        await asyncio.sleep(0.002)  # it is under way
+        await until_async(begun.is_set, "the first read")
         stored[0] = 1
-        results = await asyncio.gather(*(reads.read("a", make) for _ in range(50)))
+        later = [asyncio.create_task(reads.read("a", make)) for _ in range(50)]
+        await asyncio.sleep(0)  # all have asked
+        go.set()
+        results = await asyncio.gather(*later)
         assert results == [1] * 50
         await first
         assert len(made) == 2

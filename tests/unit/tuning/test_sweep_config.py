@@ -183,8 +183,8 @@ def test_a_file_names_its_run_by_a_path_beside_it_and_overrides_reach_into_it(tm
     assert config.budget.trials == 7
     run = config.run_config({"hyper.lr": 0.5}, "n", 3)
     assert (run.hyper.gamma, run.hyper.lr, run.seed, run.name) == (0.5, 0.5, 3, "n")
+    (tmp_path / "s.yaml").write_text("name: s\nrun: none.yaml\n")
     with pytest.raises(MarlRayError, match=r"none\.yaml"):
-        (tmp_path / "s.yaml").write_text("name: s\nrun: none.yaml\n")
         load_sweep(tmp_path / "s.yaml")
 
 

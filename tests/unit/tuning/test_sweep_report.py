@@ -307,7 +307,7 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(
         monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
         shown.show()
         line = capsys.readouterr().out
-    assert line.startswith("toy: 3 ") or line.startswith("toy: 2 ")
+    assert line.startswith(("toy: 3 ", "toy: 2 "))
     assert re.search(r"steps, \d+ s; best 000\d: eval/return \d", line)
     quiet = ToySweep(tmp_path, "quiet", run={"env": {"id": "toys.envs:countdown"}, "tracking": {"progress": False}})
     with SweepProgress(quiet.config, quiet.records, screen()) as silent:

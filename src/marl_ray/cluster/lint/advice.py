@@ -19,7 +19,9 @@ GATES = {
 }
 """Keys of a Ray cluster that KubeRay's operator (v1.7.0) refuses unless it has a feature gate -> the gate."""
 
-_SECRET_NAME = re.compile(r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.I)
+_SECRET_NAME = re.compile(
+    r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.IGNORECASE
+)
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IGNORECASE)
 
 

@@ -78,7 +78,7 @@ def _references(chosen: Benchmark, problems: Sequence[Problem]) -> str | None:
 
 def _empty(chosen: Benchmark, problems: Sequence[Problem]) -> str | None:
     passed = _passed(chosen, [Sample(problem, 0, ModelAnswer("solution", "")) for problem in problems])
-    return f"an empty answer to {sorted(passed)[0]!r} passes" if passed else None
+    return f"an empty answer to {min(passed)!r} passes" if passed else None
 
 
 def _passed(chosen: Benchmark, samples: Sequence[Sample]) -> set[str]:

@@ -95,7 +95,8 @@ class React(TextEnv):
         self._past.append(ReactTurn(said, result.observation))
         self.spend(agent, calls=ran, seconds=result.seconds)
         if not result.ends and len(self._past) < self.max_turns:
-            return self._ask()
+            self._ask()
+            return
         answer = result.observation if result.ends else ""
         right = result.ends and same_answer(answer, self.task.answer)
         counts = {"pass": right, "answered": result.ends, "calls": self._calls, "problems": self._problems}

@@ -187,7 +187,8 @@ class BrowserEnv(TextEnv):
             line |= {"target": f"{target.role} {target.name!r}" if target else "", "dialogs": list(session.dialogs)}
             recording.step(session, **line)
         if not ending:
-            return self._ask(note)
+            self._ask(note)
+            return
         self._finish(ending, score, answer)
         if session is not None and recording is not None:
             recording.result(ending=ending, reward=self.rewards[agent], **self.infos[agent]["metrics"])

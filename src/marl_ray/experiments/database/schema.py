@@ -174,7 +174,8 @@ def _upgrade(engine: sa.Engine) -> None:
     # SQLite refuses to switch to WAL while another process does, without waiting.
     for attempt in range(1, _OPENING + 1):
         try:
-            return upgrade(engine.execution_options(writes=True))
+            upgrade(engine.execution_options(writes=True))
+            return
         except sa.exc.OperationalError:
             if attempt == _OPENING:
                 raise

@@ -68,10 +68,11 @@ class _Linear:
         self._biases = _stacked([layer.bias for layer in layers])
 
     def __call__(self, hidden: np.ndarray, which: np.ndarray) -> np.ndarray:
+        outputs: np.ndarray
         if len(self._weights) == 1:
-            outputs: np.ndarray = hidden @ self._weights[0] + self._biases
-            return outputs
-        outputs = np.matmul(hidden, self._weights)[which, np.arange(len(which))] + self._biases[which]
+            outputs = hidden @ self._weights[0] + self._biases
+        else:
+            outputs = np.matmul(hidden, self._weights)[which, np.arange(len(which))] + self._biases[which]
         return outputs
 
 

@@ -32,7 +32,7 @@ _GRADE = re.compile(r"\**GRADE: *(\d{1,6}(?:\.\d{1,6})?)\**")
 
 def judge_prompt(template: str, rubric: str, scale: int, task: str, reference: str, answer: str) -> str:
     """The filled template. The mark between its parts is a hash of them, so no part can contain it."""
-    parts = "\0".join((task, reference, answer))
+    parts = f"{task}\0{reference}\0{answer}"
     mark = "=== " + hashlib.blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     shown = {"task": task, "reference": reference or _NONE, "answer": _shortened(answer) or _NONE}
     return template.format(rubric=rubric, mark=mark, scale=scale, **shown).encode("utf-8", "replace").decode()

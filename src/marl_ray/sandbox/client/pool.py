@@ -8,7 +8,7 @@ import queue
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import wire
@@ -75,7 +75,7 @@ class Pool:
         for worker in self.workers:
             self._free.put(worker)
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

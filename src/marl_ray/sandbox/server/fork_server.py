@@ -61,7 +61,8 @@ def main() -> None:
         os.close(null)
     options["number"] = os.getpid()
     if options["role"] == "judge":
-        return _judge(control, options)
+        _judge(control, options)
+        return
     spaces = options["max_level"] >= Level.NAMESPACES
     why = _failure(_enter_namespaces) if spaces else ""
     if spaces and not why:
@@ -71,7 +72,7 @@ def main() -> None:
         control.close()
         os.waitpid(server, 0)
         run_folder.remove(options["folder"])
-        return None
+        return
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     _serve(control, options, spaces and not why, why)
 

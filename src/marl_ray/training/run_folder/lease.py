@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from types import TracebackType
+from typing import Self
 
 from pyarrow import fs
 
@@ -59,7 +60,7 @@ class Lease:
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
-    def __enter__(self) -> "Lease":
+    def __enter__(self) -> Self:
         try:
             self._take()
         except OSError as error:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
+from typing import Self
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import named
@@ -31,7 +32,7 @@ class RunLog:
         self.waiting: list[str] = []
         self.lock = threading.RLock()  # a signal may be answered while a line is written
 
-    def __enter__(self) -> "RunLog":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -36,7 +37,7 @@ class ProgressBar:
         )
         self.task = self.bar.add_task(config.name, total=config.train.total_steps, note="")
 
-    def __enter__(self) -> "ProgressBar":
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections import Counter
 from types import TracebackType
+from typing import Self
 
 from rich import box
 from rich.console import Console
@@ -33,7 +34,7 @@ class SweepProgress:
         self.began = self.last = time.monotonic()
         self.live: Live | None = None
 
-    def __enter__(self) -> "SweepProgress":
+    def __enter__(self) -> Self:
         if self.enabled and self.console.is_terminal:
             # Printed lines go above the table, unless the output is not the terminal.
             to_terminal = sys.stdout.isatty()

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from toy_serving.gateways import SEES, acts_of, bearer, keyed_config, serving, until, with_gateway
+from toy_serving.gateways import SEES, acts_of, bearer, keyed_config, serving, with_gateway
+from waiting import until_async
 
 OPS = bearer("ops")
 
@@ -21,7 +22,7 @@ def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path
         async with serving(config) as (first, _), serving(config) as (second, other):
             made = await first.post("/v1/experiments", json=new, headers=OPS)
             twice = await first.post("/v1/experiments", json=new, headers=OPS)
-            await until(
+            await until_async(
                 lambda: "new" in other.service.endpoints.routers and other.service.endpoints.routers["new"].arms
             )
             answer = await second.post(
@@ -77,7 +78,7 @@ def test_an_endpoint_outlives_its_experiments_and_sessions_finish_where_they_beg
                 await client.post(f"/v1/experiments/exp/{action}", json={"reason": "good", "arm": "four"})
             where = (await client.get("/v1/endpoints")).json()["endpoints"]["exp"]
             made = await client.post("/v1/experiments", json=new)
-            await until(lambda: "exp-2" in second.service.endpoints.routers)
+            await until_async(lambda: "exp-2" in second.service.endpoints.routers)
             app.service.exposures.flush()
             again = [await acts_of(c, [f"s{k}" for k in range(10)], experiment="exp") for c in (client, other)]
             fresh = await acts_of(other, ["fresh"], experiment="exp")

@@ -17,10 +17,10 @@ from toy_serving.gateways import (
     keyed_config,
     make_bundle,
     serving,
-    until,
     windows_end,
     with_gateway,
 )
+from waiting import until_async
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
@@ -92,7 +92,7 @@ def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
             client.headers.update(OPS)
             answers = await acts_of(client, [f"s{k}" for k in range(10)])
             totals = app.service.endpoints.routers["exp"].shadows.totals
-            await until(lambda: "four" in totals and totals["four"].acts == 10)
+            await until_async(lambda: "four" in totals and totals["four"].acts == 10)
             app.service.follower.decide()
             report = (await client.get("/v1/experiments/exp")).json()
             return answers, report, (await client.get("/metrics")).text
@@ -115,7 +115,7 @@ def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp
             client.headers.update(OPS)
             await acts_of(client, [f"s{k}" for k in range(5)], experiment="exp")
             totals = app.service.endpoints.routers["exp"].shadows.totals
-            await until(lambda: "four" in totals and totals["four"].acts == 5)
+            await until_async(lambda: "four" in totals and totals["four"].acts == 5)
             app.service.follower.close()
             router = app.service.endpoints.routers["aaa"]
             router.config = router.config.model_copy(update={"margin": -1.0})  # no test can be made of this
@@ -271,7 +271,7 @@ def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp
                 await acts_of(client, [f"s{k}"])
                 await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
             windows_end(app)
-            await until(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
+            await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
             report = (await client.get("/v1/experiments/exp")).json()
             return report["guardrails"], app.service.store.audit("exp")[-1]
 
@@ -300,7 +300,7 @@ def test_acting_goes_on_without_the_database_and_its_exposures_arrive_later(bund
             client.headers.update(OPS)
             with write_lock(database):
                 answers = await acts_of(client, [f"s{k}" for k in range(50)])
-            await until(lambda: app.service.exposures.waiting == 0)
+            await until_async(lambda: app.service.exposures.waiting == 0)
             return answers
 
     answers = asyncio.run(body())

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from toy_serving.gateways import act, bearer, make_bundle, serving, until, windows_end, write_keys
+from stores.statements import noted_statements
+from toy_serving.gateways import act, bearer, make_bundle, serving, windows_end, write_keys
+from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -149,12 +151,14 @@ def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
         )
         store.open_experiment(part["name"], loaded.stored_config())
         store.change(part["name"], Action.STOP, epoch=None, actor="ops", reason="done")
-    with store._engine.begin() as connection:
+    engine = sa.create_engine(f"sqlite:///{folder}/experiments.db")
+    with engine.begin() as connection:
         for k, part in enumerate(made):
             at = time.time() - 2 * DRAIN_S + k
             connection.execute(
                 sa.text("UPDATE experiments SET created = :at WHERE name = :n"), {"at": at, "n": part["name"]}
             )
+    engine.dispose()
     store.close()
     return made
 
@@ -162,23 +166,18 @@ def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
 def test_experiments_that_are_over_cost_no_bundle_and_no_query(folder):
     def cost(count: int) -> tuple[int, int]:
         config = config_of(folder, *old_ones(folder, count), experiment(folder, "now", endpoint="game"))
-        counted = [0]
 
-        async def body() -> int:
+        async def body() -> tuple[int, int]:
             async with serving(config) as (_, app):
                 app.service.follower.close()
                 app.service.follower.look()
                 app.service.follower.decide()
-                sa.event.listen(
-                    app.service.store._engine,
-                    "before_cursor_execute",
-                    lambda *_: counted.__setitem__(0, counted[0] + 1),
-                )
-                app.service.follower.look()
-                app.service.follower.decide()
-                return sum(len(router.arms) for router in app.service.endpoints.routers.values())
+                with noted_statements() as statements:
+                    app.service.follower.look()
+                    app.service.follower.decide()
+                return sum(len(router.arms) for router in app.service.endpoints.routers.values()), len(statements)
 
-        return asyncio.run(body()), counted[0]
+        return asyncio.run(body())
 
     few = cost(1)
     (folder / "experiments.db").unlink()
@@ -243,7 +242,7 @@ def test_late_outcomes_of_what_is_over_are_taken_and_prove_harm(folder):
                 answer = await client.post("/v1/outcomes", json=sent)
                 assert (answer.status_code, answer.json()["experiment"]) == (200, "old")
             windows_end(app)
-            await until(lambda: "one" in app.service.endpoints.routers["old"].state.rolled_back)
+            await until_async(lambda: "one" in app.service.endpoints.routers["old"].state.rolled_back)
 
     asyncio.run(later())
 

@@ -4,8 +4,8 @@ import asyncio
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from gymnasium import spaces
+from stores.statements import noted_statements
 from toy_serving.gateways import act, gateway_config, make_bundle, serving, windows_end, with_gateway
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -223,20 +223,19 @@ def test_a_session_keeps_its_arm_through_restarts_and_new_weights(bundles, tmp_p
 
 
 def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_are_looked_up_together(bundles, tmp_path):
-    database, statements = tmp_path / "experiments.db", []
+    database = tmp_path / "experiments.db"
 
-    def count(connection, cursor, statement, *_):
-        if "FROM exposures" in statement and "propensity" in statement:
-            statements.append(statement)
+    def look_ups(statements):
+        return sum("FROM exposures" in statement and "propensity" in statement for statement, _ in statements)
 
     async def run():
-        async with serving(gateway_config(bundles, database, weights=(3.0, 1.0))) as (client, app):
-            sa.event.listen(app.service.store._engine, "before_cursor_execute", count)
-            for i in range(60):
-                await act(client, f"one by one {i}")
-            alone = len(statements)
-            await asyncio.gather(*(act(client, f"together {i}") for i in range(60)))
-            return alone, len(statements) - alone
+        async with serving(gateway_config(bundles, database, weights=(3.0, 1.0))) as (client, _):
+            with noted_statements() as one_by_one:
+                for i in range(60):
+                    await act(client, f"one by one {i}")
+            with noted_statements() as at_once:
+                await asyncio.gather(*(act(client, f"together {i}") for i in range(60)))
+            return look_ups(one_by_one), look_ups(at_once)
 
     with_gateway(gateway_config(bundles, database), lambda client: act(client, "first"))
     alone, together = asyncio.run(run())

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_serving.gateways import SEES, act, bearer, gateway_config, serving, until, windows_end, write_keys
+from toy_serving.gateways import SEES, act, bearer, gateway_config, serving, windows_end, write_keys
+from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -61,7 +62,7 @@ def test_a_bad_arm_is_rolled_back_by_itself_for_good(bundles, tmp_path, on_rollb
         async with serving(config) as (client, app):
             router = app.service.endpoints.routers["exp"]
             arms = await play(client, [f"s{k}" for k in range(120)], lambda arm, k: k % 3 - 5 * (arm == "four"), app)
-            await until(lambda: "four" in router.state.rolled_back)
+            await until_async(lambda: "four" in router.state.rolled_back)
             assert router.state.status is ExperimentStatus.ROLLED_BACK
             later = await play(client, [f"t{k}" for k in range(40)], lambda arm, k: 0)
             assert set(later.values()) == {"one"}
@@ -117,7 +118,7 @@ def test_guardrails_of_named_metrics_roll_back(bundles, tmp_path):
                 sent = {"session_id": f"s{k}", "value": k % 2, "metrics": {"cost": k % 3 + 3.0 * (arm == "four")}}
                 assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
             windows_end(app)
-            await until(lambda: "four" in app.service.endpoints.routers["exp"].state.rolled_back)
+            await until_async(lambda: "four" in app.service.endpoints.routers["exp"].state.rolled_back)
             return (await client.get("/v1/experiments/exp/audit")).json()["audit"][-1]["reason"]
 
     assert asyncio.run(body()) == "harm proven by cost"
@@ -221,7 +222,7 @@ def test_another_replica_follows_within_a_second(bundles, tmp_path):
         async with serving(config) as (_, first), serving(config) as (client, second):
             names = [f"s{k}" for k in range(120)]
             await play(client, names, lambda arm, k: k % 3 - 5 * (arm == "four"), first, second)
-            await until(
+            await until_async(
                 lambda: all("four" in app.service.endpoints.routers["exp"].state.rolled_back for app in (first, second))
             )
             return time.time() - second.service.store.audit("exp")[-1].at

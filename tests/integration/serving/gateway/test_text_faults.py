@@ -5,8 +5,9 @@ import json
 import threading
 
 import pytest
-from toy_serving.gateways import serving, until, with_gateway
+from toy_serving.gateways import serving, with_gateway
 from toy_serving.text_gateways import ASK, CHAT, CONTEXT, events, make_text_bundle, post, rows, text_config
+from waiting import until_async
 
 LONG = {"max_tokens": CONTEXT - 20, "temperature": 0}
 
@@ -54,7 +55,7 @@ def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gateway):
             step = batch.step
             batch.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
             first = [asyncio.create_task(post(client, "/generate", ASK | {"session_id": f"s{k}"})) for k in range(8)]
-            await until(stuck.is_set)
+            await until_async(stuck.is_set)
             others = [post(client, "/generate", ASK | {"session_id": f"t{k}"}) for k in range(8)]
             answers = await asyncio.gather(*first, *others)
             opened = router.circuits["four"].opened
@@ -97,10 +98,10 @@ def test_a_client_that_leaves_frees_its_row(text_gateway, path):
 
             scope = {"type": "http", "method": "POST", "path": path, "headers": []}
             task = asyncio.create_task(app(scope, receive, send))
-            await until(lambda: rows(app) == 1)
+            await until_async(lambda: rows(app) == 1)
             left.set()
             await asyncio.wait_for(task, 10)
-            await until(lambda: rows(app) == 0)
+            await until_async(lambda: rows(app) == 0)
             assert all(b"DONE" not in message.get("body", b"") for message in sent)
             await post(client, "/generate", ASK)  # and the arm goes on
 
@@ -111,7 +112,7 @@ def test_a_deadline_frees_the_row(text_gateway):
     async def run():
         async with serving(text_gateway) as (client, app):
             late = await client.post("/generate", json=ASK | LONG, headers={"x-request-timeout-seconds": "0.01"})
-            await until(lambda: rows(app) == 0)
+            await until_async(lambda: rows(app) == 0)
             return late.status_code
 
     assert asyncio.run(run()) == 504
@@ -121,7 +122,7 @@ def test_closing_is_not_the_arms_fault(text_gateway):
     async def run():
         async with serving(text_gateway) as (client, app):
             calls = [asyncio.create_task(client.post("/generate", json=ASK | LONG | {"seed": k})) for k in range(8)]
-            await until(lambda: rows(app) == 8)
+            await until_async(lambda: rows(app) == 8)
             await asyncio.to_thread(app.service.endpoints.routers["exp"].close)
             answers = await asyncio.gather(*calls)
             assert {answer.status_code for answer in answers} == {503} and "closing" in answers[0].text
@@ -153,7 +154,7 @@ def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
             answers = await asyncio.gather(*calls)
             assert {answer.status_code for answer in answers} <= {200, 503}
             assert any("no room in the batch" in answer.text for answer in answers)
-            await until(lambda: rows(app) == 0)
+            await until_async(lambda: rows(app) == 0)
 
     asyncio.run(run())
 

@@ -240,7 +240,7 @@ def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local: 
 
 
 def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local: tuple):
-    with pytest.raises(DisownedError), Lease(*local, RUN) as lease:
+    with pytest.raises(DisownedError), Lease(*local, RUN) as lease:  # noqa: PT012  all that an owner does
         assert lease.owns()
         Path(owner_file(local[1], 2)).write_text("{}")
         assert lease.owns()  # nobody else can be the owner a moment after that was proved

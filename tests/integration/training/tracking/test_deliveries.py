@@ -1,7 +1,6 @@
 """Sinks that are dead, slow, full or interrupted: each gets every row once and in order in the end, and delays nobody."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toy_serving.gateways import make_bundle
 from toys.runs import config
 from toys.trackers import taken
+from waiting import until
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
@@ -23,7 +23,6 @@ from marl_ray.training.tracking import mlflow_run
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 LOCAL = fs.LocalFileSystem()
-SOON_S = 60.0
 
 
 def run_of(storage: Path, *trackers: str) -> tuple[RunConfig, str]:
@@ -38,13 +37,6 @@ def write(journal: Journal, first: int, last: int, generation: float = 0.0) -> N
         journal.row(
             {"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2, "time/rollout": generation}
         )
-
-
-def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +62,8 @@ def test_no_sink_delays_another_or_the_end(tmp_path: Path):
     for iteration in range(20):
         write(journal, iteration, iteration)
         time.sleep(0.02)
-    until(lambda: taken(tmp_path, "Lines") == list(range(20)) and bool(lines))
-    until(lambda: sinks.watch() or (len(lines) > 1 and taken(tmp_path, "Slow") == list(range(20))))
+    until(lambda: taken(tmp_path, "Lines") == list(range(20)) and bool(lines), "all rows in Lines")
+    until(lambda: sinks.watch() or (len(lines) > 1 and taken(tmp_path, "Slow") == list(range(20))), "all rows in Slow")
     began = time.monotonic()
     sinks.close("FINISHED", wait_s=5)
     assert time.monotonic() - began < 15
@@ -93,10 +85,10 @@ def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path: Path):
     lines: list[str] = []
     sinks, journal = delivering(run, folder, lines=lines, owns=lambda: owner[0]), Journal(LOCAL, folder)
     write(journal, 0, 4)
-    until(lambda: taken(tmp_path, "Lines") == list(range(5)))
+    until(lambda: taken(tmp_path, "Lines") == list(range(5)), "five rows in Lines")
     owner[0] = False
     write(journal, 5, 9)
-    until(lambda: not sinks.deliveries[0].thread.is_alive())
+    until(lambda: not sinks.deliveries[0].thread.is_alive(), "the end of the first delivery")
     assert taken(tmp_path, "Lines") == list(range(5)) and not (tmp_path / "Lines.ended").exists()
     sinks.close("FINISHED", wait_s=5)
     assert lines == []  # the other owner delivers the rest
@@ -122,10 +114,10 @@ def test_a_sink_that_is_back_gets_what_it_missed(tmp_path: Path):
     lines: list[str] = []
     sinks, journal = delivering(run, folder, lines=lines), Journal(LOCAL, folder)
     write(journal, 0, 9)
-    until(lambda: bool(lines))
+    until(lambda: bool(lines), "a line about the full disk")
     (tmp_path / "room").touch()
     write(journal, 10, 19)
-    until(lambda: taken(tmp_path, "Full") == list(range(20)))
+    until(lambda: taken(tmp_path, "Full") == list(range(20)), "all rows in Full")
     (tmp_path / "room").unlink()
     write(journal, 20, 29)
     sinks.close("FINISHED", wait_s=20)
@@ -146,7 +138,7 @@ def test_rows_that_workers_play_again_are_not_given_again(tmp_path: Path):
         journal = Journal(LOCAL, folder)
         journal.begin(after)
         write(journal, first, first + 6, generation=first)
-        until(lambda last=first + 6: taken(tmp_path, "Lines")[-1:] >= [last])
+        until(lambda last=first + 6: taken(tmp_path, "Lines")[-1:] >= [last], "the newest row in Lines")
     write(journal, 7, 15)
     sinks.close("FINISHED", wait_s=30)
     assert taken(tmp_path, "Lines") == list(range(16))
@@ -162,7 +154,7 @@ def test_rows_that_were_taken_and_not_noted_are_not_given_when_they_are_played_a
     journal = Journal(LOCAL, folder)
     sinks = delivering(run, folder)
     write(journal, 0, 1)
-    until(lambda: read_mark(LOCAL, folder, "toys.trackers:Moody").rows == 2)
+    until(lambda: read_mark(LOCAL, folder, "toys.trackers:Moody").rows == 2, "two rows in Moody")
     write(journal, 2, 9)
     sinks.close("FINISHED", wait_s=20)
     assert taken(tmp_path, "toy") == list(range(10))
@@ -179,7 +171,10 @@ def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_p
     for last in (9, 19, 20):
         write(journal, last, last) if last == 20 else None
         sinks = delivering(run, folder, sink.run_id, names=names)
-        until(lambda last=last: all(read_mark(LOCAL, folder, name).rows == last + 3 for name in names))
+        until(
+            lambda last=last: all(read_mark(LOCAL, folder, name).rows == last + 3 for name in names),
+            "the newest rows everywhere",
+        )
         sinks.close("KILLED", wait_s=30)
         for name in names:  # as if the driver had been killed before it noted the last rows
             (tmp_path / "toy" / "sinks" / f"{name}.json").write_text('{"rows": 7, "ended": ""}')

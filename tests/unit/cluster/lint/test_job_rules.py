@@ -136,7 +136,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("change, words", WRONG)
+@pytest.mark.parametrize(("change", "words"), WRONG)
 def test_a_broken_rule_is_one_line_that_names_the_key(change, words):
     problems = findings(change)
     assert any(words in line for line in problems), problems

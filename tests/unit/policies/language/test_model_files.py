@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_read_is_named_before_a_cluster_is_asked(tmp_path,
     saved(tmp_path, "Llama", shards="20KB")
     run = texts.config(f"team.speaker.model={{path: '{tmp_path}', context: 32}}")
     check_run(run)
-    last = sorted(tmp_path.glob("*.safetensors"))[-1]
+    last = max(tmp_path.glob("*.safetensors"))
     message = f"team.speaker.model.path '{tmp_path}'{spoil(tmp_path, last)}"
     with pytest.raises(MarlRayError) as refused:
         check_run(run)

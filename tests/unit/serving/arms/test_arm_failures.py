@@ -7,13 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, STRANGE, ask, bundle, circuits, config_of_arms, errors_of
-from toy_serving.gateways import serving, until
+from toy_serving.gateways import serving
+from waiting import until_async
 
 from marl_ray.config import BreakerConfig, ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
-from marl_ray.serving.arms import actor_critic
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError
 from marl_ray.serving.asgi import Gateway
@@ -115,10 +115,10 @@ def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", ["raises", "not finite"])
 def test_requests_that_share_a_failed_pass_count_once(tmp_path, monkeypatch, how):
-    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False, broken=how == "not finite")}
-    digest = load_actor_critics(arms["four"]).digest
+    four = bundle(tmp_path, 4, False, broken=how == "not finite", units=16)  # of another size: it has passes of its own
+    arms = {"one": bundle(tmp_path, 1, False), "four": four}
+    digest = load_actor_critics(four).digest
     original = Bundle.act
-    monkeypatch.setattr(actor_critic, "stackable", lambda bundles: False)  # each arm has passes of its own
 
     def failing(self, requests, noise=None, masks=(), act=None):
         if how == "raises" and self.digest == digest:
@@ -152,7 +152,7 @@ def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
             before = {f"s{k}": (await ask(client, f"s{k}")).json()["arm"] for k in range(20)}
             router = app.service.endpoints.routers["exp"]
             app.service.roll_back(router, "four", "test")
-            await until(lambda: "four" in router.state.rolled_back)
+            await until_async(lambda: "four" in router.state.rolled_back)
             return before, {session: (await ask(client, session)).json()["arm"] for session in before}
 
     before, after = asyncio.run(body())
@@ -167,7 +167,7 @@ def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_p
     async def body():
         async with serving(config_of_arms(tmp_path, arms)) as (_, app):
             app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
-            await until(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
+            await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
 
     asyncio.run(body())
     config = config_of_arms(tmp_path, again, name="next")

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 
 import pytest
+from waiting import until_async
 
 from marl_ray.serving.arms import call_batching
 from marl_ray.serving.arms.call_batching import CallBatcher
@@ -28,9 +29,9 @@ def test_what_comes_while_calls_are_under_way_goes_together():
         callee = Callee()
         requests = CallBatcher(callee, replicas=1, deadline_s=5)
         first = [asyncio.ensure_future(requests.ask(n)) for n in (0, 2)]
-        await asyncio.sleep(0.01)
+        await until_async(lambda: len(callee.calls) == 1, "the first call")
         second = asyncio.ensure_future(requests.ask(4))
-        await asyncio.sleep(0.01)
+        await until_async(lambda: len(callee.calls) == 2, "the second call")
         others = [asyncio.ensure_future(requests.ask(n)) for n in (6, 8, 10)]
         await asyncio.sleep(0.01)
         assert callee.calls == [[0, 2], [4]]
@@ -70,9 +71,9 @@ def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
         callee = Callee()
         requests = CallBatcher(callee, replicas=1, deadline_s=0.3)
         hangs = []
-        for n in (0, 8):
+        for number, n in enumerate((0, 8), 1):
             hangs.append(asyncio.ensure_future(requests.ask(n)))
-            await asyncio.sleep(0.05)
+            await until_async(lambda number=number: len(callee.calls) == number, "a call that hangs")
         given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
         await asyncio.sleep(0.05)
         given_up.cancel()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stores.migrated import migrated
 from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, ask, bundle, circuits, config_of_arms, errors_of
-from toy_serving.gateways import until
+from waiting import until_async
 
 from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
@@ -191,7 +191,7 @@ def test_a_treatment_is_rolled_back_for_its_circuit_only_if_it_stays_open_throug
             assert (await ask(client, f"s{k}")).status_code == 200
             await asyncio.sleep(0.005)
         if outage > 5:
-            await until(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
+            await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
         return app.service.store.experiment("exp").state.rolled_back, app.service.store.audit("exp")[-1].reason
 
     rolled_back, reason = with_arms(app, body)

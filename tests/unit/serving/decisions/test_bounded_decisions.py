@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stores.clocked_experiments import *  # noqa: F403
 from stores.clocked_experiments import KEYS, WINDOW, described, look, opened, refusal, sessions
 from stores.single_reports import record_metrics, record_outcome
 
@@ -99,10 +98,7 @@ def test_values_outside_bounds_are_refused_and_winsorized_ones_kept_as_they_came
         ({"cost": -1.0}, r"metrics.cost: expected a number from 0 to 5, its bounds, got -1.0"),
     ):
         with pytest.raises(MarlRayError, match=words):
-            if "outcome" in values:
-                record_outcome(store, "exp", unit, values["outcome"])
-            else:
-                record_metrics(store, "exp", unit, values)
+            record_metrics(store, "exp", unit, values)
     for row in rows:
         record_outcome(store, "exp", row.unit, 1.0)
         record_metrics(store, "exp", row.unit, {"cost": 5.0, "latency_s": 100.0 if row is rows[0] else 1.0})

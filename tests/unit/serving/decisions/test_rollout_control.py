@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from stores.migrated import migrated
 from stores.single_reports import record_metrics
-from stores.unit_cases import Clock, over
+from stores.units import Clock, over
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw
@@ -165,13 +165,13 @@ def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(store):
     assert decide(store, config).step is RolloutStep.PROMOTE
 
 
-def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(store):
+def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(store, tmp_path):
     config = opened(store, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
     sessions(store, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
     assert findings_of(store, config).harm[0].test.proven
     assert decide(store, config).step is RolloutStep.HOLD_REPORTING
     metrics(store, 820, lambda arm, k: {"stress": k % 5 + 3.0 * (arm == "b")})
-    fresh = ExperimentStore(str(store._engine.url), store.clock)
+    fresh = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", store.clock)
     decision = decide(fresh, config)
     assert (decision.step, decision.reason) == (RolloutStep.ROLLBACK, "harm proven by stress")
     fresh.close()

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores.clocked_experiments import *  # noqa: F403
 from stores.clocked_experiments import WINDOW, Clock, described, look, opened, refusal, sessions
 
 from marl_ray.errors import MarlRayError

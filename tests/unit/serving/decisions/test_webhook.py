@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from processes.http_server import serving_http
-from toy_serving.gateways import gateway_config, serving, until
+from toy_serving.gateways import gateway_config, serving
+from waiting import until_async
 
 from marl_ray.config.serving.gateway import WebhookConfig
 from marl_ray.errors import MarlRayError
@@ -177,7 +178,7 @@ def test_a_gateway_tells_at_once_and_waits_for_nobody(receiver, bundles, tmp_pat
         async with serving(config) as (_, first), serving(config):
             first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
             first.service.follower.look()
-            await until(lambda: receiver.got)
+            await until_async(lambda: receiver.got)
             receiver.may_answer.set()
             await asyncio.sleep(0.4)
 

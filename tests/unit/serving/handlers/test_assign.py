@@ -5,7 +5,8 @@ import re
 from typing import Any
 
 import pytest
-from toy_serving.gateways import act, gateway_config, make_bundle, serving, until, with_gateway
+from toy_serving.gateways import act, gateway_config, make_bundle, serving, with_gateway
+from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.config.serving.arms import most
@@ -59,7 +60,7 @@ def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path, monke
     async def body() -> None:
         async with serving(config) as (_, first), serving(config) as (client, second):
             first.service.notices.preload(extra, 4e9)  # as `POST /models/{version}/load` does
-            await until(
+            await until_async(
                 lambda: (
                     extra in first.service.live_experiments.models and extra in second.service.live_experiments.models
                 )

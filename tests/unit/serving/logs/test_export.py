@@ -247,7 +247,8 @@ class Bucket(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         (key, query), _ = self.target, self.body()
         if "uploads" in query:
-            return self.answer(b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
+            self.answer(b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
+            return
         parts = self.parts.pop(key)
         self.objects[key] = b"".join(parts[number] for number in sorted(parts))
         self.answer(b'<CompleteMultipartUploadResult><ETag>"x"</ETag></CompleteMultipartUploadResult>')
@@ -262,12 +263,18 @@ class Bucket(BaseHTTPRequestHandler):
                 for name, data in full.items()
             )
             body = f"<ListBucketResult><KeyCount>{len(full)}</KeyCount><IsTruncated>false</IsTruncated>{contents}"
-            return self.answer(f"{body}</ListBucketResult>".encode())
-        if key not in self.objects:
-            return self.answer(b"<Error><Code>NoSuchKey</Code></Error>", 404)
-        data, wanted = self.objects[key], re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            self.answer(f"{body}</ListBucketResult>".encode())
+        elif key not in self.objects:
+            self.answer(b"<Error><Code>NoSuchKey</Code></Error>", 404)
+        else:
+            self.answer_part(self.objects[key])
+
+    def answer_part(self, data: bytes) -> None:
+        """Send the bytes that the request asks for: all, or a range."""
+        wanted = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if not wanted:
-            return self.answer(data)
+            self.answer(data)
+            return
         low, high = int(wanted[1]), min(int(wanted[2]), len(data) - 1)
         self.answer(data[low : high + 1], 206, Content_Range=f"bytes {low}-{high}/{len(data)}")
 

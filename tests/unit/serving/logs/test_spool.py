@@ -148,7 +148,7 @@ def test_a_failed_write_leaves_whole_lines(tmp_path):
     spool.append([b"a"])
     path, (segment,) = files(tmp_path)[0], spool._own
     right, segment.fd = segment.fd, os.open(path, os.O_RDONLY)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="Bad file descriptor"):
         spool.append([b"b"])
     os.close(segment.fd)
     segment.fd = right

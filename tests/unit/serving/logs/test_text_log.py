@@ -7,8 +7,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from toy_serving.gateways import serving, until
+from toy_serving.gateways import serving
 from toy_serving.text_gateways import ASK, CHAT, CONTEXT, events, make_text_bundle, post, rows, text_config
+from waiting import until_async
 
 from marl_ray.config import GatewayConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -87,10 +88,10 @@ def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
 
             scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
             task = asyncio.create_task(app(scope, receive, send))
-            await until(lambda: len(sent) > 3)
+            await until_async(lambda: len(sent) > 3)
             left.set()
             await asyncio.wait_for(task, 10)
-            await until(lambda: rows(app) == 0)
+            await until_async(lambda: rows(app) == 0)
             return b"".join(sent)
 
     sent = asyncio.run(run()).split(b"\n\n")

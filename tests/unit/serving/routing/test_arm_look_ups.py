@@ -6,6 +6,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until_async
 
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables
 from marl_ray.serving.routing.arm_look_ups import LookUps
@@ -41,7 +42,7 @@ def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked_for_t
     async def play():
         look_ups = LookUps(read, threads=1)
         first = [asyncio.create_task(look_ups.ask("e", "s0")) for _ in range(3)]
-        await asyncio.sleep(0.01)
+        await until_async(lambda: reads, "the first statement")
         later = [asyncio.create_task(look_ups.ask("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
         await asyncio.sleep(0.01)
         later[0].cancel()  # it leaves, and the others have their answers
@@ -75,17 +76,18 @@ def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew():
 
 
 def test_a_statement_that_hangs_stops_no_other():
-    hung = threading.Event()
+    begun, hung = threading.Event(), threading.Event()
 
     def read(keys):
         if keys[0][1] == "slow":
+            begun.set()
             assert hung.wait(5)
         return {}
 
     async def play():
         look_ups = LookUps(read, threads=2)
         slow = asyncio.create_task(look_ups.ask("e", "slow"))
-        await asyncio.sleep(0.01)
+        await until_async(begun.is_set, "the slow statement")
         assert await look_ups.ask("e", "quick") is None
         assert not slow.done()
         hung.set()

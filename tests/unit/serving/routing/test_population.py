@@ -8,8 +8,9 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_serving.gateways import act, serving, until, with_gateway
+from toy_serving.gateways import act, serving, with_gateway
 from toy_serving.gateways import gateway_config as config_of
+from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import held_out, in_layer, in_share
@@ -143,7 +144,7 @@ def test_treatments_get_no_copies_of_what_units_outside_of_the_population_ask(bu
                 await act(client, f"s{k}")
             shadows = app.service.endpoints.routers["exp"].shadows
             inside = sum(in_share("exp", 0.5, f"s{k}") for k in range(20))
-            await until(lambda: shadows.totals["four"].acts >= inside)
+            await until_async(lambda: shadows.totals["four"].acts >= inside)
             await shadows.close()
             assert shadows.totals["four"].acts == inside
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from waiting import until_async
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
@@ -21,9 +22,7 @@ def answers(a, b) -> Answer:
 
 async def settled(shadows: Shadows) -> None:
     """All copies have ended."""
-    async with asyncio.timeout(10):
-        while shadows._tasks:
-            await asyncio.sleep(0.001)
+    await until_async(lambda: not shadows._tasks, "the end of all copies")
 
 
 def test_agreement_is_counted_per_decision_and_copies_are_greedy():

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from toy_serving.gateways import serving, until
+from toy_serving.gateways import serving
 from toy_serving.text_gateways import ASK, CHAT, events, make_text_bundle, post, text_config
+from waiting import until_async
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.arms.errors import ArmError
@@ -32,7 +33,7 @@ def test_copies_of_every_route_are_written_and_compared(text_bundles, tmp_path):
             ]
             await post(client, "/v1/chat/completions", CHAT)
             totals = app.service.endpoints.routers["exp"].shadows.totals
-            await until(lambda: len(totals) == 2 and all(t.acts == 4 for t in totals.values()), 30)
+            await until_async(lambda: len(totals) == 2 and all(t.acts == 4 for t in totals.values()), deadline_s=30)
             app.service.follower.decide()
             shadow = (await client.get("/v1/experiments/exp")).json()["shadow"]
             return answers, shadow, (await client.get("/ui/experiments/exp")).text
@@ -80,7 +81,7 @@ def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bundles, t
             too_long = replace(ASKED, changes={"max_tokens": 4000})
             assert shadows.send_text("short", short, too_long, [65], [-1.0], "A")
             assert not shadows.send_text("short", short, ASKED, [65], [-1.0], "A")  # two are under way
-            await until(lambda: not shadows._tasks, 30)
+            await until_async(lambda: not shadows._tasks, deadline_s=30)
             return shadows.totals
         finally:
             failing.close()
@@ -132,7 +133,7 @@ def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
         for name, teller in tellers.items():
             shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")
         shadows.send_text("own", own, ASKED, [], [], "what somebody else's model said")
-        await until(lambda: not shadows._tasks, 10)
+        await until_async(lambda: not shadows._tasks, deadline_s=10)
         own.close()
         assert all(teller.left for teller in tellers.values())
         return shadows.totals

@@ -1,7 +1,6 @@
 """A session keeps its arm: whatever cluster it comes with later, and where a replica hears of new weights late."""
 
 import asyncio
-import time
 
 import pytest
 from toy_serving.gateways import act, bearer, serving, write_keys
@@ -46,7 +45,7 @@ def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others_assig
             of_other = [(await act(other, unit))["arm"] for unit in UNITS]
             there.service.exposures.flush()
             outdated = [(await act(client, unit))["arm"] for unit in UNITS]
-            time.sleep(0.01)
+            await asyncio.sleep(0.01)
             app.service.follower.look()
             return of_other, outdated, [(await act(client, unit))["arm"] for unit in UNITS]
 

@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores.clocked_experiments import WINDOW, Clock, clock, opened, store
+from stores.clocked_experiments import WINDOW, Clock, opened
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report, StoreError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.unit_reports import UnitReports
-
-__all__ = ["clock", "store"]
 
 
 def meet(log: ExposureLog, *sessions: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import resource
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
-from toys.object_store import object_store
 from toys.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.journal.all_sinks import Deliveries
-from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal, write_failure
 from marl_ray.training.run_folder import appended_file as files
 from marl_ray.training.run_folder.appended_file import appended_file, content_of, parts_of
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, read_metrics
-from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.run_folder.run_log import RunLog
 
 LOCAL = fs.LocalFileSystem()
@@ -209,47 +204,6 @@ def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path: Path, remo
     following.row(row(3))
     following.flush()
     assert iterations(filesystem, folder) == [1, 2, 3]
-
-
-def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_start_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    class Taker:
-        """Keeps the iterations that it gets."""
-
-        def __init__(self) -> None:
-            self.iterations: list[int] = []
-
-        def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-            self.iterations += map(iteration_of, rows)
-
-        def end(self, status: str) -> None: ...
-
-    monkeypatch.setattr(files, "PART_BYTES", 2000)
-    monkeypatch.setattr(files, "UPLOAD_S", 0.2)
-    with object_store() as bucket:
-        run = config(f"storage={bucket}/runs", "tracking.uri=sqlite:///none.db")
-        filesystem, folder = filesystem_of(run)
-        taker, console = Taker(), RunLog(run)
-        deliveries = Deliveries(run, "id", filesystem, folder, console.say, {"taker": taker}, names=["taker"])
-        follower = Follower(run, filesystem, folder, console)
-        for after, last in ((None, 60), (40, 90), (90, 120)):
-            journal = Journal(filesystem, folder)
-            journal.begin(after)
-            journal.say(f"a line after {after}")
-            for iteration in range(0 if after is None else after + 1, last + 1):
-                journal.row(row(iteration))
-            journal.close()
-            write_failure(filesystem, folder, {1: ConnectionError(f"lost at {last}")})
-        assert iterations(filesystem, folder) == list(range(121))
-        follower.close()
-        deliveries.close("FINISHED", wait_s=20)
-        assert taker.iterations == list(range(121))
-        assert read_mark(filesystem, folder, "taker") == Mark(121, ended="FINISHED", iteration=120)
-        sizes = [info.size for info in parts_of(filesystem, f"{folder}/{METRICS}")]
-        assert len(sizes) > 3 and max(sizes) <= 2000
-    said = capsys.readouterr().err
-    assert "toy: a line after 90" in said and "121 rows" not in said
 
 
 def test_a_group_that_begins_and_ends_between_two_looks_is_no_restart(

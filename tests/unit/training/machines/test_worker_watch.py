@@ -1,6 +1,7 @@
 """The lines of a run that waits for its workers; the cluster is this process's own small one in the tests of runs."""
 
 import errno
+import re
 import threading
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from toys import texts
 from toys.runs import config
+from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.machines import worker_watch
@@ -21,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_watch, "alive_nodes", lambda: {"10.0.0.1"})
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 1.0, "memory": 1e9})
     monkeypatch.setattr(worker_watch, "placed", lambda: False)
-    monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.3, 0.6))
+    monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.2, 0.3))
     monkeypatch.setattr(worker_watch, "LOOK_S", 0.02)
 
 
@@ -34,10 +36,10 @@ def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster:
         watch.on_failure({1: ConnectionError("the node is gone")})
         watch.on_start_requested(2, {"CPU": 1.0, "GPU": 0})
         watch.on_start_requested(2, {"CPU": 1.0, "GPU": 0})  # Ray Train tries again and again
-        time.sleep(1.2)
+        until(lambda: len(lines) >= 4, "four lines")
         watch.on_started({0: "10.0.0.1", 1: "10.0.0.3"})
-        time.sleep(0.3)
-    assert 3 <= len(lines) <= 5 and lines[-1] == "its workers are there, after 1 s"
+        until(lambda: lines[-1].startswith("its workers are there"), "the last line")
+    assert 5 <= len(lines) <= 7 and re.fullmatch(r"its workers are there, after \d+ s", lines[-1])
     begin, free, lost = lines[0].split("; ")
     assert begin.startswith("waiting for 2 workers of 1 CPU each, since ") and " and at most until " in begin
     assert free == "the cluster has 1 CPU free on 1 node"
@@ -54,7 +56,7 @@ def test_workers_that_have_their_resources_are_said_to_start(
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.on_start_requested(2, {"CPU": 1.0})
-        time.sleep(0.25)
+        until(lambda: lines, "a line")
         watch.on_started({0: "10.0.0.1", 1: "10.0.0.1"})
     assert lines[0].startswith("starting the processes of 2 workers of 1 CPU each, since ") and "free" not in lines[0]
 

@@ -58,7 +58,7 @@ def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path: Path):
 def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_path: Path, capsys: Any):
     run = config(f"storage={tmp_path}")
     path = tmp_path / "toy" / LOG
-    with pytest.raises(MarlRayError), RunLog(run) as console:
+    with pytest.raises(MarlRayError), RunLog(run) as console:  # noqa: PT012  the log is of a run that fails
         console.phase("checking the run")
         assert not path.parent.exists()
         path.parent.mkdir()

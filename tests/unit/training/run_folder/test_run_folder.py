@@ -164,7 +164,7 @@ def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
 )
 def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number: int, raised: type[BaseException]):
     before, said = signal.getsignal(number), list[str]()
-    with pytest.raises(raised), answering(lambda: said.append("kept")):
+    with pytest.raises(raised), answering(lambda: said.append("kept")):  # noqa: PT012  what a run does then
         try:
             os.kill(os.getpid(), number)
             signal.pause()

@@ -41,7 +41,10 @@ _KEYS = {
     **{name.lower(): name for name in ("Escape", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight", "End", "Enter")},
     **{name.lower(): name for name in ("Home", "Insert", "PageDown", "PageUp", "Shift", "Alt", "Control", "Space")},
     **{f"f{k}": f"F{k}" for k in range(1, 13)},
-    **{"ctrl": "Control", "meta": "Control", "esc": "Escape", "return": "Enter"},
+    "ctrl": "Control",
+    "meta": "Control",
+    "esc": "Escape",
+    "return": "Enter",
 }
 
 

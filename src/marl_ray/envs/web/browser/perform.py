@@ -31,7 +31,8 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
             element = elements[action.element]
             if action.kind == "click" and element.role == "option":
                 await _select(session, action.element, element.node)
-                return await session.settle()
+                await session.settle()
+                return
             x, y = await _centre(session, action.element, element.node)
             await page.mouse.move(x, y)
             if action.kind != "hover":

@@ -124,7 +124,8 @@ class BrowserGym(TextEnv):
         self.spend(agent, calls=1.0, seconds=time.monotonic() - begun)
         self._history.append(text.strip().replace("\n", " ")[:200] + (f" ({note[:300]})" if note else ""))
         if not ending:
-            return self._ask(page)
+            self._ask(page)
+            return
         metrics = self.pay(action, {"pass": score, "problems": float(self._problems)})
         self.finish(score == 1.0, metrics)
         self.infos[agent]["ending"] = ending

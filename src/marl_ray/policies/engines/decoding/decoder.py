@@ -1,6 +1,7 @@
 """Batched decoding with a key-value cache; rows join and leave between steps."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,7 +53,7 @@ class Decoder:
     newest, which the next step feeds to the model. A new row starts with its prompt's last token as the newest, so new
     and old rows take the same step."""
 
-    def __init__(self, model: CachedModel, tokenizer: Any, ends: Set[int], rows: int = 1) -> None:
+    def __init__(self, model: CachedModel, tokenizer: Any, ends: AbstractSet[int], rows: int = 1) -> None:
         """`ends` are tokens that end a response. `rows` is the number of rows that the cache has room for at first; it
         grows for more."""
         self._model = model

@@ -1,6 +1,7 @@
 """Find stop strings while tokens arrive."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 
@@ -36,7 +37,7 @@ class StopStrings:
         texts = decode_visibly(self._tokenizer, ends)
         return [any(stop in text for stop in self._stops) for text in texts]
 
-    def _end(self, ids: Sequence[int], left_out: Set[int]) -> list[int]:
+    def _end(self, ids: Sequence[int], left_out: AbstractSet[int]) -> list[int]:
         """The newest tokens that have text and are not in the set that is left out."""
         end = list(ids[-self._window :])
         if max(end) < self._known and not left_out:

@@ -1,6 +1,7 @@
 """A decoder that lets vLLM write, with the methods of the built-in `Decoder`: rows join and leave between steps."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ class VllmDecoder:
     """Responses that one version of the weights writes. It takes no prompts with a guide or a bias."""
 
     def __init__(
-        self, process: VllmProcess | DecoderPort, tokenizer: Any, ends: Set[int], version: int, adapter: int = 0
+        self, process: VllmProcess | DecoderPort, tokenizer: Any, ends: AbstractSet[int], version: int, adapter: int = 0
     ) -> None:
         """`ends` are tokens that end a response; `version` is that of the process's weights, or of its `adapter`."""
         self._process, self._tokenizer, self._version, self._adapter = process, tokenizer, version, adapter

@@ -104,7 +104,7 @@ def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None
 
 def inputs(model: TokenPolicy, batch: Trajectories) -> None:
     """Return None: a language model reads the batch's token ids as they are."""
-    return None
+    return
 
 
 def evaluate(

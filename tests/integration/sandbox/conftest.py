@@ -1,0 +1,13 @@
+"""The fixture of the files whose attacks run in a process of their own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hostile.attacks import SETTINGS, attacked
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The report of a test file that was run as a program, in one setting: what its attacks achieved."""
+    yield from attacked(str(request.path), request.param, tmp_path_factory.mktemp("secret"))

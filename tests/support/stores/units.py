@@ -1,0 +1,44 @@
+"""An experiment of the store with two arms, its units, and the clock that ends their windows."""
+
+from typing import Any
+
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.experiments.evidence.looks import Look
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
+
+
+def config(**weights: float) -> dict:
+    return {"salt": "s", "arms": {arm: {"digest": f"digest-{arm}", "weight": w} for arm, w in weights.items()}}
+
+
+def exposure(unit: str, arm: str, epoch: int = 1) -> Exposure:
+    return Exposure("exp", unit, Assignment(arm, epoch, 0.5), 0.0)
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1.7e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def over(store: ExperimentStore) -> None:
+    """The windows of all units end."""
+    store.clock.now += 1_000.0
+
+
+def gradual(**weights: float) -> dict:
+    return config(**weights) | {"strategy": "gradual", "stages": [0.1, 0.5, 1.0]}
+
+
+def act(store: ExperimentStore, action: Action, name: str = "exp", **more: Any) -> Any:
+    epoch = store.experiment(name).epoch
+    return store.change(name, action, **({"epoch": epoch, "actor": "test", "reason": "because"} | more))
+
+
+def look(store: ExperimentStore, name: str = "exp", now: float | None = None) -> Look:
+    return store.look(store.experiment(name), now)
