@@ -24,7 +24,7 @@ def test_a_page_opens_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch, page: 
     assert env.intent() not in ("", page)
     assert "cannot be opened" not in env.observe(AGENT)
     assert len(env.view.elements) > 1
-    for _ in range(env.max_steps):
+    for _ in range(env.options.max_steps):
         env.step("scroll [up]")
         if env.terminations[AGENT]:
             break

@@ -49,10 +49,8 @@ def engine_spec(engine: str) -> EngineSpec:
     """The spec of an engine (see `extensions.ENGINE`). Raises MarlRayError saying what is expected."""
     if engine in ENGINES:
         return ENGINES[engine]
-    own = getattr(
-        ENGINE.load(engine), "__dict__", {}
-    )  # a subclass does not run or serve as the class does that it extends
-    spec = own.get("spec", EngineSpec())
+    # Not `getattr`: a subclass does not run in actors, or serve, as the class does that it extends.
+    spec = vars(ENGINE.load(engine)).get("spec", EngineSpec())
     if not isinstance(spec, EngineSpec):
         raise MarlRayError(f"{engine}: its `spec` is {spec!r}, expected an EngineSpec (of marl_ray.config)")
     return spec

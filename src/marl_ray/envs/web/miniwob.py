@@ -91,7 +91,10 @@ class MiniWob(BrowserEnv):
             raise ValueError(
                 f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), known)}"
             )
-        made = [tuple(_tasks(chosen, range(held_out, held_out + variants))), tuple(_tasks(chosen, range(held_out)))]
+        train, test = (
+            tuple(_tasks(chosen, range(held_out, held_out + variants))),
+            tuple(_tasks(chosen, range(held_out))),
+        )
         self.url = served_pages()
         options = BrowserOptions(
             agent=agent,
@@ -108,7 +111,7 @@ class MiniWob(BrowserEnv):
             reward=reward,
             size=(WIDTH, HEIGHT),
         )
-        super().__init__(*made, options, hosts=hosts_of([self.url]), names={self.url: "http://miniwob"})
+        super().__init__(train, test, options, hosts=hosts_of([self.url]), names={self.url: "http://miniwob"})
         self._intent = ""
         self.keep_pages = keep_pages
 

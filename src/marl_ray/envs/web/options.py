@@ -35,7 +35,7 @@ class BrowserOptions:
     seed: int
     """The order of the tasks."""
     cost: Sequence[str]
-    """Which of `tokens`, `calls` and `seconds` are costs."""
+    """Those of `tokens`, `calls` and `seconds` that are costs."""
     reward: ChosenReward
     size: tuple[int, int] = (WIDTH, HEIGHT)
     """Width and height of the window in pixels."""

@@ -85,7 +85,7 @@ def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> No
                 )
     if state.steps >= config.train.total_steps:
         raise MarlRayError(
-            f"train.total_steps={config.train.total_steps}: expected more than the {state['steps']} steps that "
+            f"train.total_steps={config.train.total_steps}: expected more than the {state.steps} steps that "
             f"{source} has played, which count"
         )
 

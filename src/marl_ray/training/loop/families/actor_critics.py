@@ -18,18 +18,21 @@ BUILDING = "making the policies"
 
 
 def check(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> None:
+    """Build the networks, and read the logged decisions of a warm start."""
     build_models(config, env, agents)
     if config.warm_start is not None:
         read_decisions(config, env, agents)
 
 
 def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+    """Imitate the logged decisions."""
     listeners.phase("imitating the logged decisions")
     warm_start(config, env, team, listeners.row)
 
 
 def read_data(config: RunConfig, team: Team) -> None:
-    return None  # configs refuse `data` for actor-critics
+    """None, because configs refuse `data` for actor-critics."""
+    return None
 
 
 def make_collector(
@@ -41,6 +44,7 @@ def make_collector(
     state: Mapping[str, Any] | None,
     data: Any,
 ) -> Collector:
+    """The collector of compiled or batched environments."""
     envs = make_batch(config.env, len(copies), list(agents.values()), config.signals, config.constraints)
     return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
 
@@ -48,8 +52,10 @@ def make_collector(
 def starts_player(
     config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
 ) -> ArenaPlayer:
+    """Evaluations play in environments of their own."""
     return ArenaPlayer(config, env, agents)
 
 
 def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
+    """Both empty: actor-critics write no responses."""
     return {}, []

@@ -20,6 +20,7 @@ BUILDING = "loading the models"
 
 
 def check(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> None:
+    """Build the models without memory for their weights, and read demonstrations, data and benchmarks."""
     policies = check_language(config, env, agents)
     if config.evaluation.benchmarks:
         from marl_ray.training.evaluation.benchmarks import read_benchmarks
@@ -28,11 +29,13 @@ def check(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> 
 
 
 def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+    """Fit the demonstrations."""
     listeners.phase("fitting the demonstrations")
     fine_tune(config, env, team, listeners.row)
 
 
 def read_data(config: RunConfig, team: Team) -> dict[str, list[ResponseBlock]] | None:
+    """The run's `data` as token ids of its policies; None without `data`."""
     return None if config.data is None else language.build_data(config, team.agents, team.models)
 
 
@@ -45,16 +48,19 @@ def make_collector(
     state: Mapping[str, Any] | None,
     data: Mapping[str, Sequence[ResponseBlock]] | None,
 ) -> TextCollector:
+    """The collector of texts, or of texts that were served."""
     return language.build_text_collector(config, agents, copies, plan, state, data)
 
 
 def starts_player(
     config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
 ) -> HeldOutPlayer:
+    """Evaluations play held-out tasks with the collector that training uses."""
     assert isinstance(collector, TextCollector)
     return HeldOutPlayer(config, collector)
 
 
 def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
+    """The tokens of responses and prompts, means of roles and environment, and the drawn episodes as text."""
     assert isinstance(batch, TextBatch)
     return language.response_metrics(batch)
