@@ -12,7 +12,7 @@ from marl_ray.storages import open_storage
 from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, read_owner
-from marl_ray.training.run_folder.record import FINISHED, RECORD, read_json
+from marl_ray.training.run_folder.record import FINISHED, read_record
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import CHANGES, RECORDS, read_records
 
@@ -136,9 +136,8 @@ def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> Stor
     """The run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something else."""
     folder = f"{root}/{name}"
     try:
-        record = read_json(filesystem, f"{folder}/{RECORD}")
+        record = read_record(filesystem, folder)
         if record is not None:
-            record["config"]["train"]["total_steps"], record["identity"]
             return StoredRun(storage, name, filesystem, folder, record)
         if filesystem.get_file_info(f"{folder}/{RECORDS}").type != fs.FileType.File:
             return None

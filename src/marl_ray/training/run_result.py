@@ -77,6 +77,8 @@ def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
         names = incomplete(config, filesystem, folder)
     except OSError:  # a folder that cannot be read has nothing to deliver
         return result
+    if not result.model and MLFLOW not in names:
+        names.insert(0, MLFLOW)  # a driver was killed after the bundle was registered and before its name was noted
     if not names:
         return result
     with RunLog(config) as console, Lease(filesystem, folder, f"run {config.name!r}") as lease:

@@ -35,7 +35,7 @@ from marl_ray.training.checkpoints.index import best, published
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of
-from marl_ray.training.run_folder.record import filesystem_of, read_json, write_json
+from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
 
 RUN = "training/loop/run.py"
 """A file of the product whose lines a worker runs in every iteration."""
@@ -198,9 +198,9 @@ def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
     ended = bench.begin(run, Start())
     assert ended.status == 0, ended.said
     place = StoredFolder(*filesystem_of(run))
-    record = read_json(place.filesystem, f"{place}/run.json")
+    record = record_of(run)
     del record["finished"]
-    write_json(place.filesystem, f"{place}/run.json", record)
+    write_record(run, record)
     return run, place
 
 

@@ -8,9 +8,9 @@ import pytest
 from docs.pages import ROOT, WALKED
 
 API = (ROOT / "docs/api.md").read_text()
-NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", API, re.M)
-CONSTANTS = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)` \(constant\): ", API, re.M)
-IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
+NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", API, re.MULTILINE)
+CONSTANTS = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)` \(constant\): ", API, re.MULTILINE)
+IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
@@ -61,7 +61,7 @@ def test_the_tables_of_the_recipes_are_those_of_the_stored_results(monkeypatch: 
 def test_a_run_has_fewer_keys_than_the_comparison_says() -> None:
     said = re.search(r"fewer than (\d+) keys", (ROOT / "docs/comparison.md").read_text())
     run = (ROOT / "docs/config.md").read_text().partition("\n## Run\n")[2].partition("\n## ")[0]
-    assert said is not None and 100 < len(re.findall(r"^\| `", run, re.M)) < int(said[1])
+    assert said is not None and 100 < len(re.findall(r"^\| `", run, re.MULTILINE)) < int(said[1])
 
 
 def test_the_keys_that_a_comparison_names_are_there() -> None:

@@ -5,7 +5,6 @@ keys too.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,13 +21,13 @@ from marl_ray.training.checkpoints.storage import (
     read_file,
     sync,
 )
+from marl_ray.training.run_folder.record import SHA256, digest_of
 
 FORMAT = 2
 """Version of a checkpoint's layout."""
 MANIFEST = "manifest.json"
 WITHDRAWN = "damaged"
 """Folder into which the manifest of a damaged checkpoint is moved."""
-SHA256 = "sha256"
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
     """Write the manifest, complete or not at all: from then on the folder is a checkpoint. Raises
     UnwritableCheckpointError."""
     facts = asdict(manifest) | {"files": {name: list(file) for name, file in sorted(manifest.files.items())}}
-    data = json.dumps({SHA256: _digest(facts), **facts}, indent=1).encode()
+    data = json.dumps({SHA256: digest_of(facts), **facts}, indent=1).encode()
     target = place / MANIFEST
     try:
         if not place.is_local:
@@ -86,7 +85,7 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
     if not isinstance(facts, dict) or SHA256 not in facts:
         raise DamagedCheckpointError(f"{target} is no manifest: it is no JSON object with the key {SHA256!r}")
     digest = facts.pop(SHA256)
-    if _digest(facts) != digest:
+    if digest_of(facts) != digest:
         raise DamagedCheckpointError(f"{target} has another content than was written: its sha256 differs")
     check_format(facts)
     try:
@@ -111,7 +110,3 @@ def check_format(facts: Mapping[str, Any]) -> None:
             f"has checkpoint format {facts.get('format')}, expected {FORMAT}; it can be read by the version of marl-ray "
             "that wrote it"
         )
-
-
-def _digest(facts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from marl_ray.training.journal.writer import (
     STARTS_AFTER,
 )
 from marl_ray.training.run_folder.metrics_file import METRICS
+from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
 CLOSE_S = 10.0
@@ -131,7 +133,7 @@ class Follower:
             line = _warm_start_line(row)
             self.console.write(line)
             if self.config.tracking.progress:
-                print(f"{self.config.name}: {line}", flush=True)
+                print_line(f"{self.config.name}: {line}", sys.stdout)
         if rows and "iteration" in rows[-1]:
             progress.show(rows[-1])
 

@@ -33,6 +33,8 @@ MOST_NAMED = 4
 """Most keys that an error lists of those that differ."""
 RECORD = "run.json"
 """The file by which a folder is a run's."""
+SHA256 = "sha256"
+"""Key of a file of plain data for the digest of its other keys, so that one that was damaged is known."""
 FINISHED = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
 RESULT = "outcome"
@@ -107,6 +109,31 @@ def read_json(filesystem: fs.FileSystem, path: str) -> Any:
         return json.loads(stream.read())
 
 
+def digest_of(facts: Mapping[str, Any]) -> str:
+    """sha256 of plain data, as hexadecimal digits; the same for what JSON makes of it."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(facts)), sort_keys=True).encode()).hexdigest()
+
+
+def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
+    """The record of the run in a folder; None where there is none. Raises MarlRayError, which names the file, for one that
+    cannot be read or is not as it was written."""
+    path = f"{folder}/{RECORD}"
+    try:
+        if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+            return None
+        record = read_json(filesystem, path)
+        if not isinstance(record, dict) or SHA256 not in record:
+            raise ValueError(f"it is no JSON object with the key {SHA256!r}")
+        if record.pop(SHA256) != digest_of(record):
+            raise ValueError(f"it has another content than was written: its {SHA256} differs")
+    except (OSError, ValueError) as error:
+        raise MarlRayError(
+            f"storage: {path} is not the record of a run: {one_line(error)}; without this file the same command goes on "
+            "from the last checkpoint"
+        ) from error
+    return record
+
+
 def record_of(config: RunConfig) -> dict[str, Any]:
     """The run's record: the one in its folder, or a new one that is not written yet. Raises MarlRayError if the record
     is another run's, or cannot be read.
@@ -116,18 +143,11 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     """
     identity = _identity(config)
     filesystem, folder = filesystem_of(config)
-    try:
-        record: dict[str, Any] | None = read_json(filesystem, f"{folder}/{RECORD}")
-        recorded_identity = None if record is None else flatten(record["identity"])
-        if recorded_identity is not None:
-            recorded_identity.pop("storage", None)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(
-            f"storage: {folder}/{RECORD} is not the record of a run: {one_line(error)}; without this file "
-            "the same command goes on from the last checkpoint"
-        ) from error
-    if record is None or recorded_identity is None:
+    record = read_record(filesystem, folder)
+    if record is None:
         return {"identity": identity, **config_record(config)}
+    recorded_identity = flatten(record["identity"])
+    recorded_identity.pop("storage", None)
     own_identity = flatten(json.loads(json.dumps(identity)))
     differing = sorted(
         key for key in {*own_identity, *recorded_identity} if own_identity.get(key) != recorded_identity.get(key)
@@ -193,7 +213,7 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
-    write_json(filesystem, f"{folder}/{RECORD}", record)
+    write_json(filesystem, f"{folder}/{RECORD}", {**record, SHA256: digest_of(record)})
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import named
@@ -102,4 +102,11 @@ class RunLog:
         self.write(line)
 
     def _print(self, text: str) -> None:
-        print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
+        print_line(f"{self.config.name}: {text}", sys.stderr)
+
+
+def print_line(line: str, stream: TextIO) -> None:
+    """Print a line at once. It is lost where nobody can take it, as a pipe whose reader has gone or a file on a full disk:
+    that is no reason to end a run."""
+    with contextlib.suppress(OSError, ValueError):  # of a stream that is closed
+        print(line, file=stream, flush=True)

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from marl_ray.config import RunConfig
+from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.training.tracking.summary import against_budgets, evaluated
 
 LINE_EVERY_S = 5.0
@@ -57,7 +58,7 @@ class ProgressBar:
             line = f"{row['steps']:,} steps  {note}"
             self.write(line)
             if self.bar.disable and self.config.tracking.progress:
-                print(f"{self.config.name}: {line}", flush=True)
+                print_line(f"{self.config.name}: {line}", sys.stdout)
 
 
 def iteration_line(config: RunConfig, row: Mapping[str, float], scored: Mapping[str, float] | None) -> str:

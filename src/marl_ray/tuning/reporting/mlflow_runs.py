@@ -21,6 +21,7 @@ from marl_ray.training.machines.interruption import run_within
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.run_folder.owners import whose_folder
+from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
 from marl_ray.training.tracking.summary import best_score_of
 from marl_ray.tuning.folder import Folder
@@ -143,7 +144,7 @@ class SweepMlflowRuns:
                 self.logged[entry["trial"]] = (entry["row"].get("exploits", 0), entry["row"].get("iteration", 0))
 
     def _say(self, text: str) -> None:
-        print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
+        print_line(f"{self.config.name}: {text}", sys.stderr)
 
 
 class _SweepRuns:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, shown, signed, why
 
 TABLE_EVERY_S = 0.5
@@ -57,7 +58,7 @@ class SweepProgress:
         if self.live is not None:
             self.live.update(self.table(), refresh=True)
         else:
-            print(f"{self.config.name}: {self.summary()}", flush=True)
+            print_line(f"{self.config.name}: {self.summary()}", sys.stdout)
 
     def summary(self) -> str:
         """The sweep in one line."""

@@ -20,6 +20,7 @@ from marl_ray.storages import absolute
 from marl_ray.training.machines.interruption import answering
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
+from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
     REPORT,
@@ -262,11 +263,8 @@ class _Sweep:
         target = trial_folder(self.config.storage, self.config.name, recipient.number)
         source = trial_folder(self.config.storage, self.config.name, donor.number)
         if take_over(target, source, Takeover(at, donor.number, dict(what.values))):
-            print(
-                f"{self.config.name}: trial {recipient.number:04d} takes over {donor.number:04d} at {at:,} steps: "
-                f"{shown(what.values)}",
-                flush=True,
-            )
+            takes = f"trial {recipient.number:04d} takes over {donor.number:04d} at {at:,} steps"
+            print_line(f"{self.config.name}: {takes}: {shown(what.values)}", sys.stdout)
 
     def changed(self, *records: TrialRecord) -> None:
         """Save and show these records after a change."""
@@ -274,7 +272,7 @@ class _Sweep:
         for record in records:
             if record.state == "ended":
                 self.mlflow_runs.end(record)
-                print(f"{self.config.name}: {self.line(record)}", flush=True)
+                print_line(f"{self.config.name}: {self.line(record)}", sys.stdout)
         self.progress.show()
 
     def save(self, *changed: TrialRecord, durable: bool = False, all_records: bool = False) -> None:
@@ -307,7 +305,7 @@ class _Sweep:
         return f"{text} ({reason})" if reason else text
 
     def warn(self, text: str) -> None:
-        print(f"{self.config.name}: {text}", file=sys.stderr, flush=True)
+        print_line(f"{self.config.name}: {text}", sys.stderr)
 
     def finish(self) -> None:
         """Choose and register the winner."""

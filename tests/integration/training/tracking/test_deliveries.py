@@ -1,6 +1,7 @@
 """Sinks that are dead, slow, full or interrupted: each gets every row once and in order in the end, and delays nobody."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from marl_ray.training.journal.all_sinks import MLFLOW, BestBundle, Deliveries, 
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal
+from marl_ray.training.run_folder.record import record_of
+from marl_ray.training.run_result import RunResult, deliver_rest, read_finished_result, store_result
 from marl_ray.training.tracking import mlflow_run
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
@@ -213,6 +216,26 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     assert incomplete(run, LOCAL, folder) == []
     assert [path.name for path in (tmp_path / "toy" / "sinks").iterdir()] == ["mlflow.json"]
     assert MlflowRun(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
+
+
+def test_a_bundle_whose_name_in_the_registry_was_not_noted_keeps_that_name(tmp_path: Path):
+    run, folder = run_of(tmp_path)
+    sink = MlflowSink(run, None, LOCAL, folder)
+    write(Journal(LOCAL, folder), 0, 4)
+    bundle = BestBundle(make_bundle(tmp_path / "bundles", 1), 0.5)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    result = RunResult("toy", "", bundle.place, None, uri, sink.run_id, 0.5, {}, [])
+    store_result(run, record_of(run), result, bundle.score)
+    # The driver is killed when MLflow has all, while another sink is closed.
+    assert delivering(run, folder, sink.run_id, names=[MLFLOW]).close("FINISHED", bundle) == "models:/toy/1"
+    assert incomplete(run, LOCAL, folder) == []
+    before = read_finished_result(run)
+    assert before is not None and before.model == ""
+    assert deliver_rest(run, before).model == "models:/toy/1"
+    assert read_finished_result(run) == replace(before, model="models:/toy/1")
+    client = sink.mlflow_run.client
+    assert [version.version for version in client.search_model_versions("name = 'toy'")] == [1]
+    assert client.get_run(sink.run_id).info.status == "FINISHED" and sink.mlflow_run.history("return")[-1] == (128, 2.0)
 
 
 def test_a_request_to_mlflow_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

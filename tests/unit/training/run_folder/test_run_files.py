@@ -2,8 +2,11 @@
 
 import json
 import resource
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pyarrow import fs
@@ -15,7 +18,7 @@ from marl_ray.training.run_folder.metrics_file import history_of
 from marl_ray.training.run_folder.record import write_json
 from marl_ray.training.run_folder.run_log import LOG, RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_run, title_of
-from marl_ray.training.tracking.progress_bar import iteration_line
+from marl_ray.training.tracking.progress_bar import ProgressBar, iteration_line
 from marl_ray.training.tracking.summary import run_summary
 
 LOCAL = fs.LocalFileSystem()
@@ -70,6 +73,23 @@ def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_pa
     assert [text for _, text in lines] == ["0.0 s  checking the run", "two", "lines", "a note", "failed: name: no good"]
     assert all("T" in stamp for stamp, _ in lines)
     assert capsys.readouterr().err == "toy: 0.0 s  checking the run\ntoy: a note\n"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError(28, "No space left on device"), ValueError("closed file")])
+def test_lines_that_nobody_takes_end_no_run_and_are_in_the_log(tmp_path: Path, error: Any, monkeypatch: Any):
+    """`marl-ray train ... 2>&1 | head -1`, or with a log on a full disk."""
+    (tmp_path / "toy").mkdir()
+    run = config(f"storage={tmp_path}")
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(write=Mock(side_effect=error), isatty=lambda: False))
+    with RunLog(run) as console:
+        console.open()
+        console.phase("registering the best bundle")
+        console.say("a note")
+    with ProgressBar(run, [].append) as progress:
+        progress.show({"iteration": 6, "steps": 192})
+    lines = (tmp_path / "toy" / LOG).read_text().splitlines()
+    assert [line.split("  ")[-1] for line in lines] == ["registering the best bundle", "a note"]
 
 
 def test_without_progress_a_phase_is_in_the_log_alone(tmp_path: Path, capsys: Any):

@@ -18,6 +18,7 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
+from marl_ray.runs.stored import find_run, stored
 from marl_ray.training.checkpoints.index import checkpoint_name, resume_line
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
@@ -99,6 +100,23 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path):
         (tmp_path / "toy" / "run.json").write_text(content)
         with pytest.raises(MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: .*; without"):
             check_run(config(f"storage={tmp_path}"))
+
+
+def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_path: Path):
+    run_config = config(f"storage={tmp_path}")
+    ended(run_config)
+    path = tmp_path / "toy" / "run.json"
+    written = path.read_bytes()
+    for at in range(0, len(written), 7):
+        damaged = bytearray(written)
+        damaged[at] ^= 1 << at % 5  # the next bit makes 1E-05 of 1e-05
+        path.write_bytes(damaged)
+        for look in (lambda: read_finished_result(run_config), lambda: find_run("toy", str(tmp_path))):
+            with pytest.raises(
+                MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: .*; without"
+            ):
+                look()
+        assert list(stored(str(tmp_path))) == []
 
 
 def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path):

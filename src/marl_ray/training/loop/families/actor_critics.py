@@ -32,7 +32,7 @@ def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listener
 
 def read_data(config: RunConfig, team: Team) -> None:
     """None, because configs refuse `data` for actor-critics."""
-    return None
+    return
 
 
 def make_collector(
