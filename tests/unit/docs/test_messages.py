@@ -8,7 +8,7 @@ import pytest
 from docs.pages import ROOT
 
 HOLE = "\0"
-"""What stands in a template where a formatted text has a value."""
+"""It stands in a template where a formatted text has a value."""
 LEAST = 8
 """Least number of letters that a quoted message shares with its template."""
 ROW = re.compile(r"^\| (`+)(.+?)\1 \| .+ \| .+ \|$", re.MULTILINE)
