@@ -12,6 +12,9 @@ class MarlRayError(Exception):
     Anything else that escapes is a defect of the product and keeps its traceback.
     """
 
+    shared = False
+    """True if all workers of a run raise this error together."""
+
 
 class FieldError(MarlRayError):
     """A mistake in one field of what somebody has sent; the text is `FIELD: MESSAGE`."""

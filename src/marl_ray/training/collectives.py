@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+
+from marl_ray.policies.language.sharding.agreement import exchanged, together
+
+Known = TypeVar("Known")
 
 SMALL = 1 << 14
 """Greatest number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
@@ -69,14 +73,14 @@ def totals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every worker's plain value, ordered by rank, on every worker."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    """Return every worker's plain value, ordered by rank, on every worker. Raises as `exchanged` does."""
+    return exchanged(value)
 
 
-def from_first(make: Callable[[], Any]) -> Any:
-    """Call `make` on rank 0 alone, and return its plain value on every worker."""
-    values = [make() if dist.get_rank() == 0 else None]
+def from_first(make: Callable[[], Known]) -> Known:
+    """Call `make` on rank 0 alone, and return its plain value on every worker. Raises its error on all workers, as
+    `together` does."""
+    made = together(lambda: make() if dist.get_rank() == 0 else None)
+    values = [made]
     dist.broadcast_object_list(values, src=0)
-    return values[0]
+    return cast(Known, values[0])

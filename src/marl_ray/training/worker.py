@@ -55,6 +55,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     import ray.train
 
     from marl_ray.policies.engines.base import EngineRefusedError
+    from marl_ray.policies.language.sharding.agreement import together
     from marl_ray.training.checkpoints.index import take_number
     from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
     from marl_ray.training.checkpoints.storage import UnwritableCheckpointError
@@ -68,7 +69,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     folder = StoredFolder(*filesystem_of(config))
     try:
         attempt = take_number(folder) if rank == 0 else 0
-        _check_owner(config, folder, payload["lease"])
+        together(lambda: _check_owner(config, folder, payload["lease"]))
     except DisownedError as error:
         return {REFUSED: str(error)}
     except OSError as error:
@@ -82,9 +83,11 @@ def worker(payload: dict[Any, Any]) -> Any:
         return _train(config, payload, folder, journal, rank, attempt)
     except DivergedError as error:  # all workers raise it together, and would raise it again after every restart
         return {STOPPED: str(error)}
-    except (EngineRefusedError, UnwritableCheckpointError, UnreadableCheckpointError) as error:
+    except (UnwritableCheckpointError, UnreadableCheckpointError) as error:  # likewise
         return {REFUSED: str(error)}
     except Exception as error:
+        if isinstance(error, EngineRefusedError) and error.shared:
+            return {REFUSED: str(error)}
         write_traceback(config, f"worker-{rank}", traceback.format_exc())
         if isinstance(error, PassMemoryError):
             with contextlib.suppress(OSError):  # then the workers start again with passes of the same size

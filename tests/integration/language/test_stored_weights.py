@@ -45,7 +45,7 @@ def test_a_broken_file_of_one_worker_is_every_workers_error(tmp_path):
     last = max(Path(folders[1]).glob("*.safetensors"))
     last.write_bytes(last.read_bytes()[:-10])
     message = two_workers(refused_together, folders)
-    assert message.startswith(f"model.path '{folders[1]}' is no causal language model: {last.name}: ")
+    assert message.startswith(f"worker 1: model.path '{folders[1]}' is no causal language model: {last.name}: ")
     assert "\n" not in message
 
 

@@ -1,64 +1,18 @@
 """The files of a language model: read at once, or into a model that was built empty, of which each worker reads its part."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from safetensors import safe_open
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.policies.language.lora import bare_name
-from marl_ray.policies.language.sharding.gather_shards import own_part
-
-FLOATS = {"F32", "F16", "BF16"}
-"""Number types that float32 contains, so that weights are equal however they are converted on the way."""
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """Files of weights. They are open, so that they can still be read after their folder is deleted."""
-
-    files: Mapping[str, Any]
-    """Name of a weight -> the open safetensors file that contains it. Its tensors are views of the mapped file."""
-
-    @torch.no_grad()
-    def read_into(self, lm: nn.Module, device: torch.device) -> None:
-        """Give a model's weights on the meta device their values, on `device` and in their own type. Of a weight that is
-        sharded only this worker's shard is read."""
-        state: dict[str, nn.Parameter] = {}
-        for tied in tied_names(lm):
-            parameter = lm.get_parameter(tied[0])
-            if parameter.is_meta:
-                value = nn.Parameter(self._read(tied, parameter, device), parameter.requires_grad)
-                state |= dict.fromkeys(tied, value)
-        lm.load_state_dict(state, strict=False, assign=True)
-
-    @torch.no_grad()
-    def read_complete(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
-        """The complete value of a weight on the meta device, one of `tied` names, on `device` and in the weight's type."""
-        key = self._key(tied)
-        return torch.empty_like(parameter, device=device).copy_(self.files[key].get_slice(key)[:])
-
-    def _key(self, tied: list[str]) -> str:
-        return next(filter(self.files.__contains__, map(bare_name, tied)))
-
-    def _read(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
-        if not isinstance(parameter, DTensor):
-            return self.read_complete(tied, parameter, device)
-        key = self._key(tied)
-        stored = self.files[key].get_slice(key)
-        mesh, local = parameter.device_mesh, parameter.to_local()
-        own = torch.empty(local.shape, dtype=local.dtype, device=device).copy_(stored[own_part(parameter)])
-        shape, stride = parameter.shape, parameter.stride()
-        return DTensor.from_local(own, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+from marl_ray.policies.language.sharding.stored_weights import FLOATS, StoredWeights, open_weights, tied_names
 
 
 def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
@@ -97,7 +51,7 @@ def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
     """
     settings = _settings(path, context)
     try:
-        stored = StoredWeights(_opened(path))
+        stored = open_weights(_files(path))
         with torch.random.fork_rng(devices=[]):
             lm = empty_lm(settings)
         if cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
@@ -114,14 +68,6 @@ def empty_lm(settings: Any) -> Any:
         lm = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     lm.tie_weights()
     return lm
-
-
-def tied_names(lm: nn.Module) -> list[list[str]]:
-    """The names of each parameter, of which a tied one has several."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in lm.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return list(names.values())
 
 
 def not_a_model(path: str, error: Exception) -> MarlRayError:
@@ -161,14 +107,14 @@ def check_files(path: str, lm: nn.Module) -> None:
     model than `lm`, which may be on the meta device. Headers are read, and no weights."""
     where = f"model.path {path!r}"
     try:
-        stored = _opened(path)
+        stored = open_weights(_files(path)).tensors
     except Exception as error:  # a SafetensorError or an OSError
         raise MarlRayError(f"{where}: {_broken_file(path) or one_line(error)}") from error
     own = dict(lm.named_parameters(remove_duplicate=False))
     for name in sorted(own.keys() & stored.keys()):
-        shape = stored[name].get_slice(name).get_shape()
-        if shape != list(own[name].shape):
-            raise MarlRayError(f"{where}: its weight {name} is {shape}, expected {list(own[name].shape)}")
+        shape, expected = list(stored[name].shape), list(own[name].shape)
+        if shape != expected:
+            raise MarlRayError(f"{where}: its weight {name} is {shape}, expected {expected}")
     missing = [names[0] for names in tied_names(lm) if not stored.keys() & set(names)]
     if missing and stored.keys() <= own.keys():  # otherwise transformers may read others under these names
         raise MarlRayError(f"{where} lacks {len(missing)} weights of its model, such as {missing[0]}")
@@ -188,23 +134,14 @@ def _broken_file(path: str) -> str | None:
     return None
 
 
-def _opened(path: str) -> dict[str, Any]:
-    """Name of a weight -> its open file. Opening compares a file's length with its header."""
-    files: dict[str, Any] = {}
-    for name in _files(path):
-        file: Any = safe_open(name, "pt")
-        files |= dict.fromkeys(file.keys(), file)
-    return files
-
-
 def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
     """True if the files contain each of the model's tensors once, by its own name, and in its shape."""
     parameters = dict(lm.named_parameters(remove_duplicate=False))
     for names in tied_names(lm):
-        keys = [name for name in names if name in stored.files]
+        keys = [name for name in names if name in stored.tensors]
         if len(keys) != 1:
             return False
-        part = stored.files[keys[0]].get_slice(keys[0])
-        if part.get_shape() != list(parameters[keys[0]].shape) or part.get_dtype() not in FLOATS:
+        part = stored.tensors[keys[0]]
+        if part.shape != tuple(parameters[keys[0]].shape) or part.kind not in FLOATS:
             return False
     return lm.state_dict().keys() <= parameters.keys()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.policies.language.lora import adapted, bare_name, bare_weights, is_adapter, lay_beside, merged
-from marl_ray.policies.language.model_files import StoredWeights, tied_names
 from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sharding.stored_weights import StoredWeights, tied_names
 from marl_ray.policies.language.token_policy import TokenPolicy, move, read
 
 

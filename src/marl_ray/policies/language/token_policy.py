@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.utils.logging import disable_progress_bar
@@ -19,9 +20,11 @@ from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
 from marl_ray.policies.language.lora import add_adapters, merged_weights, without_adapters
-from marl_ray.policies.language.model_files import StoredWeights, empty_model, load_model
+from marl_ray.policies.language.model_files import empty_model, load_model
 from marl_ray.policies.language.packing import Packed
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
+from marl_ray.policies.language.sharding.stored_weights import StoredWeights
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.policies.prompting.turn_ends import end_tokens, tell_ends
@@ -291,10 +294,15 @@ def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
 
 
 def read(policy: TokenPolicy, device: torch.device) -> None:
-    """Give weights that are still in files their values, on `device`."""
+    """Give weights that are still in files their values, on `device`; every worker takes part. Raises MarlRayError, on all
+    workers together, where one cannot read its own."""
     if policy.unread is not None:
-        policy.unread.read_into(policy.lm, device)
-        policy.unread = None
+        unread, policy.unread = policy.unread, None
+        make = functools.partial(unread.read_into, policy.lm, device)
+        if dist.is_initialized():
+            together(make)
+        else:
+            make()
 
 
 def move(policy: TokenPolicy, device: torch.device) -> None:

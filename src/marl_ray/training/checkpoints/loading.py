@@ -8,6 +8,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.training.checkpoints.index import STATE, Published, check_bundle, refuse_older
 from marl_ray.training.checkpoints.learner_tensors import make_room
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
@@ -69,16 +70,18 @@ def _try_load(
     manifest, line, damaged = from_first(lambda: _manifest(place))
     if manifest is None:
         return None, line, damaged
-    loaded: LoadedCheckpoint | None = None
-    plain: Mapping[str, Any] = {}
-    error: tuple[str, bool] | None = None
-    try:
-        loaded, plain = _read(place, manifest, learners)
-    except (DamagedCheckpointError, OSError) as problem:
-        error = _line(place, problem)
+
+    def read() -> tuple[tuple[LoadedCheckpoint, Mapping[str, Any]] | None, tuple[str, bool] | None]:
+        try:
+            return _read(place, manifest, learners), None
+        except (DamagedCheckpointError, OSError) as problem:
+            return None, _line(place, problem)
+
+    own, error = together(read)
     errors = [each for each in gather(error) if each is not None]
-    if loaded is None or errors:
+    if own is None or errors:
         return None, *errors[0]
+    loaded, plain = own
     for name, learner in learners.items():
         learner.load_state(plain[name])
         if own_hyper:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, named
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.policies.language.sharding.gather_shards import sent_to_first
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, STATE
@@ -179,7 +180,7 @@ def _write_bundle(
     assert contents.bundle is not None
 
     def trained(policy: str, weight: str) -> Tensor | None:
-        return sent_to_first(tensors[f"{policy}/model/lm.{weight}"], group)
+        return sent_to_first(tensors[f"{policy}/model/lm.{weight}"], group)  # all learn there if one has failed
 
     if not folders:
         contents.bundle(trained)
@@ -191,15 +192,10 @@ def _write_bundle(
 
 def _together(action: Callable[[], None], group: Any) -> None:
     """Run an action on each worker. If it fails on any, all workers raise the first error."""
-    error: str | None = None
     try:
-        action()
-    except Exception as failure:
-        error = named(failure)
-    errors: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(errors, error, group=group)
-    for text in filter(None, errors):
-        raise UnwritableCheckpointError(text)
+        together(action, group)
+    except Exception as error:
+        raise UnwritableCheckpointError(named(error)) from error
 
 
 def _manifest(contents: Contents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:

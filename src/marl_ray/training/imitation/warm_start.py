@@ -26,6 +26,7 @@ from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import Prepared
 from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_size
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import Logged, read_logged
 from marl_ray.training.collectives import total, world
@@ -90,7 +91,7 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
     loss in units of the value normaliser. Raises DivergedError if they are not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
-    logged = read_decisions(config, env, team.agents)
+    logged = together(lambda: read_decisions(config, env, team.agents))
     fits = {name: _Fit(name, learner, logged, env, team, settings) for name, learner in team.learners.items()}
     fit_all(config, team, fits, emit)
 

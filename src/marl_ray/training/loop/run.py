@@ -9,6 +9,7 @@ import torch
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.training.checkpoints.origin import holds_of, play_of
@@ -67,7 +68,7 @@ class Run:
         self.config = config
         self.family = run_family(config)
         self.rank, workers = world()
-        self.env = make_env(config.env, config.constraints)
+        self.env = together(lambda: make_env(config.env, config.constraints))  # it may read a file of tasks
         self.team = self._start_team(device, start, listeners, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
         state, snapshot = load_start(config, self.team, start, listeners)
@@ -82,15 +83,17 @@ class Run:
         listeners.begin(self.state.iteration if start.continues else None)
         if config.warm_start is not None and not start.checkpoints:
             self.family.imitate(config, self.env, self.team, listeners)
-        data = self.family.read_data(config, self.team)
-        self.collector = build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
+        data = together(lambda: self.family.read_data(config, self.team))
+        self.collector = together(
+            lambda: build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
+        )
         if config.train.overlap:
             self.collector = OverlappedCollector(cast(Collector, self.collector), self._plays_last, snapshot)
         self.evaluator = Evaluator(
             config, self.family.starts_player(config, self.env, self.team.agents, self.collector)
         )
         self.recent = RecentEpisodes(config, self.state.recent)
-        self.benchmarks = self._read_benchmarks()
+        self.benchmarks = together(self._read_benchmarks)
         measures = {"evaluation": config.evaluates, "benchmarks": bool(self.benchmarks)}
         self.clock = PhaseClock("rollout", "update", *(name for name, happens in measures.items() if happens))
         self.iteration, self.steps, self.costs = self.state.iteration, self.state.steps, dict(self.state.costs)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from marl_ray.config import RunConfig
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
 from marl_ray.training.loop.run import Run
@@ -89,5 +90,5 @@ def _save(run: Run, keeping: CheckpointKeeping | None) -> None:
     if keeping is None:
         run.save(None)
         return
-    keeping.before_checkpoint()
+    together(keeping.before_checkpoint)
     run.save(keeping.place_of(run.iteration), keeping.published)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pettingzoo import ParallelEnv
@@ -21,6 +21,7 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.policies.bundles.manifest import Origin
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.collectives import gather
 from marl_ray.training.learner.policy_learner import Learner
@@ -35,7 +36,6 @@ if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need the
     PolicyModel = ActorCritic | TokenPolicy
     EngineOf = Callable[[str, TokenPolicy], Engine]
 
-Agreed = TypeVar("Agreed")
 TrainedTensor = Callable[[str, str], torch.Tensor | None]
 """(policy, weight of its language model) -> the trained weight complete on rank 0, with all workers; None on the others."""
 BundleWriter = Callable[..., None]
@@ -60,25 +60,26 @@ class Team:
             for engine in self.engines.values():
                 engine.start()
 
-        _together(start_own)
-        _together(self._bring_weights)
+        together(start_own)
+        together(self._bring_weights)
         self.rest()
 
     def _bring_weights(self) -> None:
         """Let each engine take the current weights. After an error the others do too, because workers gather weights
         together."""
-        errors: list[MarlRayError] = []
+        errors: list[Exception] = []
         for engine in self.engines.values():
             try:
                 engine.ready()
-            except MarlRayError as error:
+            except Exception as error:
                 errors.append(error)
         for first in errors:
             raise first
 
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
         """The current models, engines and normalisers, in the form that a collector takes; all workers call it together."""
-        self._bring_weights()
+        if self.engines:
+            together(self._bring_weights)
         norms = {
             name: (self.learners[name].state.value_norm, self.learners[name].state.cost_norms)
             if name in self.learners
@@ -114,19 +115,6 @@ class Team:
         """End the engines."""
         for engine in self.engines.values():
             engine.close()
-
-
-def _together(make: Callable[[], Agreed]) -> Agreed:
-    """Call `make` on every worker. If it raises a MarlRayError on any worker, all workers raise it."""
-    made: Agreed | None = None
-    own: MarlRayError | None = None
-    try:
-        made = make()
-    except MarlRayError as error:
-        own = error
-    for refusal in filter(None, gather(own)):
-        raise refusal
-    return cast(Agreed, made)
 
 
 def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
@@ -208,7 +196,8 @@ def build_team(
     engine is in this process or in one beside it.
     """
     agents = team_agents(config, env)
-    models = _together(lambda: build_models(config, env, agents))
+    models = together(lambda: build_models(config, env, agents))
+    _check_read_alike(models)
     learners = {
         name: Learner(model, mesh, _learner_settings(config, name, mixed_precision))
         for name, model in models.items()
@@ -234,6 +223,20 @@ def build_team(
         learners[name].limit_passes(rows)
     make = engine_of or (lambda name, model: make_engine(model))
     return Team(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
+
+
+def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
+    """Raise MarlRayError, on all workers, if a model's weights wait in their files on some workers only: these would
+    exchange what the others do not."""
+    parts = gather({name: getattr(model, "unread", None) is not None for name, model in models.items()})
+    for name in models:
+        apart = [rank for rank, part in enumerate(parts) if part[name] != parts[0][name]]
+        if apart:
+            reader, other = (0, apart[0]) if parts[0][name] else (apart[0], 0)
+            raise MarlRayError(
+                f"team.{name}.model.path: worker {reader} reads its shards from the files, and worker {other} could not "
+                "open them for that; expected the same files on every worker"
+            )
 
 
 def _sampled_elsewhere(config: RunConfig, name: str) -> bool:
@@ -342,13 +345,7 @@ def _language_saver(team: Team, agents: dict[str, str], lineage: Lineage) -> Cal
         arriving = {
             name: PartedPolicy(weights, weights.merged(partial(trained, name))) for name, weights in parted.items()
         }
-        try:
-            return save_token_bundle(folder, agents, {**copied, **arriving}, lineage)
-        except Exception:
-            for part in arriving.values():  # the other workers wait until all of their parts are taken
-                for _ in part.weights:
-                    pass
-            raise
+        return save_token_bundle(folder, agents, {**copied, **arriving}, lineage)
 
     return save
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.sampler import has_weights
-from marl_ray.policies.language.model_files import empty_lm, tied_names
+from marl_ray.policies.language.model_files import empty_lm
+from marl_ray.policies.language.sharding.stored_weights import tied_names
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
 from marl_ray.training.team.model_shapes import architecture
 from marl_ray.training.tracking.mlflow_run import uri_of

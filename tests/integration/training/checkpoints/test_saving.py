@@ -135,7 +135,7 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
 
 
 def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path: Path):
-    assert two_workers(fails_to_copy_on_one, str(tmp_path)) == ["KeyError: 'weights'"] * 2
+    assert two_workers(fails_to_copy_on_one, str(tmp_path)) == ["worker 1: KeyError: 'weights'"] * 2
     assert checkpoints_in(folder_here(tmp_path)) == []
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
+from marl_ray.policies.language.sharding.agreement import exchanged
+
 AT_ONCE = 1 << 26
 """Most bytes that are gathered in one exchange, unless a single tensor has more."""
 ALIGNED = 8
@@ -53,23 +55,25 @@ def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
 def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
     """The complete tensor on rank 0, to which the others send their parts over a group of all workers on CPU; None on them.
 
-    Every worker takes part, with a tensor on CPU.
+    Every worker takes part, with a tensor on CPU. Raises the error of a worker that has failed in a block of `together`.
     """
     rank = dist.get_rank()
     if not isinstance(tensor, DTensor):
+        exchanged(None, group)
         return tensor if rank == 0 else None
-    ranks = sorted(tensor.device_mesh.mesh.flatten().tolist())
-    if 0 not in ranks:  # of workers that hold the same parts, others send them
-        return None
     holders: dict[tuple[tuple[int, int], ...], int] = {}
-    for each in ranks:
-        holders.setdefault(tuple((part.start, part.stop) for part in _part_of(tensor, each)), each)
-    local = tensor.to_local()
-    if rank != 0:
+    ranks = sorted(tensor.device_mesh.mesh.flatten().tolist())
+    if 0 in ranks:  # of workers that hold the same parts, these send them
+        for each in ranks:
+            holders.setdefault(tuple((part.start, part.stop) for part in _part_of(tensor, each)), each)
+    # What needs memory comes before the exchange: once it is over, all workers send and take their parts.
+    local = tensor.to_local().contiguous()
+    complete = torch.empty(tensor.shape, dtype=tensor.dtype) if rank == 0 else None
+    exchanged(None, group)
+    if complete is None:
         if rank in holders.values() and local.numel():
-            dist.send(local.contiguous(), 0, group=group)
+            dist.send(local, 0, group=group)
         return None
-    complete = torch.empty(tensor.shape, dtype=tensor.dtype)
     for bounds, holder in holders.items():
         target = complete[tuple(slice(*bound) for bound in bounds)]
         if holder == 0:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from marl_ray.policies.language.sharding.stored_weights import FLOATS
+
 FILE_BYTES = 5 << 30
 """Most bytes of weights of a file, unless a single weight has more."""
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""Number type -> its name in safetensors (https://github.com/huggingface/safetensors, section Format)."""
+NAMES = {dtype: name for name, dtype in FLOATS.items()}
+"""Number type -> its name in safetensors."""
 
 
 def write_model(

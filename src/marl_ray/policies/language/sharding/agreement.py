@@ -1,0 +1,63 @@
+"""One decision of all workers: where one of them fails, all raise its error at once, and none waits for it."""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+from marl_ray.errors import MarlRayError, named
+
+Agreed = TypeVar("Agreed")
+
+
+class Failure(NamedTuple):
+    """The thing that a worker sends in the place of its value."""
+
+    rank: int
+    error: MarlRayError
+
+
+def exchanged(value: Any, group: Any = None) -> list[Any]:
+    """Every worker's plain value, ordered by rank, on every worker of the group (None: of all).
+
+    Raises the error of a worker that has failed in a block of `together` instead of taking part: on all workers, the same.
+    """
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    failures = [each for each in values if isinstance(each, Failure)]
+    if failures:
+        raise _shared(failures, everywhere=len(failures) == len(values))
+    return values
+
+
+def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
+    """Call `make` on every worker of the group (None: of all). Where it fails on any, all workers raise the first error, in
+    which `shared` is true; the line names the worker, unless all fail alike.
+
+    Within `make` workers may exchange values by `exchanged` over the same group, equally often. A worker that fails then
+    answers the exchange for which the others wait.
+    """
+    try:
+        made = make()
+    except Exception as error:
+        if isinstance(error, MarlRayError) and error.shared:
+            raise
+        known = error if isinstance(error, MarlRayError) else MarlRayError(named(error))
+        try:
+            exchanged(Failure(dist.get_rank(group), known), group)
+        except MarlRayError as shared:
+            # A defect that all workers meet keeps its traceback.
+            raise (error if known is not error and str(shared) == str(known) else shared) from error
+        raise
+    exchanged(None, group)
+    return made
+
+
+def _shared(failures: list[Failure], everywhere: bool) -> MarlRayError:
+    first = failures[0]
+    error = copy(first.error)
+    if not everywhere or len({str(failure.error) for failure in failures}) > 1:
+        error.args = (f"worker {first.rank}: {error}", *error.args[1:])
+    error.shared = True
+    return error

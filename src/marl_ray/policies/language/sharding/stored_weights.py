@@ -1,0 +1,144 @@
+"""Weights in safetensors files, of which each worker reads its parts.
+
+They are read by plain calls. A file that is mapped gives no error where it ends early or its storage fails: the system
+then kills the process that touches it.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from marl_ray.errors import MarlRayError, why
+from marl_ray.policies.language.lora import bare_name
+from marl_ray.policies.language.sharding.gather_shards import own_part
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Number types that float32 contains, so that weights are equal however they are converted on the way, by their names in
+safetensors (https://github.com/huggingface/safetensors, section Format)."""
+AT_ONCE = 1 << 22
+"""Bytes of a weight that are read at once, unless one of its rows has more."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One weight of a file that is open."""
+
+    path: Path
+    file: BinaryIO
+    name: str
+    kind: str
+    """Name of its number type in safetensors."""
+    shape: tuple[int, ...]
+    begin: int
+    """The weight's first byte in the file."""
+
+    def read_into(self, target: Tensor, part: tuple[slice, ...]) -> None:
+        """Copy the part with these indices in each dimension into `target`, of any type and device. Raises MarlRayError."""
+        if not target.numel():
+            return
+        if not self.shape:
+            target.copy_(self._rows(0, 1).reshape(()))
+            return
+        rows, *inner = part
+        row_bytes = math.prod(self.shape[1:]) * FLOATS[self.kind].itemsize
+        step = max(1, AT_ONCE // row_bytes)
+        for first in range(rows.start, rows.stop, step):
+            end = min(first + step, rows.stop)
+            read = self._rows(first, end)[(slice(None), *inner)]
+            target[first - rows.start : end - rows.start].copy_(read)
+
+    def _rows(self, first: int, end: int) -> Tensor:
+        """The rows from `first` to before `end`, complete in all other dimensions."""
+        dtype, shape = FLOATS[self.kind], (end - first, *self.shape[1:])
+        row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
+        buffer = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+        view = buffer.numpy().data
+        done = 0
+        while done < len(view):
+            try:
+                read = os.preadv(self.file.fileno(), [view[done:]], self.begin + first * row_bytes + done)
+            except OSError as error:
+                raise MarlRayError(
+                    f"{self.path}: weight {self.name} cannot be read: {why(error, self.path)}"
+                ) from error
+            if read == 0:
+                raise MarlRayError(f"{self.path}: the file ends within weight {self.name}")
+            done += read
+        return buffer.view(dtype).view(shape)
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Files of weights. They are open, so that they can still be read after their folder is deleted."""
+
+    tensors: Mapping[str, StoredTensor]
+    """Name of a weight -> its place."""
+
+    @torch.no_grad()
+    def read_into(self, lm: nn.Module, device: torch.device) -> None:
+        """Give a model's weights on the meta device their values, on `device` and in their own type. Of a weight that is
+        sharded only this worker's shard is read. Raises MarlRayError, which names the file."""
+        state: dict[str, nn.Parameter] = {}
+        for tied in tied_names(lm):
+            parameter = lm.get_parameter(tied[0])
+            if parameter.is_meta:
+                value = nn.Parameter(self._read(tied, parameter, device), parameter.requires_grad)
+                state |= dict.fromkeys(tied, value)
+        lm.load_state_dict(state, strict=False, assign=True)
+
+    @torch.no_grad()
+    def read_complete(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
+        """The complete value of a weight on the meta device, one of `tied` names, on `device` and in the weight's type.
+        Raises MarlRayError, which names the file."""
+        value = torch.empty_like(parameter, device=device)
+        self._stored(tied).read_into(value, tuple(slice(0, length) for length in parameter.shape))
+        return value
+
+    def _stored(self, tied: list[str]) -> StoredTensor:
+        return next(self.tensors[name] for name in map(bare_name, tied) if name in self.tensors)
+
+    def _read(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
+        if not isinstance(parameter, DTensor):
+            return self.read_complete(tied, parameter, device)
+        mesh, local = parameter.device_mesh, parameter.to_local()
+        own = torch.empty(local.shape, dtype=local.dtype, device=device)
+        self._stored(tied).read_into(own, own_part(parameter))
+        shape, stride = parameter.shape, parameter.stride()
+        return DTensor.from_local(own, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+
+
+def open_weights(paths: list[str]) -> StoredWeights:
+    """The weights of several files. Raises OSError or SafetensorError for a file that is missing, damaged or cut short."""
+    tensors: dict[str, StoredTensor] = {}
+    for path in map(Path, paths):
+        safe_open(str(path), "pt")  # compares the file's length with its header
+        # The weights keep the file open; it is closed with the last of them.
+        file = path.open("rb", buffering=0)
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        tensors |= {
+            name: StoredTensor(
+                path, file, name, facts["dtype"], tuple(facts["shape"]), 8 + length + facts["data_offsets"][0]
+            )
+            for name, facts in header.items()
+        }
+    return StoredWeights(tensors)
+
+
+def tied_names(lm: nn.Module) -> list[list[str]]:
+    """The names of each parameter, of which a tied one has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in lm.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return list(names.values())

@@ -1,0 +1,139 @@
+"""The errors of several workers of which one fails; a module of its own, which other processes import."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.engines.base import EngineRefusedError
+from marl_ray.policies.language import token_policy
+from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.training.checkpoints import saving
+from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.collectives import from_first, gather, worker_mesh
+from marl_ray.training.loop.run import Run
+from marl_ray.training.single_process import train_alone
+from toys import runs, texts
+from toys.engines import Apart
+
+SOON_S = 20.0
+"""Seconds within which all workers raise an error; the process group would wait for minutes, a checkpoint's for an hour."""
+CPU = torch.device("cpu")
+
+
+def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayError) -> str:
+    """The line that every worker raises, the same on all, and soon."""
+    begin = time.monotonic()
+    try:
+        action()
+    except kind as error:
+        line = str(error)
+    else:
+        raise AssertionError("nothing was raised")
+    lines = gather(line)
+    assert len(set(lines)) == 1, lines
+    assert time.monotonic() - begin < SOON_S
+    return line
+
+
+def of_first() -> str:
+    """Worker 0 fails while the others wait for its value."""
+    return all_raise(lambda: from_first(lambda: Path("/nowhere/to/be/found").read_text()))
+
+
+def loads(folders: list[str], parallel: dict[str, int]) -> str:
+    """The last worker's file ends early, after all have opened theirs."""
+    rank = dist.get_rank()
+    mesh = worker_mesh("cpu", 1, parallel.get("context", 1), parallel.get("tensor", 1))
+    model = ModelConfig(path=folders[rank], context=32)
+    policy = token_policy.build_token_policy(model, GenerationConfig(max_tokens=4), 0, unread=True)
+    if rank == dist.get_world_size() - 1:
+        (path,) = Path(folders[rank]).glob("*.safetensors")
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 10)
+    return all_raise(lambda: shard(policy, mesh, False))
+
+
+def exports(folder: str, model: str, failing: int) -> str:
+    """One worker fails in the middle of a bundle whose weights come from the workers' shards."""
+    engine = "team.speaker.generation.engine=toys.engines:Apart"
+    run = Run(texts.config(model, engine, f"resources.workers={dist.get_world_size()}"), CPU)
+    run.step()
+    left, send = [5], saving.sent_to_first
+
+    def breaks(tensor: torch.Tensor, group: Any) -> torch.Tensor | None:
+        left[0] -= 1
+        if left[0] == 0 and dist.get_rank() == failing:
+            raise OSError("the disk does not answer")
+        return send(tensor, group)
+
+    saving.sent_to_first = breaks
+
+    def save() -> None:
+        run.save(folder_here(Path(folder, "broken")))
+        run.saver.wait()
+
+    line = all_raise(save)
+    saving.sent_to_first = send
+    run.step()
+    run.save(folder_here(Path(folder, "whole")))  # an error is raised once
+    run.close()
+    return line
+
+
+def exports_frozen(folders: list[str], folder: str) -> str:
+    """Worker 0's file of a model below adapters ends early while it writes the bundle."""
+    speaker = f"team.speaker.model={{path: '{folders[dist.get_rank()]}', context: 32, lora: {{rank: 4}}}}"
+    engine = "team.speaker.generation.engine=toys.engines:Apart"
+    run = Run(texts.config(speaker, engine, "resources.workers=2"), CPU)
+    run.step()
+    if dist.get_rank() == 0:
+        (path,) = Path(folders[0]).glob("*.safetensors")
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 10)
+
+    def save() -> None:
+        run.save(folder_here(Path(folder, "broken")))
+        run.saver.wait()
+
+    line = all_raise(save)
+    run.close()
+    return line
+
+
+def trains(family: str, overrides: list[list[str]]) -> str:
+    """Each worker starts the run of a family (`runs` or `texts`) with overrides of its own, of which one's file is not
+    there."""
+    config = {"runs": runs.config, "texts": texts.config}[family](*overrides[dist.get_rank()], "resources.workers=2")
+    return all_raise(lambda: train_alone(config))
+
+
+def opens(folder: str) -> str:
+    """Worker 1 cannot open the files to read its shards alone, and reads the whole model."""
+    if dist.get_rank() == 1:
+        token_policy.empty_model = lambda path, context: None
+    return all_raise(lambda: runs.team_of(texts.config(f"team.speaker.model={{path: '{folder}', context: 32}}")))
+
+
+def refuses(folder: str) -> str:
+    """Worker 1's engine refuses the weights after an update, which is every worker's error."""
+    speaker = f"team.speaker.model={{path: '{folder}', context: 32}}"
+    engine = "team.speaker.generation.engine=toys.engines:Apart"
+    run = Run(texts.config(speaker, engine, "resources.workers=2"), CPU)
+    run.step()
+    if dist.get_rank() == 1:
+        ready = Apart.ready
+
+        def refuse(engine: Apart) -> None:
+            ready(engine)
+            raise EngineRefusedError("vLLM: no room")
+
+        Apart.ready = refuse  # type: ignore[method-assign]
+    line = all_raise(run.step, EngineRefusedError)
+    run.abandon()
+    return line
