@@ -28,6 +28,7 @@ from marl_ray.policies.language.lora import save_adapters
 from marl_ray.policies.language.model_files import load_model
 from marl_ray.policies.language.sampling_copy import StillWeights, sampling_dtype
 from marl_ray.policies.language.sharding.hugging_face import write_model
+from marl_ray.policies.language.sharding.stored_weights import StoredWeights, open_weights
 from marl_ray.policies.language.token_policy import TokenPolicy, save_merged
 from marl_ray.policies.prompting.tokenizers import load_tokenizer
 
@@ -58,6 +59,10 @@ class Models(Mapping[str, TokenPolicy]):
         if name not in self._apart:
             self._apart[name] = self._load(name, apart=True)
         return self._apart[name]
+
+    def stored(self, name: str) -> StoredWeights:
+        """The files of a policy's weights, opened and unread; an adapter is merged in them."""
+        return open_weights(sorted(str(path) for path in (self._folder / name).glob("*.safetensors")))
 
     def _load(self, name: str, apart: bool) -> TokenPolicy:
         part, folder = self._manifest.policies[name], self._folder / name

@@ -12,6 +12,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.language.lora import bare_name, is_adapter
 from marl_ray.policies.language.sharding.stored_weights import FLOATS, StoredWeights, open_weights, tied_names
 
 
@@ -60,6 +61,33 @@ def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
         return None
     converted = getattr(settings, "quantization_config", None) or (Path(path) / "adapter_config.json").is_file()
     return (lm.eval(), stored) if not converted and _fits(lm, stored) else None
+
+
+def reads_by_shards(path: str, context: int) -> bool:
+    """False if a model's files have to be read whole, as `empty_model` says; true also while there are no files."""
+    try:
+        _files(path)
+    except Exception:  # transformers raises different errors
+        return True
+    return empty_model(path, context) is not None
+
+
+def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
+    """Raise MarlRayError unless files contain each weight of a model once, in its shape, and no others. The model may have
+    adapters, whose weights the files do not have."""
+    own = {bare_name(name): list(value.shape) for name, value in lm.named_parameters(remove_duplicate=False)}
+    alike = [[bare_name(name) for name in names] for names in tied_names(lm) if not is_adapter(names[0])]
+    for names in alike:
+        held = [name for name in names if name in stored.tensors]
+        if not held:
+            raise MarlRayError(f"holds a language model of another shape: it lacks {names[0]}")
+        for name in held[1:] or held:
+            shape, kind = list(stored.tensors[name].shape), stored.tensors[name].kind
+            if len(held) > 1 or shape != own[name] or kind not in FLOATS:
+                raise MarlRayError(f"holds a language model of another shape: {name} is {shape}")
+    for name in sorted(stored.tensors.keys() - {name for names in alike for name in names}):
+        shape = list(stored.tensors[name].shape)
+        raise MarlRayError(f"holds a language model of another shape: {name} is {shape}")
 
 
 def empty_lm(settings: Any) -> Any:

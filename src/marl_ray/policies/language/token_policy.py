@@ -20,7 +20,7 @@ from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
 from marl_ray.policies.language.lora import add_adapters, merged_weights, without_adapters
-from marl_ray.policies.language.model_files import empty_model, load_model
+from marl_ray.policies.language.model_files import check_same_model, empty_model, load_model
 from marl_ray.policies.language.packing import Packed
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
@@ -316,6 +316,16 @@ def save_merged(policy: TokenPolicy, folder: str | Path) -> None:
     """Write the language model, adapters merged, in Hugging Face format."""
     lora = policy.config.lora is not None
     policy.lm.save_pretrained(folder, **({"state_dict": merged_weights(policy.lm)} if lora else {}))
+
+
+def begin_with(policy: TokenPolicy, stored: StoredWeights) -> None:
+    """Begin with the weights of other files than those that the policy was built from, and has not read yet; adapters keep
+    their own. Raises MarlRayError if they are of another model."""
+    try:
+        check_same_model(policy.lm, stored)
+    except MarlRayError as error:
+        raise MarlRayError(f"bundle: {error}") from error
+    policy.unread = stored
 
 
 @torch.no_grad()

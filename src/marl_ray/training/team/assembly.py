@@ -217,7 +217,7 @@ def build_team(
         else:
             frozen = cast(TokenPolicy, model)
             move(frozen, device)
-            empty = _sampled_elsewhere(config, name) and frozen.unread is not None
+            empty = sampled_elsewhere(config, name) and frozen.unread is not None
             sampling[name] = empty_copy(frozen, device, trained=False) if empty else plain_copy(frozen, device)
     for name, rows in pass_limits(learners).items():
         learners[name].limit_passes(rows)
@@ -239,8 +239,8 @@ def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
             )
 
 
-def _sampled_elsewhere(config: RunConfig, name: str) -> bool:
-    """True if the engine that samples from a policy has the weights itself."""
+def sampled_elsewhere(config: RunConfig, name: str) -> bool:
+    """True if the engine that samples from a policy has the weights itself, so that no worker needs a copy which samples."""
     if not config.language or config.data is not None:
         return False
     from marl_ray.policies.engines.sampler import has_weights
@@ -260,7 +260,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         by_episode=config.whole_episodes,
         micro_batch=config.train.micro_batch,
         served=config.data is not None or config.train.overlap,
-        sampled_elsewhere=_sampled_elsewhere(config, name),
+        sampled_elsewhere=sampled_elsewhere(config, name),
         other_engine=config.language and config.data is None and not engine_spec(generation.engine).same_modules,
     )
 

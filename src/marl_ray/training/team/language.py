@@ -10,8 +10,8 @@ from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.policies.bundles.language import TokenBundle
-from marl_ray.policies.language.token_policy import TokenPolicy, adopt, build_token_policy
+from marl_ray.policies.bundles.language import Models, TokenBundle
+from marl_ray.policies.language.token_policy import TokenPolicy, adopt, begin_with, build_token_policy
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.served.collector import ResponseBlock, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
@@ -23,7 +23,8 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 
 def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> dict[str, TokenPolicy]:
     """Make the team's policies on CPU, equal on every worker. A policy that learns has the critics that its algorithm
-    needs. The weights of `model.path` stay in their files until the policy is sharded or copied."""
+    needs. The weights of `model.path`, or of a bundle in their place, stay in their files until the policy is sharded or
+    copied."""
     policies = {}
     for number, (name, members) in enumerate(agents.items()):
         spec, own = config.spec_of(name), config.team[name]
@@ -35,19 +36,23 @@ def build_policies(config: RunConfig, agents: Mapping[str, Sequence[str]]) -> di
             not own.frozen and spec.critic != "none",
             config.signals if spec.costs and not own.frozen else 0,
             uri_of(config),
-            unread=own.bundle is None,
+            unread=True,
         )
         weights = bundle_weights(config, name, members[0])
         if weights is not None:
+            models, chosen = weights
             try:
-                adopt(policies[name], weights[0][weights[1]])
-                policies[name].base = f"{own.bundle}/{weights[1]}"
+                if policies[name].unread is None:
+                    adopt(policies[name], models[chosen])
+                else:
+                    begin_with(policies[name], models.stored(chosen))
+                policies[name].base = f"{own.bundle}/{chosen}"
             except MarlRayError as error:
                 raise MarlRayError(f"team.{name}.{error}") from error
     return policies
 
 
-def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Mapping[str, TokenPolicy], str] | None:
+def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Models, str] | None:
     """The policies of `team.NAME.bundle`, with their weights still unread, and the name of the one that plays `agent`;
     None if no bundle is given."""
     reference = config.team[name].bundle

@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
-from marl_ray.config import RunConfig
+from marl_ray.config import ModelConfig, RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.sampler import has_weights
-from marl_ray.policies.language.model_files import empty_lm
+from marl_ray.policies.language.model_files import empty_lm, reads_by_shards
 from marl_ray.policies.language.sharding.stored_weights import tied_names
+from marl_ray.policies.language.token_policy import model_folder
+from marl_ray.training.team.assembly import sampled_elsewhere
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
 from marl_ray.training.team.model_shapes import architecture
 from marl_ray.training.tracking.mlflow_run import uri_of
@@ -61,7 +63,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.{error}") from error
         numbers = _numbers(shape)
-        if not (has_weights(policy.generation) and policy.model.path is not None and policy.bundle is None):
+        if not (sampled_elsewhere(config, name) and _stays_in_files(policy.model, uri_of(config))):
             sampling += numbers * (FLOAT32 if policy.model.dtype == "fp32" else BF16)
         if policy.frozen:
             continue
@@ -120,6 +122,16 @@ def pass_of(config: RunConfig, name: str) -> DryPass:
         rows = max(2, rows // 2 * 2)
     tokens = config.team[name].generation.max_tokens
     return DryPass(rows, tokens, hyper.entropy_coef > 0 or hyper.entropy_target is not None)
+
+
+def _stays_in_files(model: ModelConfig, tracking_uri: str | None) -> bool:
+    """True if workers read a model's weights by their shards, so that an engine's copy may be without weights."""
+    if model.path is None:
+        return False
+    if not Path(model.path).is_dir() and not model.path.startswith("models:/"):
+        return True  # a name, whose files are nowhere yet
+    with model_folder(model.path, tracking_uri) as folder:
+        return reads_by_shards(folder, model.context)
 
 
 def _numbers(shape: object) -> int:

@@ -1,6 +1,7 @@
 """Weights that stay in their files until a policy is sharded or copied are those of a model that is read at once."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,10 +9,14 @@ import transformers
 from safetensors.torch import load, load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from toy_models.tokens import LORA, responses, tiny
+from toy_serving.gateways import LINEAGE
 from toys import texts
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.language import save_token_bundle
+from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.model_files import empty_model
 from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy
 from marl_ray.policies.language.sharding.shard import shard
@@ -19,6 +24,7 @@ from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group
+from marl_ray.training.team.language import build_policies
 
 SIZES = {
     "vocab_size": 259,
@@ -140,6 +146,44 @@ def test_files_that_are_missing_cut_short_or_of_another_model_are_named(tmp_path
     refused(r"its weight model\.layers\.1\.mlp\.up_proj\.weight is \[3, 5\], expected \[64, 32\]")
     save_file({"another.weight": torch.zeros(3, 5)}, shard_file, {"format": "pt"})
     refused(r"lacks \d+ weights of its model")
+
+
+@pytest.mark.parametrize("lora", ["", ", lora: {rank: 4}"])
+def test_a_policy_that_begins_with_a_bundle_reads_the_shards_of_the_bundle(tmp_path, lora):
+    saved(tmp_path / "model", "Llama")
+    bundle = bundled(saved(tmp_path / "other", "Llama", dtype=torch.bfloat16), tmp_path / "bundles")
+    run = texts.config(
+        f"team.speaker.model={{path: '{tmp_path / 'model'}', context: 32{lora}}}", f"team.speaker.bundle={bundle}"
+    )
+    policy = build_policies(run, {"speaker": ["a"]})["speaker"]
+    assert policy.unread is not None
+    assert {own.device.type for name, own in policy.lm.named_parameters() if "lora_" not in name} == {"meta"}
+    expected = load_bundle(bundle).policies["lm"].lm.state_dict()
+    with process_group():
+        shard(policy, init_device_mesh("cpu", (1,)), False)
+    held = {bare_name(name): local(value) for name, value in policy.lm.state_dict().items() if "lora_" not in name}
+    assert held.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(held[name], value.float()), name
+    assert policy.base == f"{bundle}/lm"
+
+
+def test_a_bundle_of_another_shape_is_no_begin(tmp_path):
+    saved(tmp_path / "model", "Llama")
+    shapes = {"wide": {"hidden_size": 64}, "deep": {"num_hidden_layers": 3}, "flat": {"num_hidden_layers": 1}}
+    messages = ["model.embed_tokens.weight is [259, 64]", "model.layers.2.", "it lacks model.layers.1."]
+    for (name, shape), message in zip(shapes.items(), messages, strict=True):
+        bundle = bundled(saved(tmp_path / name, "Llama", **shape), tmp_path / "bundles")
+        run = texts.config(
+            f"team.speaker.model={{path: '{tmp_path / 'model'}', context: 32}}", f"team.speaker.bundle={bundle}"
+        )
+        begin = f"team.speaker.bundle: holds a language model of another shape: {message}"
+        with pytest.raises(MarlRayError, match=re.escape(begin)):
+            build_policies(run, {"speaker": ["a"]})
+
+
+def bundled(folder, bundles):
+    return save_token_bundle(bundles, {"a": "lm"}, {"lm": on_cpu(built(folder, False))}, LINEAGE)
 
 
 def missing(folder, last):

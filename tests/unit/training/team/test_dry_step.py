@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
+from toys import texts
+from toys.small_llama import saved_llama
 from transformers import LlamaConfig
 
 from marl_ray.config import RunConfig, load_config, parse_config
@@ -19,6 +22,7 @@ LENGTH = 64
 TINY = LlamaConfig(
     vocab_size=259, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, eos_token_id=257
 )
+TINY_PRESET = architecture(ModelConfig(preset="tiny-0.2m", context=32))
 TINY_WEIGHTS = 2 * 259 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 
 
@@ -99,6 +103,41 @@ def test_a_plan_adds_what_the_step_does_not_hold():
     assert offloaded.resting == offloaded.sampling
     assert offloaded.main_memory == pytest.approx(16 / 2 * weights, rel=0.01)
     assert plain.main_memory == 0 and offloaded.total < plain.total
+
+
+ELSEWHERE = "toys.engines:Apart"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "copies"),
+    [
+        ([f"team.speaker.generation.engine={ELSEWHERE}"], 0),
+        ([f"team.speaker.generation.engine={ELSEWHERE}", "team.speaker.bundle=there"], 0),
+        (["team.speaker.generation.engine=torch"], 1),
+        (["team.speaker.generation.engine=transformers"], 1),
+        (["team.speaker.generation={engine: vllm, max_tokens: 4}"], 0),
+        (["team.speaker.generation={engine: vllm, max_tokens: 4, top_p: 0.9, temperature: 1.0}"], 0),
+        (["team.speaker.generation={engine: vllm, max_tokens: 4, top_p: 0.9, temperature: 0.7}"], 1),
+        ([f"team.speaker.generation.engine={ELSEWHERE}", "team.speaker.model={preset: tiny-0.2m, context: 32}"], 1),
+        ([f"team.speaker.generation.engine={ELSEWHERE}", "data=pairs.jsonl", "algorithm=dpo", "train.group_size=1"], 1),
+    ],
+)
+def test_a_plan_counts_the_copies_that_sample_on_workers(tmp_path, overrides, copies):
+    plan = memory_plan(texts.config(saved_llama(tmp_path), "checkpoint.every=5", *overrides), 2)
+    held = numbers(TINY_PRESET if "preset" in str(overrides) else architecture(ModelConfig(path=str(tmp_path))))
+    assert plan.sampling == copies * 2 * held
+
+
+def test_a_plan_counts_the_copy_of_a_model_whose_files_must_be_converted(tmp_path):
+    llama = saved_llama(tmp_path)
+    run = texts.config(llama, f"team.speaker.generation.engine={ELSEWHERE}")
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): value for name, value in weights.items()},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    assert memory_plan(run, 2).sampling == 2 * numbers(architecture(ModelConfig(path=str(tmp_path))))
 
 
 @pytest.mark.parametrize(
