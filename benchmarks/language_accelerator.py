@@ -1,182 +1,147 @@
-"""Shares of an accelerator's memory bandwidth and matrix rate that sampling and updates of a language model use.
+"""Language models of random weights on a GPU: sampling, training steps, and their memory against the plan.
 
-    .venv/bin/python benchmarks/language_accelerator.py                       a GPU, 0.5 B parameters of random weights
-    .venv/bin/python benchmarks/language_accelerator.py --device cpu --size tiny    the same code where there is none
+    .venv/bin/python benchmarks/language_accelerator.py --store                    one GPU of 80 GB: 0.5 B and 3 B parameters
+    .venv/bin/python benchmarks/language_accelerator.py --device cpu --sizes tiny --context 64 --tokens 16 --responses 8
 
-The ceilings are measured in the same run: a copy of a large tensor, and a large bfloat16 product. Sampling reads all weights
-and all keys and values at each step; an update computes 6 operations per parameter and token (Kaplan et al. 2020,
-arXiv 2001.08361, section 2.1), attention left out. With `--store` it writes
-`benchmarks/results/language_accelerator.{json,md}`.
+The second line runs the same code where there is no GPU. The ceilings are measured in the same run: a copy of a large
+tensor, and a large bfloat16 product. Sampling, of the first size, reads all weights and all keys and values at each step. A
+training step is the learner's: weights in files are read by their shards, spread by FSDP2 over the one GPU, and a step of
+AdamW follows two passes in bfloat16. The plan beside it is that of `marl-ray plan` for the same config. With
+`--store [FOLDER]` it writes `language_accelerator.{json,md}`, into `benchmarks/results` unless a folder is given.
 """
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from parts.accelerator import (
+    GROUP,
+    PROMPT,
+    SIZES,
+    TOKENS,
+    Ceilings,
+    SampledRow,
+    StepSettings,
+    TrainedRow,
+    ceilings,
+    sampled,
+    saved_model,
+    trained,
+)
 
-from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.policies.engines.models.llama import LlamaModel
-from marl_ray.policies.engines.sampler import Completion, Prompt, make_engine
-from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.temporary_folders import temporary_folder
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks/results"
-SIZES: dict[str, dict[str, Any]] = {
-    "0.5b": {
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
+GIB = 1 << 30
+CASES = {
+    "0.5b": ((False, False), (True, False), (True, True)),
+    "3b": ((True, False), (True, True)),
+    "tiny": ((False, False), (True, True)),
 }
-PROMPT, TOKENS, GROUP = 128, 128, 8
-
-
-def seconds(device: torch.device, runs: int, work: Callable[[], Any]) -> float:
-    """Median time of one call, the first one not counted."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    times = []
-    for _ in range(runs + 1):
-        wait()
-        started = time.perf_counter()
-        work()
-        wait()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
-
-
-def ceilings(device: torch.device, runs: int) -> dict[str, float]:
-    """Bytes per second of a copy (read and written) and operations per second of a bfloat16 product."""
-    large = device.type == "cuda"
-    source = torch.empty(1 << (31 if large else 26), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    side = 8192 if large else 512
-    left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return {
-        "bytes_per_second": 2 * source.numel() / seconds(device, runs, lambda: target.copy_(source)),
-        "operations_per_second": 2 * side**3 / seconds(device, runs, lambda: left @ right),
-    }
-
-
-def make_policy(size: str, device: torch.device) -> TokenPolicy:
-    torch.manual_seed(0)
-    context = PROMPT + TOKENS
-    with device:
-        lm: Any = Qwen2ForCausalLM(
-            Qwen2Config(**SIZES[size], max_position_embeddings=context, tie_word_embeddings=True)
-        )
-    config, generation = ModelConfig(preset="tiny-0.2m", context=context), GenerationConfig(max_tokens=TOKENS)
-    return TokenPolicy(lm.to(torch.bfloat16), byte_tokenizer(context), config, generation)
-
-
-def laid_out(prompts: list[Prompt], completions: list[Completion], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Prompts (all of one length), responses and their mask."""
-    lengths = torch.tensor([[len(completion.ids)] for completion in completions])
-    responses = torch.zeros(len(completions), int(lengths.max()), dtype=torch.long)
-    for row, completion in enumerate(completions):
-        responses[row, : len(completion.ids)] = torch.tensor(completion.ids)
-    mask = torch.arange(responses.shape[1]) < lengths
-    return torch.tensor([prompt.ids for prompt in prompts]).to(device), responses.to(device), mask.to(device)
+"""Size -> (activation checkpointing, offload) of its training steps. Without checkpointing 3 B do not fit into 80 GB."""
+MFU_GOAL, MEMORY_GOAL = 0.45, 0.10
+"""At least so much of the matrix rate in a step of 0.5 B parameters; a peak no further from the plan than this."""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     device = torch.device(options.device)
     limits = ceilings(device, options.runs)
-    policy = make_policy(options.size, device)
-    engine = make_engine(policy)
-    parameters = sum(parameter.numel() for parameter in policy.parameters())
-    shape = LlamaModel(policy.lm, policy.config.context).shape
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-6, fused=True)
-    rows = []
-    for count in options.responses:
-        prompts = [Prompt(tuple((7 * n // GROUP + k) % 251 for k in range(PROMPT)), n) for n in range(count)]
-        completions = engine.generate(prompts, 0)
-        sampling = seconds(device, options.runs, lambda given=prompts: engine.generate(given, 0))
-        tokens = sum(len(completion.ids) for completion in completions)
-        steps = max(len(completion.ids) for completion in completions)
-        cached = sum((PROMPT + place) for completion in completions for place in range(len(completion.ids)))
-        read = steps * parameters * 2 + cached * shape.bytes_per_token
-        batch = laid_out(prompts, completions, device)
-
-        def update(batch: tuple[torch.Tensor, ...] = batch) -> None:
-            outputs = policy.evaluate(*batch, need_entropy=False)
-            (-outputs.log_probs.sum() / batch[2].sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        updating = seconds(device, options.runs, update)
-        computed = 6 * parameters * (count * PROMPT + tokens)
-        rows.append(
-            {
-                "responses": count,
-                "sampled_tokens_per_second": tokens / sampling,
-                "bandwidth_share": read / sampling / limits["bytes_per_second"],
-                "updated_tokens_per_second": (count * PROMPT + tokens) / updating,
-                "matrix_share": computed / updating / limits["operations_per_second"],
-            }
-        )
-        print(rows[-1], flush=True)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {"device": name, "torch": version("torch"), "parameters": parameters, "ceilings": limits, "rows": rows}
+    sampled_rows: list[SampledRow] = []
+    trained_rows: list[TrainedRow] = []
+    with temporary_folder("accelerator") as folder:
+        for size in options.sizes:
+            path = saved_model(folder / size, size)
+            if size == options.sizes[0]:
+                for count in options.responses:
+                    sampled_rows.append(sampled(size, path, device, count, options.runs, limits))
+                    print(sampled_rows[-1], flush=True)
+            for checkpointing, offload in CASES[size]:
+                shape = StepSettings(options.rows, options.context, options.tokens, checkpointing, offload)
+                trained_rows.append(trained(size, path, device, shape, options.runs, limits))
+                print(trained_rows[-1], flush=True)
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "torch": version("torch"),
+        "ceilings": limits._asdict(),
+        "sampled": [row._asdict() for row in sampled_rows],
+        "trained": [row._asdict() | {"settings": row.settings._asdict()} for row in trained_rows],
+    }
 
 
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
-    limits = result["ceilings"]
+    limits = Ceilings(**result["ceilings"])
     lines = [
         "# Language models on an accelerator",
         "",
-        f"{result['parameters'] / 1e6:,.1f} million random parameters in bfloat16, prompts of {PROMPT} tokens, responses of",
-        f"at most {TOKENS}, groups of {GROUP}; own engine. Ceilings of the same run:",
-        f"{limits['bytes_per_second'] / 1e9:,.0f} GB/s, {limits['operations_per_second'] / 1e12:,.1f} TFLOP/s.",
+        f"Random weights of the shapes of Qwen2.5. Ceilings of the same run: {limits.bytes / 1e9:,.0f} GB/s, "
+        f"{limits.operations / 1e12:,.1f} TFLOP/s in bfloat16.",
         "",
-        "| responses at once | sampled tokens/s | of the bandwidth | updated tokens/s | of the matrix rate |",
-        "|---|---|---|---|---|",
+        f"Sampling by the built-in engine: prompts of {PROMPT} tokens, responses of at most {TOKENS}, groups of {GROUP}.",
+        "",
+        "| model | responses at once | tokens/s | of the bandwidth |",
+        "|---|---|---|---|",
     ]
-    for row in result["rows"]:
-        sampled, updated = row["sampled_tokens_per_second"], row["updated_tokens_per_second"]
-        shares = row["bandwidth_share"], row["matrix_share"]
-        lines.append(f"| {row['responses']} | {sampled:,.0f} | {shares[0]:.1%} | {updated:,.0f} | {shares[1]:.1%} |")
+    for own in result["sampled"]:
+        row = SampledRow(**own)
+        lines.append(f"| {row.size} | {row.responses} | {row.tokens_per_second:,.0f} | {row.bandwidth_share:.1%} |")
+    lines += [
+        "",
+        "A training step of two passes and AdamW. The goals are a peak within "
+        f"{MEMORY_GOAL:.0%} of the plan, and {MFU_GOAL:.0%} of the matrix rate at 0.5b.",
+        "",
+        "| model | pass | checkpointing | offload | plan, GiB | peak, GiB | peak / plan | tokens/s | of the matrix rate |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_line(TrainedRow(**own | {"settings": StepSettings(**own["settings"])})) for own in result["trained"]]
     machine = f"Machine: {result['device']}, torch {result['torch']}."
     return "\n".join([*lines, "", f"{machine} `benchmarks/language_accelerator.py` writes this file.", ""])
+
+
+def _line(row: TrainedRow) -> str:
+    own = row.settings
+    switches = ("yes" if on else "no" for on in (own.checkpointing, own.offload))
+    peak = (
+        ("not counted" if row.seconds else "out of memory", "")
+        if row.peak_bytes is None
+        else (
+            f"{row.peak_bytes / GIB:,.2f}",
+            f"{row.peak_bytes / row.planned_bytes:.2f}",
+        )
+    )
+    speed = ("", "") if row.seconds is None else (f"{row.tokens_per_second:,.0f}", f"{row.matrix_share:.1%}")
+    cells = (
+        row.size,
+        f"{own.rows} x {own.context}, {own.tokens} trained",
+        *switches,
+        f"{row.planned_bytes / GIB:,.2f}",
+        *peak,
+        *speed,
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--size", choices=SIZES, default="0.5b")
+    parser.add_argument("--sizes", choices=SIZES, nargs="+", default=["0.5b", "3b"])
     parser.add_argument("--responses", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--rows", type=int, default=4, help="sequences of a pass")
+    parser.add_argument("--context", type=int, default=4096, help="tokens of a sequence")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a sequence that are trained")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--store", action="store_true", help="write the result to benchmarks/results")
+    parser.add_argument("--store", type=Path, nargs="?", const=RESULTS, help="write the result, to this folder")
     options = parser.parse_args()
     result = measure(options)
     report = table(result)
     print(report)
     if options.store:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "language_accelerator.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "language_accelerator.md").write_text(report)
+        options.store.mkdir(parents=True, exist_ok=True)
+        (options.store / "language_accelerator.json").write_text(json.dumps(result, indent=1) + "\n")
+        (options.store / "language_accelerator.md").write_text(report)
 
 
 if __name__ == "__main__":
