@@ -3,8 +3,10 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+import torch
 from toys.runs import PLAYING, batch_of, team_of, timeless
 from toys.texts import config
 
@@ -15,7 +17,8 @@ from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.pass_loss import EvaluatedPass
 from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.team.gpu_pass_limit import rehearse, rows_that_fit
+from marl_ray.training.team import gpu_pass_limit
+from marl_ray.training.team.gpu_pass_limit import fit_beside, rehearse, rows_that_fit
 
 LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 
@@ -68,6 +71,36 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path, algorithm):
 )
 def test_passes_take_as_many_rows_as_fit(alone, two, free, rows):
     assert rows_that_fit(alone, two, free) == rows
+
+
+@pytest.mark.parametrize(
+    ("alone", "two", "free", "rows", "fits"),
+    [
+        (10.0, 14.0, 50.0, 1, True),
+        (10.0, 14.0, 50.0, 3, True),
+        (10.0, 14.0, 50.0, 4, False),
+        (10.0, math.inf, 40.0, 1, True),
+        (10.0, math.inf, 39.0, 1, False),
+    ],
+)
+def test_passes_fit_beside_all_weights_where_their_rows_leave_room(alone, two, free, rows, fits):
+    assert fit_beside(30.0, alone, two, free, rows) == fits
+
+
+@pytest.mark.parametrize(("free", "micro_batch", "once"), [(100.0, 4, True), (100.0, None, False), (45.0, 4, False)])
+def test_a_large_model_is_gathered_once_where_a_gpu_has_room_for_its_passes_beside_it(
+    monkeypatch, free, micro_batch, once
+):
+    (learner,) = team_of(
+        config(*([] if micro_batch is None else [f"train.micro_batch={micro_batch}"]))
+    ).learners.values()
+    learner.policy = replace(learner.policy, device=torch.device("cuda"))
+    learner.policy.model.gathers_once, learner.policy.model.gathered_bytes = False, 30.0
+    monkeypatch.setattr(gpu_pass_limit, "_peak", lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1))
+    monkeypatch.setattr(gpu_pass_limit, "_free", lambda policy: free / gpu_pass_limit.USABLE_MEMORY_SHARE)
+    limits = gpu_pass_limit.pass_limits({"speaker": learner})
+    assert limits == {"speaker": 1 + int((free - 10) // 4)}
+    assert learner.policy.model.gathers_once == once
 
 
 def test_a_rehearsed_pass_leaves_nothing_behind():

@@ -74,3 +74,10 @@ def test_a_model_whose_files_one_worker_cannot_open_for_its_shards(folders):
 
 def test_an_engine_that_refuses_the_weights_of_one_worker(folders):
     assert two_workers(failing.refuses, folders[0]) == "worker 1: vLLM: no room"
+
+
+@pytest.mark.parametrize(
+    ("free", "rows", "once"), [([100.0, 60.0], 13, True), ([100.0, 45.0], 9, False), ([13.0, 100.0], 1, False)]
+)
+def test_workers_with_unequal_memory_make_passes_that_fit_on_each(free, rows, once):
+    assert two_workers(failing.limits, free) == [({"speaker": rows}, once)] * 2

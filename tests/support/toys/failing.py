@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import EngineRefusedError
 from marl_ray.policies.language import token_policy
@@ -18,6 +20,8 @@ from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.collectives import from_first, gather, worker_mesh
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import train_alone
+from marl_ray.training.team import gpu_pass_limit
+from marl_ray.training.team.assembly import build_team
 from toys import runs, texts
 from toys.engines import Apart
 
@@ -137,3 +141,16 @@ def refuses(folder: str) -> str:
     line = all_raise(run.step, EngineRefusedError)
     run.abandon()
     return line
+
+
+def limits(free: list[float]) -> list[tuple[dict[str, int], bool]]:
+    """The limits of passes, and whether weights stay gathered, on workers whose GPUs have so much free memory: a pass takes
+    10 and 4 more for each further row, all weights 30."""
+    run = texts.config("train.micro_batch=3", f"resources.workers={len(free)}")
+    learner = build_team(run, make_env(run.env, ()), worker_mesh("cpu"), False).learners["speaker"]
+    learner.policy = replace(learner.policy, device=torch.device("cuda"))
+    learner.policy.model.gathers_once, learner.policy.model.gathered_bytes = False, 30.0
+    gpu_pass_limit._peak = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
+    gpu_pass_limit._free = lambda policy: free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE
+    limited = gpu_pass_limit.pass_limits({"speaker": learner})
+    return gather((limited, learner.policy.model.gathers_once))

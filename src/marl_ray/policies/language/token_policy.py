@@ -86,6 +86,8 @@ class TokenPolicy(nn.Module):
         """The device of an empty copy."""
         self.joint: JointWorkers | None = None
         """The workers that compute each pass together, once the policy is sharded over such."""
+        self.gathered_bytes = 0
+        """Bytes of all weights in the type that passes compute with, once the policy is sharded."""
         self.gathers_once = False
         """True if the weights stay gathered over the passes of a gradient step, once the policy is sharded."""
         self._logits = logits_shape(lm)

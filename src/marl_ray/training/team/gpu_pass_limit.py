@@ -22,7 +22,8 @@ USABLE_MEMORY_SHARE = 0.85
 
 
 def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
-    """Measure how many sequences fit into a pass of each learner on a GPU: the same number on every worker, at least 1.
+    """Measure how many sequences fit into a pass of each learner on a GPU: the same number on every worker, at least 1. A
+    model whose passes fit beside all of its weights, on every worker, is gathered once for all passes of a step.
 
     Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context; the second
     only if it is sure to fit on every worker. Raises PassMemoryError where the first does not fit.
@@ -43,7 +44,12 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
             one_row = _peak(policy, 1, learn_entropy)
             two_fit = all(gather(2 * one_row <= USABLE_MEMORY_SHARE * _free(policy)))
             two_rows = _peak(policy, 2, learn_entropy) if two_fit else math.inf
-            limits[name] = min(gather(rows_that_fit(one_row, two_rows, USABLE_MEMORY_SHARE * _free(policy) - coming)))
+            usable = USABLE_MEMORY_SHARE * _free(policy) - coming
+            limits[name] = min(gather(rows_that_fit(one_row, two_rows, usable)))
+            if not policy.model.gathers_once:
+                rows = min(limits[name], policy.pass_size or limits[name])
+                beside = fit_beside(policy.model.gathered_bytes, one_row, two_rows, usable, rows)
+                policy.model.gathers_once = all(gather(beside))
     return limits
 
 
@@ -75,6 +81,12 @@ def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
     """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one_row` bytes with one row,
     `two_rows` with two rows, and equally much more with each further row."""
     return 1 + max(0, int((free - one_row) // max(two_rows - one_row, 1.0)))
+
+
+def fit_beside(weights: float, one_row: float, two_rows: float, free: float, rows: int) -> bool:
+    """True if a pass of `rows` fits into `free` bytes beside all weights, gathered: it takes what `rows_that_fit` says."""
+    further = (rows - 1) * max(two_rows - one_row, 1.0) if rows > 1 else 0.0
+    return weights + one_row + further <= free
 
 
 def rehearse(model: Any, rows: int, learn_entropy: bool) -> None:

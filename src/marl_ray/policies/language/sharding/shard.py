@@ -15,7 +15,8 @@ from marl_ray.policies.language.token_policy import TokenPolicy, read
 
 GATHERED_ONCE = 2 << 30
 """Greatest size, in bytes of the type that passes compute with, of a model that stays gathered over the passes of a gradient
-step. Larger ones are gathered block by block, twice in each pass."""
+step wherever it trains. Larger ones are gathered block by block, twice in each pass, unless workers on GPUs measure that
+there is room for them (`pass_limits`)."""
 
 
 def decoder_layers(lm: nn.Module) -> nn.ModuleList:
@@ -46,7 +47,8 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
     numbers = sum(parameter.numel() for parameter in policy.parameters())
-    policy.gathers_once = numbers * (2 if mixed_precision else 4) <= GATHERED_ONCE
+    policy.gathered_bytes = numbers * (2 if mixed_precision else 4)
+    policy.gathers_once = policy.gathered_bytes <= GATHERED_ONCE
     for_layers = for_all = mesh
     if "tensor" in (mesh.mesh_dim_names or ()):
         together = mesh["context", "tensor"]._flatten("together")
