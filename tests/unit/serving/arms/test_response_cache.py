@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from redis import Redis
 
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.config import CacheConfig
@@ -219,7 +220,8 @@ def test_redis_keeps_any_bytes_for_other_replicas_too(server, caplog):
 def test_redis_keys_have_the_prefix_and_the_time_to_live(server):
     async def body(cache):
         await cache.put(b"\x01key", b"value")
-        return await cache._redis.keys("*"), await cache._redis.pttl(b"marl-ray:\x01key")
+        with Redis.from_url(server.url) as redis:
+            return redis.keys("*"), redis.pttl(b"marl-ray:\x01key")
 
     keys, left = with_redis(server.url, body, ttl_s=90)
     assert keys == [b"marl-ray:\x01key"]
@@ -299,7 +301,8 @@ def test_a_full_redis_is_left_alone_without_a_line_each_second(server, caplog):
 
     async def body(cache):
         await cache.put(b"k", b"v")
-        await cache._redis.config_set("maxmemory", "1")
+        with Redis.from_url(server.url) as redis:
+            redis.config_set("maxmemory", "1")
         keys = []
         for _ in range(5):
             await cache.put(b"other", b"v")

@@ -71,7 +71,7 @@ def test_decisions_of_several_logs_come_back_by_unit_and_time(tmp_path):
     assert list(read_decisions(str(tmp_path), "none")) == []
 
 
-def test_segments_are_cut_by_size_and_by_age(tmp_path):
+def test_segments_are_cut_by_size(tmp_path):
     log = ActLog(str(tmp_path), segment_bytes=1000)
     log.start()
     log.put(decision(0))
@@ -79,12 +79,19 @@ def test_segments_are_cut_by_size_and_by_age(tmp_path):
     for i in range(1, 10):
         log.put(decision(i))
     wait_for(lambda: names(tmp_path) == ["jsonl.zst"])
-    log._segment_s = 0.0
-    log.put(decision(10))
-    wait_for(lambda: names(tmp_path) == ["jsonl.zst"] * 2)
     log.close()
-    assert [act.at for act in read_decisions(str(tmp_path), "exp")] == list(range(11))
+    assert [act.at for act in read_decisions(str(tmp_path), "exp")] == list(range(10))
     assert log.dropped == 0
+
+
+def test_segments_are_cut_by_age(tmp_path):
+    log = ActLog(str(tmp_path), segment_s=0.0)
+    log.start()
+    for number in range(2):
+        log.put(decision(number))
+        wait_for(lambda cut=number + 1: names(tmp_path) == ["jsonl.zst"] * cut)
+    log.close()
+    assert [act.at for act in read_decisions(str(tmp_path), "exp")] == [0, 1]
 
 
 def test_putting_never_waits_and_counts_what_it_drops(tmp_path):
