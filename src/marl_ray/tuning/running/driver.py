@@ -120,7 +120,7 @@ def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
     identity = identity_of(config)
     try:
         records = load_records(folder)
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"name: {folder.uri}/sweep.json is not the record of a sweep: {one_line(error)}") from error
     if records is None:
         return SweepRecords(config.name, config.resolved(), identity)
