@@ -210,6 +210,15 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
         assert "4 files" in refusal.stderr
 
 
+def test_a_run_is_not_deleted_while_its_owner_cannot_be_read(storage: Path):
+    with Lease(LOCAL, str(storage / "first"), "run 'first'") as lease:
+        path = storage / "first" / "owner" / f"{lease.number}.json"
+        path.write_bytes(path.read_bytes()[:40])
+        refused = marl_ray("runs", "rm", "first", "--storage", storage, "--yes")
+        assert refused.returncode == 2 and "run 'first' is owned by another process, whose last beat" in refused.stderr
+    assert (storage / "first" / "run.json").exists()
+
+
 def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):
     stored_sweep(storage)
     (storage / "many" / "trials" / "0000").mkdir(parents=True)
