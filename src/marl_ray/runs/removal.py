@@ -8,6 +8,7 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.runs.stored import StoredRun, StoredSweep
 from marl_ray.training.checkpoints.manifest import MANIFEST
+from marl_ray.training.run_folder.lease import Lease
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,15 @@ def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
 
 
 def remove(entry: StoredRun | StoredSweep) -> None:
-    """Delete the folder. Raises MarlRayError if the run or the sweep is alive, or the folder cannot be deleted."""
+    """Delete the folder, and own it meanwhile, so that no driver begins in it. Raises MarlRayError if the run or the sweep
+    is alive, if that cannot be told, or if the folder cannot be deleted."""
     contents_of(entry)
-    try:
-        entry.filesystem.delete_dir(entry.folder)
-    except OSError as error:
-        what = f"{kind_of(entry)} {entry.name!r}"
-        raise MarlRayError(f"{what}: {entry.uri!r} cannot be deleted: {one_line(error)}") from error
+    what = f"{kind_of(entry)} {entry.name!r}"
+    with Lease(entry.filesystem, entry.folder, what):
+        try:
+            entry.filesystem.delete_dir(entry.folder)
+        except OSError as error:
+            raise MarlRayError(f"{what}: {entry.uri!r} cannot be deleted: {one_line(error)}") from error
 
 
 def kind_of(entry: StoredRun | StoredSweep) -> str:

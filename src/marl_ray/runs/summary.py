@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
 from marl_ray.training.checkpoints.index import published
@@ -11,6 +12,7 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED, RESULT
 from marl_ray.training.run_folder.run_log import LOG
+from marl_ray.tuning.records import RECORDS
 
 CURVE = "return.png"
 SOURCES = {"best/": "best bundle", "eval/": "last evaluation", "": "training episodes"}
@@ -79,9 +81,13 @@ class RunDetails:
 
 
 def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
-    """The summary of a run or a sweep; raises MarlRayError for a file of metrics that is none."""
+    """The summary of a run or a sweep; raises MarlRayError for a file of metrics, or records of a sweep, that are none."""
     if isinstance(run, StoredSweep):
-        return _of_sweep(run)
+        try:
+            return _of_sweep(run)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            path = f"{run.folder}/{RECORDS}"
+            raise MarlRayError(f"{path} is not the record of a sweep: {one_line(error)}") from error
     rows, owner = run.rows(), run.owner()
     steps = max((int(row["steps"]) for row in rows if "steps" in row), default=0)
     at = owner.at if owner is not None else max((row.get("timestamp", 0.0) for row in rows), default=None)

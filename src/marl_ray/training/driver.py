@@ -18,7 +18,7 @@ from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_fa
 from marl_ray.training.checkpoints.index import checkpoints_in, published, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.all_sinks import ALL_TAKEN, END_S, MLFLOW, Deliveries
+from marl_ray.training.journal.all_sinks import ALL_TAKEN, END_S, MLFLOW, OPEN_S, Deliveries
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
@@ -51,7 +51,6 @@ from marl_ray.training.run_result import (
     store_result,
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
-from marl_ray.training.tracking.sinks import open_sinks
 from marl_ray.training.worker import REFUSED, STOPPED, worker
 
 
@@ -121,11 +120,11 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
     try:
         shield.enter_context(answering(lambda: say_kept(attempt.config, attempt.console)))
         with _causes(attempt.config):
-            run_id, tags, pinned = _announce(attempt, use_gpu)
+            run_id, pinned = _announce(attempt, use_gpu)
             trainer = _trainer(attempt, run_id, pinned, use_gpu, notes)
             if own_ray:
                 for_ray_of_one_run(trainer)
-            last = _fit(attempt, trainer, run_id, tags)
+            last = _fit(attempt, trainer)
             result = _finish(attempt, run_id, last)
         status = ALL_TAKEN
         attempt.console.write("finished", *result.summary)
@@ -139,9 +138,9 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
             _close(attempt, status)
 
 
-def _announce(attempt: _Attempt, use_gpu: bool) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """Write the run's record and the first line about it, and open the sinks where it begins. Returns the run's id in
-    MLflow, the tags that it gets there, and the config with the versions of its bundles."""
+def _announce(attempt: _Attempt, use_gpu: bool) -> tuple[str, dict[str, Any]]:
+    """Write the run's record and the first line about it, and open the sinks, for which a run that begins waits. Returns the
+    run's id in MLflow, and the config with the versions of its bundles."""
     config, record, opened = attempt.config, attempt.record, attempt.opened
     tags = {"resume_from": record[ORIGIN]} if ORIGIN in record else {}
     if opened:
@@ -153,9 +152,13 @@ def _announce(attempt: _Attempt, use_gpu: bool) -> tuple[str, dict[str, str], di
     attempt.console.open()
     workers = config.resources.workers
     attempt.console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
-    if opened:
-        opened |= open_sinks(config, record["mlflow_run_id"])
-    return record["mlflow_run_id"], tags, pinned
+    begins, run_id = bool(opened), record["mlflow_run_id"]
+    attempt.deliveries = Deliveries(
+        config, run_id, *attempt.folder, attempt.console.say, opened, tags, owns=attempt.lease.owns, begins=begins
+    )
+    if begins:
+        attempt.deliveries.check_open(OPEN_S)
+    return run_id, pinned
 
 
 def _trainer(attempt: _Attempt, run_id: str, pinned: dict[str, Any], use_gpu: bool, notes: Path) -> Any:
@@ -183,13 +186,11 @@ def _trainer(attempt: _Attempt, run_id: str, pinned: dict[str, Any], use_gpu: bo
     )
 
 
-def _fit(attempt: _Attempt, trainer: Any, run_id: str, tags: Mapping[str, str]) -> dict[str, float]:
+def _fit(attempt: _Attempt, trainer: Any) -> dict[str, float]:
     """Train while the sinks get the run's rows; returns the metrics of the last iteration."""
     config, console, lease, (filesystem, folder) = attempt.config, attempt.console, attempt.lease, attempt.folder
     lease.when_lost = lambda: _end_workers(attempt)
-    attempt.deliveries = Deliveries(
-        config, run_id, filesystem, folder, console.say, attempt.opened, tags, owns=lease.owns
-    )
+    assert attempt.deliveries is not None
     attempt.follower = Follower(config, filesystem, folder, console, attempt.deliveries.watch)
     returned = trainer.fit().return_value or {}
     attempt.follower.close()

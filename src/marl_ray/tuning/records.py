@@ -191,7 +191,7 @@ def _record(data: dict[str, Any]) -> TrialRecord:
     for key in ("rows", "bundles"):
         data.pop(key, None)
     for key in ("scores", "history"):
-        data[key] = {int(at): value for at, value in data[key].items()}
+        data[key] = {int(at): value for at, value in dict(data[key]).items()}
     return TrialRecord(**data)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sqlite3
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,6 +54,34 @@ class Full(Lines):
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         if not self.path.with_name("room").exists():
             raise OSError(28, "No space left on device")
+        super().log(rows)
+
+
+class Shut(Lines):
+    """Cannot be opened."""
+
+    def __init__(self, config: RunConfig, run_id: str):
+        raise ConnectionError("nobody answers")
+
+
+class Stuck(Lines):
+    """Never opens."""
+
+    def __init__(self, config: RunConfig, run_id: str):
+        time.sleep(60)
+
+
+class Database(Lines):
+    """Keeps the iterations in a SQLite database, whose connection belongs to the thread that opened it."""
+
+    def __init__(self, config: RunConfig, run_id: str):
+        super().__init__(config, run_id)
+        self.connection = sqlite3.connect(self.path.with_suffix(".db"))
+        self.connection.execute("create table rows (iteration)")
+
+    def log(self, rows: Iterable[Mapping[str, float]]) -> None:
+        with self.connection:
+            self.connection.executemany("insert into rows values (?)", [(row["iteration"],) for row in rows])
         super().log(rows)
 
 

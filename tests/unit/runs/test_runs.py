@@ -102,6 +102,18 @@ def test_runs_are_listed_with_state_and_score(storage: Path):
     assert marl_ray("runs", "ls", "--storage", storage / "none").stdout.startswith("no runs under")
 
 
+@pytest.mark.parametrize(
+    "line", ["{", '{"iteration": 3, "stgps": 288}', '{"iteration": 3, "steps": "x"}', '{"iteration": 3, "steps": null}']
+)
+def test_damaged_metrics_are_one_line_and_hide_no_other_run(storage: Path, line: str):
+    path = storage / "first" / "metrics.jsonl"
+    path.write_text(f"{path.read_text()}{line}\n")
+    listed = marl_ray("runs", "ls", "--json", "--storage", storage)
+    assert [row["name"] for row in json.loads(listed.stdout)] == ["other", "second"]
+    error = f"marl-ray: {path}, line 4: expected a row of metrics as a JSON object\n"
+    assert listed.stderr == marl_ray("runs", "show", "first", "--storage", storage).stderr == error
+
+
 def stored_sweep(storage: Path) -> None:
     """A sweep's folder, as far as commands read it."""
     (storage / "many").mkdir()
@@ -116,6 +128,17 @@ def test_a_sweep_is_listed_as_one(storage: Path):
     row = {row["name"]: row for row in document("runs", "ls", "--storage", storage)}["many"]
     assert (row["kind"], row["algorithm"], row["env"], row["score"]["value"]) == ("sweep", "asha/random", "math", 0.5)
     assert "is a sweep, expected a run" in marl_ray("runs", "show", "many", "--storage", storage).stderr
+
+
+@pytest.mark.parametrize("key", ["status", "config", "metric", "played"])
+def test_damaged_records_of_a_sweep_are_one_line_and_hide_no_run(storage: Path, key: str):
+    stored_sweep(storage)
+    path = storage / "many" / "sweep.json"
+    path.write_text(path.read_text().replace(f'"{key}"', f'"{key[:-1]}_"'))
+    listed = marl_ray("runs", "ls", "--json", "--storage", storage)
+    assert [row["name"] for row in json.loads(listed.stdout)] == ["first", "other", "second"]
+    # Without `config` it is a folder of something else.
+    assert re.fullmatch(f"marl-ray: {path} is not the record of a sweep: .*\n", listed.stderr) or key == "config"
 
 
 def test_a_run_is_shown_with_its_files(storage: Path):
@@ -185,6 +208,15 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
         refusal = marl_ray("runs", "rm", "second", "--storage", storage)
         assert refusal.returncode == status and (storage / "second").exists() == (answer == "n")
         assert "4 files" in refusal.stderr
+
+
+def test_a_run_is_not_deleted_while_its_owner_cannot_be_read(storage: Path):
+    with Lease(LOCAL, str(storage / "first"), "run 'first'") as lease:
+        path = storage / "first" / "owner" / f"{lease.number}.json"
+        path.write_bytes(path.read_bytes()[:40])
+        refused = marl_ray("runs", "rm", "first", "--storage", storage, "--yes")
+        assert refused.returncode == 2 and "run 'first' is owned by another process, whose last beat" in refused.stderr
+    assert (storage / "first" / "run.json").exists()
 
 
 def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):

@@ -82,3 +82,21 @@ def test_a_copied_sweep_goes_on_where_it_lies_now(tmp_path: Path):
     assert outcome.folder == f"{tmp_path}/new/toy" and outcome.report.startswith(outcome.folder)
     assert outcome.records.winner == 1 and len(outcome.records.trials) == 2
     assert not (tmp_path / "old" / "toy" / "report.html").exists()
+
+
+def test_damaged_rows_of_the_winner_end_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sweep = ToySweep(tmp_path, budget={"trials": 2})
+    for algorithm, level in (("ippo", 1.0), ("mappo", 2.0)):
+        record = sweep.add({"algorithm": algorithm, "hyper.lr": 0.001, "hyper.entropy_coef": 0.01})
+        sweep.train(record, level, steps=2000)
+    sweep.end()
+    path = tmp_path / "toy" / "trials" / "0001" / "rows.jsonl"
+    rows = path.read_text()
+    path.write_text(f"{{{rows}")
+    records = run_sweep(sweep.config, cluster=nothing_runs).records
+    assert (records.status, records.winner) == ("finished", 1)
+    assert (
+        f"no bundle of the winner, trial 0001, can be chosen: {path}, line 1: expected a row" in capsys.readouterr().err
+    )
+    path.write_text(rows)
+    assert run_sweep(sweep.config, cluster=nothing_runs).records.winner_seed is not None

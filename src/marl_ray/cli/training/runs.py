@@ -1,5 +1,6 @@
 """`marl-ray runs`: look at the runs of a storage, compare them, go on with one, delete one."""
 
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +29,12 @@ def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
     from marl_ray.runs.stored import stored
     from marl_ray.runs.summary import summary_of
 
-    summaries = [summary_of(entry) for entry in stored(storage)]
+    summaries = []
+    for entry in stored(storage):
+        try:
+            summaries.append(summary_of(entry))
+        except MarlRayError as error:  # one damaged folder hides no other
+            print(f"marl-ray: {error}", file=sys.stderr)
     heads = ("NAME", "STATE", "ALGORITHM", "ENVIRONMENT", "STEPS", "SCORE", "WHEN", "STORAGE")
     lines = table(heads, map(_row, summaries)) if summaries else [f"no runs under {storage!r}"]
     show(as_json, summaries, lines)

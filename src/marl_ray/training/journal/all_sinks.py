@@ -12,6 +12,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import MARKS, Delivery, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
@@ -23,6 +24,10 @@ from marl_ray.training.tracking.sinks import Sink, open_sink
 MLFLOW = "mlflow"
 ALL_TAKEN = "FINISHED"
 """Status with which a sink is closed that has every row of a finished run."""
+OPEN_S = 120.0
+"""Seconds within which a sink of a run that begins must open; those of W&B are 90."""
+SAID_S = 10.0
+"""Seconds after which the run says that it waits for that."""
 END_S = 30.0
 """Seconds that a run waits at its end for all sinks together."""
 REGISTERED_S = 10.0
@@ -53,10 +58,12 @@ class Deliveries:
         tags: Mapping[str, str] | None = None,
         names: list[str] | None = None,
         owns: Callable[[], bool] = lambda: True,
+        begins: bool = False,
     ):
         """Deliver to MLflow's run `run_id`, which gets `tags`, and to `tracking.also`, or to `names` of these alone.
         `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line.
-        Sinks are called while `owns` says that the run has no other owner."""
+        Sinks are called while `owns` says that the run has no other owner. For a run that `begins`, see `check_open`."""
+        self.say = say
         self.model = ""
         """Name of the bundle in MLflow's registry, when it is registered."""
         self.registered = threading.Event()
@@ -66,7 +73,23 @@ class Deliveries:
             make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
             if name == MLFLOW:
                 make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
-            self.deliveries.append(Delivery(name, make, filesystem, folder, say, opened.get(name), owns=owns))
+            self.deliveries.append(
+                Delivery(name, make, filesystem, folder, say, opened.get(name), owns=owns, begins=begins)
+            )
+
+    def check_open(self, wait_s: float) -> None:
+        """Return when all sinks of a run that begins are open. Raises MarlRayError for one that cannot be opened, or is not
+        open after `wait_s` seconds: most likely a mistake in the config."""
+        deadline = time.monotonic() + wait_s
+        for delivery in self.deliveries:
+            if not delivery.settled.wait(min(SAID_S, wait_s)):
+                self.say(f"waiting for {delivery.name} to open, for {wait_s:g} s at most")
+            delivery.settled.wait(max(0.0, deadline - time.monotonic()))
+            if delivery.sink is None:
+                delivery.left.set()
+                self.deliveries.remove(delivery)
+                why = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
+                raise MarlRayError(delivery.problem or why)
 
     def watch(self) -> None:
         """Print a line about each sink that does not return from a call."""

@@ -87,10 +87,12 @@ class Delivery:
         opened: Sink | None = None,
         file: str = METRICS,
         owns: Callable[[], bool] = lambda: True,
+        begins: bool = False,
     ):
-        """`make` opens the sink, which is `opened` already where a run begins. `say` prints a line. `file` has the rows in
-        `folder`. The sink is called while `owns` says that the folder has no other owner, who would call it too. Raises
-        OSError if the mark or the rows cannot be read."""
+        """`make` opens the sink, if it is not `opened` already. `say` prints a line. `file` has the rows in `folder`. The
+        sink is called while `owns` says that the folder has no other owner, who would call it too. Where a run `begins`, a
+        sink that cannot be opened is given up, and `problem` says why. Raises OSError if the mark or the rows cannot be
+        read."""
         self.name, self.make, self.say, self.sink, self.owns = name, make, say, opened, owns
         self.filesystem, self.folder = filesystem, folder
         take_over_copy(filesystem, f"{folder}/{file}")
@@ -106,6 +108,8 @@ class Delivery:
         """Time at which the call of the sink began that goes on, by the monotonic clock."""
         self.status = ""
         self.finish: Callable[[Any], None] = lambda sink: None
+        self.begins, self.settled = begins, threading.Event()
+        """Set when the sink is open, or was given up."""
         self.ends, self.left = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._deliver, name=f"sink {name}", daemon=True)
         self.thread.start()
@@ -138,9 +142,13 @@ class Delivery:
             self.called = time.monotonic()
             try:
                 if self._step():
-                    return
+                    break
             except Exception as error:  # each library has its own error types, and none may end a run
+                if self.begins and self.sink is None:
+                    self.problem = one_line(error)
+                    break
                 self._failed(one_line(error))
+        self.settled.set()
 
     def _step(self) -> bool:
         """Make one call of the sink, or wait for rows; returns True when the sink is closed or is another owner's."""
@@ -148,6 +156,7 @@ class Delivery:
             return True
         if self.sink is None:
             self.sink = self.make()
+        self.settled.set()
         if not self.known:
             run_id = getattr(self.sink, "run_id", "")
             if run_id != self.mark.run_id:

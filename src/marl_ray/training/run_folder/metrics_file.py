@@ -55,7 +55,7 @@ def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float
     rows = []
     for number, line in enumerate(lines_of(filesystem, path), 1):
         row = row_of(line)
-        if row is None:
+        if row is None or not is_metrics(row):
             raise MarlRayError(f"{path}, line {number}: expected a row of metrics as a JSON object")
         rows.append(row)
     return rows

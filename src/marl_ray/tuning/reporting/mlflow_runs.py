@@ -19,7 +19,7 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
 from marl_ray.training.machines.interruption import run_within
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
-from marl_ray.training.run_folder.metrics_file import row_of
+from marl_ray.training.run_folder.metrics_file import is_metrics, row_of
 from marl_ray.training.run_folder.owners import whose_folder
 from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
@@ -31,6 +31,8 @@ OUTBOX = "mlflow.jsonl"
 END_S = 30.0
 """Seconds that a sweep waits for its winner to be registered, and at its end for the rest."""
 ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
+STATUSES = ("FINISHED", "FAILED", "KILLED")
+"""Those of a trial's run in MLflow when it ends."""
 PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
 
@@ -140,11 +142,20 @@ class SweepMlflowRuns:
         """Find the last row of each trial among what was logged before."""
         entries: Iterable[Any] = map(row_of, lines_of(self.filesystem, self.path))
         for entry in entries:
-            if entry is not None and "row" in entry:  # rubbish is left out
+            if entry is not None and _is_entry(entry) and "row" in entry:
                 self.logged[entry["trial"]] = (entry["row"].get("exploits", 0), entry["row"].get("iteration", 0))
 
     def _say(self, text: str) -> None:
         print_line(f"{self.config.name}: {text}", sys.stderr)
+
+
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    """True for what `SweepMlflowRuns` has written; the sink would wait for ever at a line that was damaged."""
+    right = type(entry.get("trial")) is int and entry["trial"] >= 0
+    if "row" in entry:
+        return right and isinstance(entry["row"], dict) and is_metrics(entry["row"])
+    tags = entry.get("tags")
+    return right and isinstance(tags, dict) and entry.get("end") in STATUSES
 
 
 class _SweepRuns:
@@ -177,8 +188,10 @@ class _SweepRuns:
 
     def log(self, entries: Iterable[Mapping[str, Any]]) -> None:
         waiting: dict[int, list[Mapping[str, float]]] = {}
-        for entry in entries:
+        for entry in filter(_is_entry, entries):
             number = entry["trial"]
+            if number >= len(self.records.trials):
+                continue
             if "row" in entry:
                 waiting.setdefault(number, []).append(entry["row"])
                 continue

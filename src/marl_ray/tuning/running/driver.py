@@ -120,7 +120,7 @@ def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
     identity = identity_of(config)
     try:
         records = load_records(folder)
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"name: {folder.uri}/sweep.json is not the record of a sweep: {one_line(error)}") from error
     if records is None:
         return SweepRecords(config.name, config.resolved(), identity)
@@ -315,16 +315,25 @@ class _Sweep:
         records.status, records.error = ("cut", f"{over} is used up") if over else ("finished", "")
         candidates = ranked(records, self.config.metric)
         if candidates:
-            winner = candidates[0]
-            home = trial_folder(self.config.storage, self.config.name, winner.number)
-            records.winner = winner.number
-            records.winner_seed = middle_seed(read_rows(home), self.config.seeds, self.config.metric[0])
-            bundle = f"bundles/seed-{records.winner_seed}"
-            if home.exists(bundle):
-                with home.local(bundle) as local:
-                    assert local is not None
-                    records.winner_model = self.mlflow_runs.register(winner, local)
+            self._register(candidates[0])
         self.save(*candidates[:1])
+
+    def _register(self, winner: TrialRecord) -> None:
+        """Register the bundle of one of the winner's seeds. Damaged rows, of which it cannot be chosen, end no sweep."""
+        records = self.records
+        home = trial_folder(self.config.storage, self.config.name, winner.number)
+        if records.winner != winner.number:
+            records.winner, records.winner_seed, records.winner_model = winner.number, None, ""
+        try:
+            records.winner_seed = middle_seed(read_rows(home), self.config.seeds, self.config.metric[0])
+        except (OSError, MarlRayError) as error:
+            self.warn(f"no bundle of the winner, trial {winner.number:04d}, can be chosen: {one_line(error)}")
+            return
+        bundle = f"bundles/seed-{records.winner_seed}"
+        if home.exists(bundle):
+            with home.local(bundle) as local:
+                assert local is not None
+                records.winner_model = self.mlflow_runs.register(winner, local)
 
     def close(self) -> None:
         """Save the records, write the report and end all tracking, however the sweep ended."""

@@ -82,6 +82,38 @@ def test_no_sink_delays_another_or_the_end(tmp_path: Path):
     assert incomplete(run, LOCAL, folder) == [MLFLOW, "toys.trackers:Dead", "toys.trackers:Hanging"]
 
 
+def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_rows(tmp_path: Path):
+    run, folder = run_of(tmp_path, "Lines", "Database")
+    lines: list[str] = []
+    sinks, journal = delivering(run, folder, lines=lines, begins=True), Journal(LOCAL, folder)
+    sinks.check_open(SOON_S)
+    write(journal, 0, 4)
+    sinks.close("FINISHED")
+    assert taken(tmp_path, "Lines") == taken(tmp_path, "Database") == list(range(5)) and lines == []
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("Stuck", "it has not opened within 2 s"),
+        ("Shut", "nobody answers"),
+    ],
+)
+def test_a_sink_that_does_not_open_refuses_a_run_that_begins(
+    tmp_path: Path, name: str, error: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(all_sinks, "SAID_S", 0.5)
+    run, folder = run_of(tmp_path, "Lines", name)
+    lines: list[str] = []
+    began = time.monotonic()
+    sinks = delivering(run, folder, lines=lines, begins=True)
+    with pytest.raises(MarlRayError, match=f"^tracking.also: toys.trackers:{name} cannot be used: {error}$"):
+        sinks.check_open(2)
+    sinks.close("FAILED")
+    assert time.monotonic() - began < 15 and (tmp_path / "Lines.ended").read_text() == "FAILED"
+    assert lines == ["waiting for toys.trackers:Stuck to open, for 2 s at most"] * (name == "Stuck")
+
+
 def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path: Path):
     run, folder = run_of(tmp_path, "Lines")
     owner = [True]

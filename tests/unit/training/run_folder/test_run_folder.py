@@ -107,7 +107,7 @@ def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_
     ended(run_config)
     path = tmp_path / "toy" / "run.json"
     written = path.read_bytes()
-    for at in range(0, len(written), 7):
+    for at in range(0, len(written), 61):
         damaged = bytearray(written)
         damaged[at] ^= 1 << at % 5  # the next bit makes 1E-05 of 1e-05
         path.write_bytes(damaged)

@@ -19,7 +19,7 @@ from marl_ray.policies.bundles.manifest import pinned
 from marl_ray.training.run_folder.record import pin_bundles
 from marl_ray.training.tracking import mlflow_run
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
-from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
+from marl_ray.tuning.reporting.mlflow_runs import OUTBOX, SweepMlflowRuns
 
 
 def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -76,6 +76,33 @@ def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkey
     assert client.get_model_version("toy", "1").tags["best_score"] == repr(
         2.0 - 0.5e6
     )  # half a budget above its budget
+
+
+def test_damaged_lines_of_a_sweep_s_outbox_cost_no_others(tmp_path: Path):
+    sweep = ToySweep(tmp_path, seeds=1)
+    record = sweep.add({"algorithm": "ippo", "hyper.lr": 0.001}, objectives=[1.0])
+    rows = [{"iteration": k, "steps": 32 * k, "exploits": 0, "return": k / 2} for k in range(1, 7)]
+    tracker = SweepMlflowRuns(sweep.config, sweep.records)
+    tracker.log(record, rows[:3])
+    tracker.close("cut")
+    outbox = tmp_path / sweep.config.name / OUTBOX
+    rubbish = (
+        '{"trixl": 0, "row": {"iteration": 9, "steps": 1}}',
+        '{"trial": 7, "row": {"iteration": 9, "steps": 1}}',
+        '{"trial": 0, "row": {"iteration": 9, "stgps": 1}}',
+        '{"trial": 0, "row": 3}',
+        '{"trial": 0, "fnd": "FINISHED", "tags": {}}',
+        '{"trial": 0, "end": "FIN", "tags": {}}',
+    )
+    outbox.write_text(outbox.read_text() + "".join(f"{line}\n" for line in rubbish))
+    tracker = SweepMlflowRuns(sweep.config, sweep.records)
+    tracker.log(record, rows)
+    tracker.end(record)
+    tracker.close("finished")
+    history = tracker.parent.client.get_metric_history(record.mlflow_run_id, "iteration")
+    assert [point.value for point in history] == [1, 2, 3, 4, 5, 6]
+    runs = [tracker.parent.client.get_run(each) for each in (record.mlflow_run_id, tracker.parent.run_id)]
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
 
 
 def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
