@@ -15,12 +15,14 @@ one seed and the same actions give the same episode."""
 Play = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 """A function of (states, alive, actions, rewards, costs, terminated, truncated) that moves the states (copies, S) of the
 copies in which somebody is alive (copies, agents) by one step, and writes the results of the agents that are: the
-fields of a `BatchStep`, which are zero before. `actions` are (copies, agents) int64, as the environment takes them."""
+fields of a `BatchStep`, which are zero before. What it writes for other agents is dropped. `actions` are (copies,
+agents) int64, as the environment takes them."""
 ObserveRows = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 """A function of (states, copies, agents, rows) that writes the observation of the agent with number `agents[k]` in the
 copy with number `c`, for each number of `copies`, to `rows[c, k]`."""
 Allow = Callable[[np.ndarray, np.ndarray], None]
-"""A function of (states, masks) that writes the actions that are possible now, (copies, agents, actions) bool."""
+"""A function of (states, masks) that makes False what is not possible now in the masks (copies, agents, actions) bool,
+which are True before. `actions` is the greatest number that an agent has; no agent reads what is beyond its own."""
 
 
 class ArrayBatch:
@@ -52,11 +54,12 @@ class ArrayBatch:
         self.last = self.first + np.array([env.action_space(agent).n for agent in agents], np.int64) - 1
         views = [env.observation_space(group[0]) for group in groups]
         self.offsets = [int(view.start) if isinstance(view, spaces.Discrete) else 0 for view in views]
-        self.states = np.tile(begin(0), (copies, 1))
+        self.states = np.tile(np.asarray(begin(0), np.float64), (copies, 1))
         shape = (copies, len(agents))
         self.alive, self.observed = np.zeros(shape, bool), np.zeros(shape, bool)
         self.moves, self.all = np.zeros(shape, np.int64), np.arange(copies)
-        self.masks = None if allow is None else np.ones((*shape, int(env.action_space(agents[0]).n)), bool)
+        self.counts = self.last - self.first + 1
+        self.masks = None if allow is None else np.ones((*shape, int(self.counts.max())), bool)
         self.action_masks: list[np.ndarray | None] = [None] * len(groups)
 
     def reset(self, copy: int, seed: int) -> None:
@@ -98,6 +101,9 @@ class ArrayBatch:
             raise ValueError(f"action {moves[c, i]} of {self.agents[i]} is not in {self.first[i]} to {self.last[i]}")
         step = BatchStep.zeros(len(alive), len(self.agents), self.signals)
         self.play(self.states[copies], alive, moves, step.rewards, step.costs, step.terminated, step.truncated)
+        if not alive.all():
+            for results in step:
+                results[~alive] = 0
         playing = alive.any(1, keepdims=True)
         self.observed[copies] = np.where(playing, alive, self.observed[copies])
         np.logical_and(step.truncated, ~step.terminated, out=step.truncated)
@@ -109,6 +115,12 @@ class ArrayBatch:
         """Note the actions that are possible next; all are for agents that do not act."""
         if self.allow is None or self.masks is None:
             return
-        self.allow(self.states[copies], self.masks[copies])
-        self.masks[copies] |= ~self.alive[copies][..., None]
-        self.action_masks = [self.masks[:, members] for members in self.members]
+        masks = self.masks[copies]
+        masks[...] = True
+        self.allow(self.states[copies], masks)
+        masks |= ~self.alive[copies][..., None]
+        for group, members in enumerate(self.members):
+            own = self.action_masks[group] = self.masks[:, members, : self.counts[members[0]]]
+            if not (possible := own.any(-1)).all():
+                agent = self.agents[members[np.argwhere(~possible)[0, 1]]]
+                raise MarlRayError(f"action mask of {agent}: expected at least one action that is possible")

@@ -55,6 +55,8 @@ def _own_batch(
             return particle_batch(config.id, config.kwargs, env, copies, groups, signals)
     offer = getattr(env, "batch", None)
     batch: EnvBatch | None = offer(copies, groups, signals) if callable(offer) else None
+    if batch is not None and len(batch.alive) != copies:
+        raise MarlRayError(f"env.id: the batch of {config.id} has {len(batch.alive)} copies, expected {copies}")
     return batch
 
 

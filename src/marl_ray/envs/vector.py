@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from marl_ray.envs.batch import BatchStep, grouped
 from marl_ray.errors import MarlRayError
@@ -23,10 +24,13 @@ class VectorBatch:
     """An ended copy may be stepped."""
 
     def __init__(self, vector: Any, groups: Sequence[Sequence[str]], signals: int):
-        """`vector` has as many copies as the batch; MarlRayError if an observation is neither a Box nor categories."""
+        """`vector` has as many copies as the batch. MarlRayError if an observation is neither a Box nor categories, or if
+        ended copies begin anew by themselves."""
         copies, space = vector.num_envs, vector.single_observation_space
         if isinstance(space, spaces.Dict | spaces.Tuple | spaces.Text):
             raise MarlRayError(f"observation space {space} is not supported in a VectorEnv: expected numbers")
+        if not self.resets_itself and (mode := vector.metadata.get("autoreset_mode")) != AutoresetMode.DISABLED:
+            raise MarlRayError(f"autoreset_mode of the VectorEnv is {mode}, expected {AutoresetMode.DISABLED}")
         self.vector, self.signals = vector, signals
         grouped([agent for group in groups for agent in group][:1], groups)
         self.offset = int(space.start) if isinstance(space, spaces.Discrete) else 0
@@ -44,7 +48,7 @@ class VectorBatch:
         self._begin(idle=~self.alive[:, 0])
         step = BatchStep.zeros(len(self.alive), 1, self.signals)
         observations, rewards, terminated, truncated, infos = self.vector.step(actions[0][:, 0])
-        playing = self.alive[:, 0]
+        playing = self.alive[:, 0].copy()
         self._see(observations, playing)
         step.rewards[playing, 0] = rewards[playing]
         step.terminated[playing, 0] = terminated[playing]
@@ -52,6 +56,7 @@ class VectorBatch:
         if "cost" in infos:
             step.costs[playing, 0] = np.asarray(infos["cost"])[playing].reshape(-1, self.signals)
         self.alive &= ~(step.terminated | step.truncated)
+        self._permit(infos, playing)
         return step
 
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
@@ -75,15 +80,31 @@ class VectorBatch:
         mask = begun if idle is None or self.resets_itself else begun | idle
         if not mask.any():
             return
-        observations = self._reset([self.waiting.get(c, 0) if mask[c] else None for c in range(len(mask))], mask)
+        observations, infos = self._reset([self.waiting.get(c, 0) if mask[c] else None for c in range(len(mask))], mask)
         self.waiting = {}
         # A pool returns the observations of the copies that were reset alone.
         self._see(observations if len(observations) == len(mask) else _spread(observations, mask), begun)
+        self._permit(infos, begun)
 
-    def _reset(self, seeds: Seeds, mask: np.ndarray) -> np.ndarray:
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin the episodes of the copies in `mask`; returns observations and infos."""
         options = None if mask.all() else {"reset_mask": mask}
-        observations: np.ndarray = self.vector.reset(seed=list(seeds), options=options)[0]
-        return observations
+        observations, infos = self.vector.reset(seed=list(seeds), options=options)
+        return observations, infos
+
+    def _permit(self, infos: dict[str, Any], copies: np.ndarray) -> None:
+        """Keep the masks that `infos` have for these copies, (copies,) bool; all actions are possible without one."""
+        given, masks = infos.get("action_mask"), self.action_masks[0]
+        if masks is not None:
+            masks[copies] = True
+        if given is None:
+            return
+        if masks is None:
+            masks = self.action_masks[0] = np.ones((len(self.alive), 1, int(self.vector.single_action_space.n)), bool)
+        own = copies & self.alive[:, 0] & infos.get("_action_mask", True)
+        masks[own, 0] = np.asarray(given)[own]
+        if not masks.any(-1).all():
+            raise MarlRayError("action mask of a VectorEnv: expected at least one action that is possible")
 
     def _see(self, observations: np.ndarray, copies: np.ndarray) -> None:
         """Keep the observations of these copies, (copies,) bool, as flat rows."""
@@ -110,12 +131,11 @@ class PoolBatch(VectorBatch):
         shape = self.vector.single_observation_space.shape
         self.channels_first = len(shape) == 3 and shape[0] < shape[-1]
 
-    def _reset(self, seeds: Seeds, mask: np.ndarray) -> np.ndarray:
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         if mask.all():
             self.vector.close()
             self.vector = self.make([int(seed or 0) for seed in seeds])
-        observations: np.ndarray = self.vector.reset(options={"reset_mask": mask})[0]
-        return observations
+        return self.vector.reset(options={"reset_mask": mask})[0], {}
 
     def _see(self, observations: np.ndarray, copies: np.ndarray) -> None:
         super()._see(np.moveaxis(observations, 1, -1) if self.channels_first else observations, copies)

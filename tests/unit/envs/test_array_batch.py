@@ -1,9 +1,12 @@
 """Environments as functions on arrays: the particle worlds of mpe2 against the package, step for step."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.environment import check
@@ -11,6 +14,7 @@ from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.budget.dag import BudgetDag
 from marl_ray.envs.env_copies import EnvLoop, make_batch
 from marl_ray.envs.registry import make_env
+from marl_ray.errors import MarlRayError
 
 WORLDS: list[tuple[str, dict[str, Any]]] = [
     ("mpe2.simple_spread_v3", {}),
@@ -116,3 +120,88 @@ def test_a_replayed_copy_goes_on_as_one_that_played(env_id: str, kwargs: dict[st
     actions = [rng.integers(3, size=(2, len(groups[0])))]
     for left, right in zip(replayed.step(actions), played.step(actions), strict=True):
         np.testing.assert_array_equal(left[1], right[1])
+
+
+class Relay(ParallelEnv):
+    """The first agent leaves after two steps, the second one after four; the number of actions differs. The step's number is
+    the reward and the cost, and no agent may repeat its last action."""
+
+    metadata = {"name": "relay"}
+
+    def __init__(self, fault: str = ""):
+        self.fault, self.possible_agents, self.agents = fault, ["first", "second"], []
+        self.views = {agent: spaces.Box(0, 9, (1,), np.float32) for agent in self.possible_agents}
+        self.choices = {"first": spaces.Discrete(2), "second": spaces.Discrete(4)}
+
+    def observation_space(self, agent: str) -> Any:
+        return self.views[agent]
+
+    def action_space(self, agent: str) -> Any:
+        return self.choices[agent]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.steps = list(self.possible_agents), 0
+        return self._seen({agent: {} for agent in self.agents})
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.steps += 1
+        ends = {agent: self.steps == 2 * self.possible_agents.index(agent) + 2 for agent in actions}
+        self.agents = [agent for agent in actions if not ends[agent]]
+        seen, infos = self._seen({agent: {"cost": float(self.steps)} for agent in actions}, actions)
+        return seen, dict.fromkeys(actions, float(self.steps)), ends, dict.fromkeys(actions, False), infos
+
+    def _seen(self, infos: Any, actions: Mapping[str, int] = {}) -> Any:
+        for agent in self.agents:
+            mask = [choice != actions.get(agent) for choice in range(int(self.choices[agent].n))]
+            infos[agent]["action_mask"] = np.array(mask)
+        return {agent: np.array([self.steps / 2], np.float32) for agent in infos}, infos
+
+    def batch(self, copies: int, groups: Any, signals: int) -> Any:
+        def begin(seed: int) -> np.ndarray:
+            return np.array([0, -1, -1])  # integers, though `play` writes halves
+
+        def play(
+            states: Any, alive: Any, actions: Any, rewards: Any, costs: Any, terminated: Any, truncated: Any
+        ) -> None:
+            states[:, 0] += 0.5 * alive.any(1)
+            states[:, 1:] = actions
+            rewards[:], costs[:] = 2 * states[:, :1], 2 * states[:, :1, None]
+            terminated[:] = states[:, :1] >= [1, 2]
+
+        def look(states: Any, copies: Any, agents: Any, rows: Any) -> None:
+            rows[copies] = states[copies, :1, None]
+
+        def allow(states: Any, masks: Any) -> None:
+            for c, i in np.ndindex(masks.shape[:2]):
+                if (last := int(states[c, 1 + i])) >= 0:
+                    masks[c, i, last] = False
+            if self.fault == "none":
+                masks[:] = False
+
+        return ArrayBatch(self, copies + (self.fault == "copies"), groups, signals, begin, play, look, allow)
+
+
+def test_a_batch_of_agents_that_leave_and_have_other_actions_equals_the_loop(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.syspath_prepend(str(request.path.parent))
+    properties = list(check("test_array_batch:Relay", {}))
+    assert [(each.name, each.failure) for each in properties if each.failure is not None] == []
+    assert properties[-2].name == "batch"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("none", "action mask of first: expected at least one action that is possible"),
+        ("copies", r"env\.id: the batch of .*Relay has 4 copies, expected 3"),
+    ],
+)
+def test_a_faulty_batch_is_refused(
+    fault: str, words: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.syspath_prepend(str(request.path.parent))
+    with pytest.raises(MarlRayError, match=words):
+        make_batch(EnvConfig(id="test_array_batch:Relay", kwargs={"fault": fault}), 3, [["first"], ["second"]]).reset(
+            0, 0
+        )

@@ -1,5 +1,7 @@
 """Batches that a library steps: Gymnasium's vector environments, and EnvPool's pools where EnvPool is installed."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.envs.env_copies import EnvLoop, make_batch
+from marl_ray.envs.gymnasium_env import SingleAgent
 from marl_ray.envs.registry import make_env
 from marl_ray.envs.vector import PoolBatch, VectorBatch
 from marl_ray.errors import MarlRayError
@@ -43,6 +46,57 @@ def test_a_gymnasium_vector_equals_the_loop(reset: bool) -> None:
     loop = EnvLoop(EnvConfig(id="gymnasium.CartPole-v1"), copies, AGENTS)
     for own, reference in zip(walk(vector, copies, 60, reset), walk(loop, copies, 60, reset), strict=True):
         np.testing.assert_array_equal(own, reference)
+
+
+class Forbidding(gymnasium.Wrapper):
+    """CartPole whose infos forbid one action in each step, except in every fourth."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.steps = 0
+        observation, _ = self.env.reset(**kwargs)
+        return observation, self.info(observation)
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        return observation, reward, terminated, truncated, self.info(observation)
+
+    def info(self, observation: np.ndarray) -> dict[str, Any]:
+        left = bool(observation[0] > 0)
+        return {} if self.steps % 4 == 3 else {"action_mask": np.array([left, not left])}
+
+
+def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos() -> None:
+    copies = 3
+    makers = [lambda: Forbidding(gymnasium.make("CartPole-v1"))] * copies
+    vector = VectorBatch(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), AGENTS, 1)
+    loop = EnvLoop(EnvConfig(id="gymnasium.CartPole-v1"), copies, AGENTS)
+    loop.envs = [SingleAgent(make(), "forbidding") for make in makers]
+    rows, rng = [np.zeros((copies, 1, 4), np.float32)], np.random.default_rng(0)
+    for batch in (vector, loop):
+        for c in range(copies):
+            batch.reset(c, c)
+    ended = 0
+    for t in range(60):
+        for batch in (vector, loop):
+            batch.observe(rows)
+        np.testing.assert_array_equal(vector.action_masks[0], loop.action_masks[0])
+        actions = [rng.integers(2, size=(copies, 1))]
+        for batch in (vector, loop):
+            batch.step(actions)
+        over = np.flatnonzero(~loop.alive[:, 0]) if t % 5 == 0 else []
+        for c in over:
+            vector.reset(int(c), 100 * t)
+            loop.reset(int(c), 100 * t)
+            ended += 1
+    assert ended
+    vector.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_gymnasium_vector_that_resets_itself_is_refused(mode: AutoresetMode) -> None:
+    with pytest.raises(MarlRayError, match=f"autoreset_mode of the VectorEnv is {mode}, expected .*DISABLED"):
+        VectorBatch(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], autoreset_mode=mode), AGENTS, 1)
 
 
 def test_an_envpool_id_without_envpool_says_what_to_install() -> None:

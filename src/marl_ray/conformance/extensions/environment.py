@@ -216,7 +216,6 @@ def _difference(own: EnvBatch, loop: EnvLoop, agents: Sequence[str], most: int) 
             rows = [[np.zeros((COPIES, 1, row_size(space)), row_dtype(space)) for space in spaces] for _ in batches]
             for batch, seen in zip(batches, rows, strict=True):
                 batch.observe(seen, np.flatnonzero(batch.alive.any(1)).tolist())
-            alive = loop.alive.copy()
             actions = [
                 np.array(
                     [[_action(space, {} if masks is None else {"action_mask": masks[c, 0]})] for c in range(COPIES)]
@@ -227,7 +226,7 @@ def _difference(own: EnvBatch, loop: EnvLoop, agents: Sequence[str], most: int) 
             pairs["action masks"] = [_given(batch.action_masks) for batch in batches]
             steps = [batch.step(actions) for batch in batches]
             for k, name in enumerate(BatchStep._fields):
-                pairs[name] = [[made[k][alive]] for made in steps]
+                pairs[name] = [[made[k]] for made in steps]
             for name, (compiled, single) in pairs.items():
                 for given, expected in zip(compiled, single, strict=True):
                     if given.shape != expected.shape or not np.allclose(given, expected, 1e-5, 1e-5):

@@ -11,6 +11,7 @@ from functools import cache
 import numba
 import numpy as np
 
+from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs
 
 LARGEST_GROUP = 512
@@ -87,6 +88,19 @@ def number_codes(
     return parts[:filled], bounds[: count + 1]
 
 
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def first_outside(rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray) -> int:
+    """The first of `firsts` whose row (K,) has an entry that is none of its categories, 0 to `sizes[k] - 1`; -1 if none has.
+    Such an entry would write beyond the arrays of `number_codes`."""
+    for place in firsts:
+        row, outside = rows[place], 0
+        for k in range(len(row)):
+            outside += (row[k] < 0) | (row[k] >= sizes[k])
+        if outside:
+            return int(place)
+    return -1
+
+
 @dataclass(frozen=True)
 class Categories:
     """The categories of a network's entries."""
@@ -109,9 +123,14 @@ class Categories:
         return cls(sizes, np.array([*groups, len(sizes)]))
 
     def inputs(self, rows: np.ndarray) -> NetworkInputs:
-        """The distinct rows among categories (N, K)."""
+        """The distinct rows among categories (N, K). MarlRayError if an entry is none of its categories."""
         numbers, firsts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         firsts = firsts[: number_rows(rows, _factors(rows.shape[1]), numbers, firsts)]
+        if (place := first_outside(rows, firsts, self.sizes)) >= 0:
+            k = int(np.argmax((rows[place] < 0) | (rows[place] >= self.sizes)))
+            raise MarlRayError(
+                f"observation: entry {k} is category {rows[place, k]}, expected 0 to {self.sizes[k] - 1}"
+            )
         codes = np.empty((len(firsts), len(self.groups) - 1), np.int32)
         parts, bounds = number_codes(rows, firsts, self.sizes, self.groups, codes)
         return NetworkInputs(np.empty((0, 0), np.float32), codes, parts, bounds, numbers)
