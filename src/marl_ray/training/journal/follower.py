@@ -23,7 +23,7 @@ from marl_ray.training.journal.writer import (
     STARTS_AFTER,
 )
 from marl_ray.training.run_folder.metrics_file import METRICS
-from marl_ray.training.run_folder.run_log import print_line
+from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
 CLOSE_S = 10.0

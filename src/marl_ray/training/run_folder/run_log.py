@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import named
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
 from marl_ray.training.run_folder.record import filesystem_of
+from marl_ray.training.tracking.printed_lines import print_line
 
 LOG = "run.log"
 """Name of the file in a run's folder."""
@@ -103,10 +104,3 @@ class RunLog:
 
     def _print(self, text: str) -> None:
         print_line(f"{self.config.name}: {text}", sys.stderr)
-
-
-def print_line(line: str, stream: TextIO) -> None:
-    """Print a line at once. It is lost where nobody can take it, as a pipe whose reader has gone or a file on a full disk:
-    that is no reason to end a run."""
-    with contextlib.suppress(OSError, ValueError):  # of a stream that is closed
-        print(line, file=stream, flush=True)

@@ -21,8 +21,8 @@ from marl_ray.training.machines.interruption import run_within
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import is_metrics, row_of
 from marl_ray.training.run_folder.owners import whose_folder
-from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
+from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.training.tracking.summary import best_score_of
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord

@@ -20,7 +20,7 @@ from marl_ray.storages import absolute
 from marl_ray.training.machines.interruption import answering
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.run_folder.run_log import print_line
+from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
     REPORT,

@@ -86,7 +86,7 @@ def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_r
     run, folder = run_of(tmp_path, "Lines", "Database")
     lines: list[str] = []
     sinks, journal = delivering(run, folder, lines=lines, begins=True), Journal(LOCAL, folder)
-    sinks.check_open(SOON_S)
+    sinks.check_open(20.0)
     write(journal, 0, 4)
     sinks.close("FINISHED")
     assert taken(tmp_path, "Lines") == taken(tmp_path, "Database") == list(range(5)) and lines == []

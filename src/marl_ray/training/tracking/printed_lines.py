@@ -1,0 +1,11 @@
+"""Lines of runs and sweeps on the standard streams."""
+
+import contextlib
+from typing import TextIO
+
+
+def print_line(line: str, stream: TextIO) -> None:
+    """Print a line at once. It is lost where nobody can take it, as a pipe whose reader has gone or a file on a full disk:
+    that is no reason to end a run."""
+    with contextlib.suppress(OSError, ValueError):  # of a stream that is closed
+        print(line, file=stream, flush=True)
