@@ -66,7 +66,7 @@ def loads(folders: list[str], parallel: dict[str, int]) -> str:
 def exports(folder: str, model: str, failing: int) -> str:
     """One worker fails in the middle of a bundle whose weights come from the workers' shards."""
     engine = "team.speaker.generation.engine=toys.engines:Apart"
-    run = Run(texts.config(model, engine, f"resources.workers={dist.get_world_size()}"), CPU)
+    run = Run(texts.config(model, engine, "train.group_size=2", f"resources.workers={dist.get_world_size()}"), CPU)
     run.step()
     left, send = [5], saving.sent_to_first
 

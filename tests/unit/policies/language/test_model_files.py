@@ -1,6 +1,8 @@
 """Weights that stay in their files until a policy is sharded or copied are those of a model that is read at once."""
 
+import errno
 import json
+import os
 import re
 
 import pytest
@@ -184,6 +186,18 @@ def test_a_bundle_of_another_shape_is_no_begin(tmp_path):
 
 def bundled(folder, bundles):
     return save_token_bundle(bundles, {"a": "lm"}, {"lm": on_cpu(built(folder, False))}, LINEAGE)
+
+
+def test_a_disk_that_fails_while_weights_are_read_is_named(tmp_path, monkeypatch):
+    policy = built(saved(tmp_path), True)
+
+    def fail(*arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    message = rf"^{tmp_path}/model\.safetensors: weight model\.\S+ cannot be read: Input/output error$"
+    with pytest.raises(MarlRayError, match=message):
+        on_cpu(policy)
 
 
 def missing(folder, last):

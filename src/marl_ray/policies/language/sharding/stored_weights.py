@@ -8,10 +8,12 @@ import json
 import math
 import os
 import struct
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -29,12 +31,19 @@ AT_ONCE = 1 << 22
 """Bytes of a weight that are read at once, unless one of its rows has more."""
 
 
+class WeightFile:
+    """A file that stays open as long as anything may read from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.descriptor = path, os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.descriptor)
+
+
 @dataclass(frozen=True)
 class StoredTensor:
-    """One weight of a file that is open."""
+    """One weight of a file."""
 
-    path: Path
-    file: BinaryIO
+    file: WeightFile
     name: str
     kind: str
     """Name of its number type in safetensors."""
@@ -47,34 +56,32 @@ class StoredTensor:
         if not target.numel():
             return
         if not self.shape:
-            target.copy_(self._rows(0, 1).reshape(()))
-            return
+            part, target = (slice(0, 1),), target.reshape(1)
         rows, *inner = part
         row_bytes = math.prod(self.shape[1:]) * FLOATS[self.kind].itemsize
-        step = max(1, AT_ONCE // row_bytes)
+        step = min(max(1, AT_ONCE // row_bytes), rows.stop - rows.start)
+        # Memory that goes back to the system: holes between the weights of a model would stay as long as it does.
+        room = torch.frombuffer(mmap(-1, step * row_bytes), dtype=torch.uint8)
         for first in range(rows.start, rows.stop, step):
             end = min(first + step, rows.stop)
-            read = self._rows(first, end)[(slice(None), *inner)]
-            target[first - rows.start : end - rows.start].copy_(read)
+            read = room[: (end - first) * row_bytes]
+            self._fill(read, self.begin + first * row_bytes)
+            values = read.view(FLOATS[self.kind]).view(end - first, *self.shape[1:])
+            target[first - rows.start : end - rows.start].copy_(values[(slice(None), *inner)])
 
-    def _rows(self, first: int, end: int) -> Tensor:
-        """The rows from `first` to before `end`, complete in all other dimensions."""
-        dtype, shape = FLOATS[self.kind], (end - first, *self.shape[1:])
-        row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
-        buffer = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
-        view = buffer.numpy().data
-        done = 0
+    def _fill(self, room: Tensor, begin: int) -> None:
+        """Read as many bytes as there is room for, from a place of the file on."""
+        view, done = room.numpy().data, 0
         while done < len(view):
             try:
-                read = os.preadv(self.file.fileno(), [view[done:]], self.begin + first * row_bytes + done)
+                count = os.preadv(self.file.descriptor, [view[done:]], begin + done)
             except OSError as error:
                 raise MarlRayError(
-                    f"{self.path}: weight {self.name} cannot be read: {why(error, self.path)}"
+                    f"{self.file.path}: weight {self.name} cannot be read: {why(error, self.file.path)}"
                 ) from error
-            if read == 0:
-                raise MarlRayError(f"{self.path}: the file ends within weight {self.name}")
-            done += read
-        return buffer.view(dtype).view(shape)
+            if count == 0:
+                raise MarlRayError(f"{self.file.path}: the file ends within weight {self.name}")
+            done += count
 
 
 @dataclass(frozen=True)
@@ -122,15 +129,12 @@ def open_weights(paths: list[str]) -> StoredWeights:
     tensors: dict[str, StoredTensor] = {}
     for path in map(Path, paths):
         safe_open(str(path), "pt")  # compares the file's length with its header
-        # The weights keep the file open; it is closed with the last of them.
-        file = path.open("rb", buffering=0)
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
+        file = WeightFile(path)
+        (length,) = struct.unpack("<Q", os.pread(file.descriptor, 8, 0))
+        header: dict[str, Any] = json.loads(os.pread(file.descriptor, length, 8))
         header.pop("__metadata__", None)
         tensors |= {
-            name: StoredTensor(
-                path, file, name, facts["dtype"], tuple(facts["shape"]), 8 + length + facts["data_offsets"][0]
-            )
+            name: StoredTensor(file, name, facts["dtype"], tuple(facts["shape"]), 8 + length + facts["data_offsets"][0])
             for name, facts in header.items()
         }
     return StoredWeights(tensors)
