@@ -22,6 +22,7 @@ import psutil
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.ray_seams import answers, loopback_only, reload_ray_settings
+from marl_ray.temporary_folders import short_folder
 
 CONNECT_S = 30.0
 """Seconds that the cluster of RAY_ADDRESS has to answer."""
@@ -89,7 +90,7 @@ def local_ray(
 
     if ray.is_initialized():
         raise MarlRayError("local_ray: Ray is already initialised in this process; leave that one first")
-    temp_dir = Path(tempfile.mkdtemp(prefix="mr-", dir=_short_temp_root()))
+    temp_dir = short_folder("ray", _short_temp_root())
     token = secrets.token_hex(32)
     with _restored_signals(), _environment(token):
         try:
