@@ -1,8 +1,10 @@
-"""The errors that users see as a single line."""
+"""The errors that users see as a single line, and how a line is printed."""
 
+import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterable
+from typing import TextIO
 
 
 class MarlRayError(Exception):
@@ -65,3 +67,10 @@ def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "
         return meant
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; expected {'one of ' if names else ''}{' or '.join([listed] * bool(names) + list(further))}"
+
+
+def print_line(line: str, stream: TextIO) -> None:
+    """Print a line at once. It is lost where nobody can take it, as a pipe whose reader has gone or a file on a full disk:
+    that is no reason to end a run."""
+    with contextlib.suppress(OSError, ValueError):  # of a stream that is closed
+        print(line, file=stream, flush=True)

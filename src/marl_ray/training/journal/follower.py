@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
+from marl_ray.errors import print_line
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import (
     ERRORS,
@@ -23,7 +24,6 @@ from marl_ray.training.journal.writer import (
     STARTS_AFTER,
 )
 from marl_ray.training.run_folder.metrics_file import METRICS
-from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
 CLOSE_S = 10.0

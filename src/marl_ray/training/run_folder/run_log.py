@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import TextIO
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import named
+from marl_ray.errors import named, print_line
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
 from marl_ray.training.run_folder.record import filesystem_of
 
@@ -103,10 +102,3 @@ class RunLog:
 
     def _print(self, text: str) -> None:
         print_line(f"{self.config.name}: {text}", sys.stderr)
-
-
-def print_line(line: str, stream: TextIO) -> None:
-    """Print a line at once. It is lost where nobody can take it, as a pipe whose reader has gone or a file on a full disk:
-    that is no reason to end a run."""
-    with contextlib.suppress(OSError, ValueError):  # of a stream that is closed
-        print(line, file=stream, flush=True)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from marl_ray.config import RunConfig
-from marl_ray.training.run_folder.run_log import print_line
+from marl_ray.errors import print_line
 from marl_ray.training.tracking.summary import against_budgets, evaluated
 
 LINE_EVERY_S = 5.0

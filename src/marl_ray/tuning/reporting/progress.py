@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.training.run_folder.run_log import print_line
+from marl_ray.errors import print_line
 from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, shown, signed, why
 
 TABLE_EVERY_S = 0.5

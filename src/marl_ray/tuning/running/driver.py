@@ -15,12 +15,11 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.errors import MarlRayError, named, one_line, print_line
 from marl_ray.storages import absolute
 from marl_ray.training.machines.interruption import answering
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
-from marl_ray.training.run_folder.run_log import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
     REPORT,
