@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 
 NAME = re.compile(r"marl-ray-[a-z-]+-([0-9a-f]{8})-([0-9]+)-([0-9]+)-[^-]+")
 """Purpose; machine; process and the time of its start, in ticks since the machine's; a random end."""
+SHORT = re.compile(r"mr-[0-9a-f]{8}")
+"""Name of a folder whose path must be short. Its file MAKER holds the name that it would have else."""
+MAKER = "maker"
 
 
 @contextmanager
@@ -43,6 +47,15 @@ def object_folder(purpose: str, longest_root: int | None = None) -> tempfile.Tem
     return tempfile.TemporaryDirectory(prefix=_prefix(purpose), dir=root)
 
 
+def short_folder(purpose: str, root: str) -> Path:
+    """An empty folder under `root` whose name has eleven characters, such as for Unix sockets. Whoever makes it deletes it;
+    its file MAKER names the process, so that it is removed as those of `new_temporary_folder` are."""
+    remove_leftovers(root)
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(purpose), dir=root))
+    (folder / MAKER).write_text(folder.name)
+    return folder.rename(Path(root, f"mr-{secrets.token_hex(4)}"))
+
+
 def _prefix(purpose: str) -> str:
     own = os.getpid()
     return f"marl-ray-{purpose}-{_machine()}-{own}-{start_of(own)}-"
@@ -56,9 +69,17 @@ def remove_leftovers(root: str) -> None:
     except OSError:
         return
     for name in names:
-        match = NAME.fullmatch(name)
+        match = NAME.fullmatch(_maker(Path(root, name)) if SHORT.fullmatch(name) else name)
         if match is not None and match[1] == _machine() and start_of(int(match[2])) != int(match[3]):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+
+def _maker(folder: Path) -> str:
+    """The content of a short folder's file; empty where it cannot be read."""
+    try:
+        return (folder / MAKER).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 @cache

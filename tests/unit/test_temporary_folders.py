@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from marl_ray.temporary_folders import new_temporary_folder, remove_leftovers, temporary_folder
+from marl_ray.temporary_folders import new_temporary_folder, remove_leftovers, short_folder, temporary_folder
 
 MAKE = """
-from marl_ray.temporary_folders import new_temporary_folder
+import tempfile
+from marl_ray.temporary_folders import new_temporary_folder, short_folder
 (new_temporary_folder("bundle") / "file").write_text("x")
+(short_folder("ray", tempfile.gettempdir()) / "file").write_text("x")
 print("made", flush=True)
 input()
 """
@@ -29,21 +31,27 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_remove(root: Path):
-    others = [root / "marl-ray-bundle-00000000-1-1-abc", root / "marl-ray-other", root / "mine-1-2"]
+    others = [
+        root / "marl-ray-bundle-00000000-1-1-abc",
+        root / "marl-ray-other",
+        root / "mine-1-2",
+        root / "mr-0a1b2c3d",
+    ]
     for other in others:  # of another machine, or of nobody we know
         other.mkdir()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", MAKE], **pipes) as process:
         assert process.stdout.readline() == "made\n"
-        (left,) = set(root.iterdir()) - set(others)
+        left = sorted(set(root.iterdir()) - set(others))
+        assert len(left) == 2 and len(left[1].name) == len("mr-01234567")
         with temporary_folder("check") as own:
-            assert left.exists() and own.is_dir()  # its process lives
+            assert all(folder.exists() for folder in left) and own.is_dir()  # their process lives
         assert not own.exists()
         process.send_signal(signal.SIGKILL)
         process.wait(10)
     remove_leftovers.cache_clear()  # as in a process that has just begun
-    kept = new_temporary_folder("check")
-    assert set(root.iterdir()) == {*others, kept} and kept.stat().st_mode & 0o777 == 0o700
+    kept = {new_temporary_folder("check"), short_folder("ray", str(root))}
+    assert set(root.iterdir()) == {*others, *kept} and {each.stat().st_mode & 0o777 for each in kept} == {0o700}
 
 
 def test_a_number_that_another_process_has_now_counts_as_another(root: Path):

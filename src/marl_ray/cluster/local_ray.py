@@ -22,6 +22,7 @@ import psutil
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.ray_seams import answers, loopback_only, reload_ray_settings
+from marl_ray.temporary_folders import short_folder
 
 CONNECT_S = 30.0
 """Seconds that the cluster of RAY_ADDRESS has to answer."""
@@ -89,7 +90,11 @@ def local_ray(
 
     if ray.is_initialized():
         raise MarlRayError("local_ray: Ray is already initialised in this process; leave that one first")
-    temp_dir = Path(tempfile.mkdtemp(prefix="mr-", dir=_short_temp_root()))
+    root = _short_temp_root()
+    try:
+        temp_dir = short_folder("ray", root)
+    except OSError as error:
+        raise MarlRayError(f"local_ray: Ray gets no folder in {root}: {one_line(error)}") from error
     token = secrets.token_hex(32)
     with _restored_signals(), _environment(token):
         try:

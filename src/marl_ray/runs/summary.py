@@ -159,7 +159,10 @@ def _finished_score(run: StoredRun) -> Score | None:
 def _files(run: StoredRun, folder: str) -> list[Any]:
     from pyarrow import fs
 
-    infos = run.filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    try:
+        infos = run.filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    except OSError:  # a file in the place of the folder
+        return []
     return [info for info in infos if info.type == fs.FileType.File]
 
 

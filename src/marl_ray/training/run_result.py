@@ -9,7 +9,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, Published, best_whole, published
+from marl_ray.training.checkpoints.index import BUNDLE, Published, best, best_whole, published
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.all_sinks import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
@@ -65,7 +65,10 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
     curve = None if stored["curve"] is None else Path(stored["curve"])
     if curve is not None and Path(folder, curve.name).exists():
         curve = Path(folder, curve.name)
-    bundle = linked_bundle(filesystem, folder) or stored["bundle"]
+    bundle = linked_bundle(filesystem, folder)
+    if bundle is None:  # the link was lost
+        checkpoint = best(published(StoredFolder(filesystem, folder)))
+        bundle = stored["bundle"] if checkpoint is None else f"{checkpoint.place}/{BUNDLE}"
     return RunResult(**stored | {"curve": curve, "bundle": bundle}, trained=False)
 
 

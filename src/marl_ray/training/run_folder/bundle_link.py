@@ -1,5 +1,6 @@
 """`NAME/bundle`, which leads to the best bundle of a run: a link on local storage, a file with the URI on remote storage."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from marl_ray.training.run_folder.temporary_files import temporary_path
 
 LINK = "bundle"
 """Name in a run's folder; the bundle of a checkpoint has the same name in the checkpoint's folder."""
+WRITTEN = re.compile(rf"[^\s]+/(checkpoint_\d[^/\s]*)/{LINK}")
+"""Content of the file that stands for the link on remote storage."""
 
 
 def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: str) -> None:
@@ -32,7 +35,8 @@ def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: st
 
 
 def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
-    """Path of the link on local storage, the URI of the bundle on remote storage; None where there is no bundle."""
+    """Path of the link on local storage, the URI of the bundle on remote storage; None where there is no bundle, or a file
+    of something else in the place of the link."""
     path = f"{folder}/{LINK}"
     kind = filesystem.get_file_info(path).type  # of what a link leads to
     local = isinstance(filesystem, fs.LocalFileSystem)
@@ -41,9 +45,11 @@ def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
     if kind != fs.FileType.File:
         return None
     with filesystem.open_input_stream(path) as stream:
-        uri = str(stream.read().decode().strip())
-    checkpoint = uri.split("/")[-2]
-    moved = f"{folder}/{checkpoint}/{LINK}"
+        uri = bytes(stream.read()).decode(errors="replace").strip()
+    leads = WRITTEN.fullmatch(uri)
+    if leads is None:
+        return None
+    moved = f"{folder}/{leads[1]}/{LINK}"
     if folder in uri or filesystem.get_file_info(moved).type != fs.FileType.Directory:
         return uri
     return moved if local else f"{filesystem.type_name}://{moved}"  # the run's folder has been copied since

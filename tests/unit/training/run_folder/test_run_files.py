@@ -58,6 +58,15 @@ def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path: Path):
     assert linked_bundle(remote, "run") == "s3://bucket/run/checkpoint_2/bundle"
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"\xff\xfe\n", b"s3://bucket/run\n", b"s3://b/run/checkpoint_2/bundlf\n"]
+)
+def test_a_file_of_something_else_in_the_place_of_the_link_is_no_link(tmp_path: Path, content: bytes):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LINK).write_bytes(content)
+    assert linked_bundle(LOCAL, str(tmp_path / "run")) is None and linked_bundle(away(tmp_path), "run") is None
+
+
 def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_path: Path, capsys: Any):
     run = config(f"storage={tmp_path}")
     path = tmp_path / "toy" / LOG
