@@ -134,7 +134,7 @@ class PoolBatch(VectorBatch):
         """`make` makes the pool of as many copies as there are seeds."""
         self.make = make
         super().__init__(make([0] * copies), groups, signals)
-        shape = self.vector.single_observation_space.shape or ()
+        shape: tuple[int, ...] = self.vector.single_observation_space.shape or ()
         self.channels_first = len(shape) == 3 and shape[0] < shape[-1]
 
     def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
