@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_ray.envs.flat_dicts import flat_rows, flat_space
 from marl_ray.envs.vector import PoolBatch
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 
@@ -18,14 +19,15 @@ AGENT = "agent"
 class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
     """A pool of one copy, whose only agent is called `agent`, and the maker of batches.
 
-    Images come as (H, W, C). EnvPool's own arguments (`max_episode_steps`, `num_threads`, ...) are `env.kwargs`; a worker
-    steps its copies in one thread unless told otherwise.
+    Images come as (H, W, C), and dicts as rows of all their numbers. EnvPool's own arguments (`max_episode_steps`,
+    `num_threads`, ...) are `env.kwargs`; a worker steps its copies in one thread unless told otherwise.
     """
 
     metadata = {"name": "envpool", "render_modes": []}
 
     def __init__(self, name: str, **kwargs: Any):
-        """Raises MarlRayError naming `env.id` if EnvPool is not installed or does not know the name."""
+        """Raises MarlRayError naming `env.id` if EnvPool is not installed or does not know the name, or if there are several
+        players."""
         try:
             import envpool
         except ImportError as error:
@@ -35,10 +37,12 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
             raise MarlRayError(f"env.id: {PREFIX + name!r} is unknown{did_you_mean(name, known)}")
         self.name, self.kwargs, self.render_mode = name, {"num_threads": 1} | kwargs, None
         self.pool = self._pool([0])
+        if (players := self.pool.config.get("max_num_players", 1)) != 1:
+            raise MarlRayError(f"env.id: {PREFIX + name!r} has {players} players, expected one")
         self.possible_agents = [AGENT]
         self.agents: list[str] = []
         self._observation_space, self._action_space = (
-            _channels_last(self.pool.observation_space),
+            _channels_last(flat_space(self.pool.observation_space)),
             self.pool.action_space,
         )
 
@@ -79,8 +83,8 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
         except (AssertionError, RuntimeError, ValueError, TypeError) as error:
             raise MarlRayError(f"env.kwargs: {PREFIX + self.name} rejected {self.kwargs} ({error})") from error
 
-    def _view(self, observations: np.ndarray) -> np.ndarray:
-        own: np.ndarray = observations[0]
+    def _view(self, observations: Any) -> np.ndarray:
+        own: np.ndarray = flat_rows(observations, self.pool.observation_space)[0]
         return own if own.shape == self._observation_space.shape else np.moveaxis(own, 0, -1)
 
 

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from marl_ray.envs.batch import BatchStep, grouped
+from marl_ray.envs.flat_dicts import flat_rows, flat_space
 from marl_ray.errors import MarlRayError
 
 Seeds = Sequence[int | None]
@@ -26,8 +27,8 @@ class VectorBatch:
     def __init__(self, vector: Any, groups: Sequence[Sequence[str]], signals: int):
         """`vector` has as many copies as the batch. MarlRayError if an observation is neither a Box nor categories, or if
         ended copies begin anew by themselves."""
-        copies, space = vector.num_envs, vector.single_observation_space
-        if isinstance(space, spaces.Dict | spaces.Tuple | spaces.Text):
+        copies, space = vector.num_envs, flat_space(vector.single_observation_space)
+        if isinstance(space, spaces.Tuple | spaces.Text):
             raise MarlRayError(f"observation space {space} is not supported in a VectorEnv: expected numbers")
         if not self.resets_itself and (mode := vector.metadata.get("autoreset_mode")) != AutoresetMode.DISABLED:
             raise MarlRayError(f"autoreset_mode of the VectorEnv is {mode}, expected {AutoresetMode.DISABLED}")
@@ -49,7 +50,7 @@ class VectorBatch:
         step = BatchStep.zeros(len(self.alive), 1, self.signals)
         observations, rewards, terminated, truncated, infos = self.vector.step(actions[0][:, 0])
         playing = self.alive[:, 0].copy()
-        self._see(observations, playing)
+        self._see(self._rows(observations), playing)
         step.rewards[playing, 0] = rewards[playing]
         step.terminated[playing, 0] = terminated[playing]
         step.truncated[playing, 0] = truncated[playing] & ~terminated[playing]
@@ -83,10 +84,15 @@ class VectorBatch:
         observations, infos = self._reset([self.waiting.get(c, 0) if mask[c] else None for c in range(len(mask))], mask)
         self.waiting = {}
         # A pool returns the observations of the copies that were reset alone.
-        self._see(observations if len(observations) == len(mask) else _spread(observations, mask), begun)
+        rows = self._rows(observations)
+        self._see(rows if len(rows) == len(mask) else _spread(rows, mask), begun)
         self._permit(infos, begun)
 
-    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    def _rows(self, observations: Any) -> np.ndarray:
+        """Observations of some copies as arrays."""
+        return flat_rows(observations, self.vector.single_observation_space)
+
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """Begin the episodes of the copies in `mask`; returns observations and infos."""
         options = None if mask.all() else {"reset_mask": mask}
         observations, infos = self.vector.reset(seed=list(seeds), options=options)
@@ -128,10 +134,10 @@ class PoolBatch(VectorBatch):
         """`make` makes the pool of as many copies as there are seeds."""
         self.make = make
         super().__init__(make([0] * copies), groups, signals)
-        shape = self.vector.single_observation_space.shape
+        shape = self.vector.single_observation_space.shape or ()
         self.channels_first = len(shape) == 3 and shape[0] < shape[-1]
 
-    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
         if mask.all():
             self.vector.close()
             self.vector = self.make([int(seed or 0) for seed in seeds])

@@ -8,6 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from marl_ray.config.run.sections import EnvConfig
+from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.envs.env_copies import EnvLoop, make_batch
 from marl_ray.envs.gymnasium_env import SingleAgent
@@ -137,3 +138,18 @@ def test_a_pool_gives_images_with_channels_last() -> None:
     seen, _ = env.reset(seed=1)
     seen = env.step({"agent": 0})[0]["agent"]
     np.testing.assert_array_equal(rows[0][0, 0].reshape(84, 84, 4), seen)
+
+
+@pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "CheetahRun-v1"])
+def test_a_pool_gives_dicts_as_rows_and_its_batch_equals_its_single_copies(name: str) -> None:
+    pytest.importorskip("envpool")
+    properties = list(check(f"envpool.{name}", {"max_episode_steps": 20}))
+    # EnvPool declares velocities of dm_control as positive, which they are not.
+    assert {each.name for each in properties if each.failure is not None} <= {"observations"}
+    assert "batch" in [each.name for each in properties]
+
+
+def test_a_pool_of_several_players_is_refused() -> None:
+    pytest.importorskip("envpool")
+    with pytest.raises(MarlRayError, match=r"env\.id: 'envpool.IntersectionMultiAgent-v0' has 2 players, expected one"):
+        make_env(EnvConfig(id="envpool.IntersectionMultiAgent-v0"))
