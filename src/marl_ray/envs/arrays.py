@@ -63,7 +63,10 @@ class ArrayBatch:
         self.action_masks: list[np.ndarray | None] = [None] * len(groups)
 
     def reset(self, copy: int, seed: int) -> None:
-        self.states[copy] = self.begin(seed)
+        state = np.asarray(self.begin(seed), np.float64)
+        if state.shape != self.states.shape[1:]:
+            raise MarlRayError(f"the state of seed {seed} has shape {state.shape}, expected {self.states.shape[1:]}")
+        self.states[copy] = state
         self.alive[copy] = self.observed[copy] = True
         self._note(slice(copy, copy + 1))
 

@@ -152,7 +152,13 @@ class EnvLoop:
             seen = self.observations[c]
             for group, offset, group_rows in zip(self.groups, self.offsets, rows, strict=True):
                 for agent, row in zip(group, group_rows[c], strict=True):
-                    row[...] = _row(seen[agent], offset) if agent in seen else 0
+                    if agent not in seen:
+                        row[...] = 0
+                        continue
+                    given = _row(seen[agent], offset)
+                    if len(given) != len(row):
+                        raise MarlRayError(f"the observation of {agent} has {len(given)} numbers, its space {len(row)}")
+                    row[...] = given
 
     def close(self) -> None:
         for env in self.envs:

@@ -30,6 +30,8 @@ def flat_rows(observations: Any, space: spaces.Space[Any]) -> np.ndarray:
 
 def _bounds(space: spaces.Space[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The least and the greatest numbers of each entry, flat."""
+    low: Any
+    high: Any
     match space:
         case spaces.Dict():
             for entry in space.values():

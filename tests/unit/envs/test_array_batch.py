@@ -158,7 +158,7 @@ class Relay(ParallelEnv):
 
     def batch(self, copies: int, groups: Any, signals: int) -> Any:
         def begin(seed: int) -> np.ndarray:
-            return np.array([0, -1, -1])  # integers, though `play` writes halves
+            return np.array([0, -1, -1] + [0] * (seed > 99))  # integers, though `play` writes halves
 
         def play(
             states: Any, alive: Any, actions: Any, rewards: Any, costs: Any, terminated: Any, truncated: Any
@@ -205,3 +205,14 @@ def test_a_faulty_batch_is_refused(
         make_batch(EnvConfig(id="test_array_batch:Relay", kwargs={"fault": fault}), 3, [["first"], ["second"]]).reset(
             0, 0
         )
+
+
+def test_wrong_shapes_are_named() -> None:
+    relay = Relay()
+    groups = [["first"], ["second"]]
+    with pytest.raises(MarlRayError, match=r"the state of seed 100 has shape \(4,\), expected \(3,\)"):
+        relay.batch(1, groups, 1).reset(0, 100)
+    loop = EnvLoop(EnvConfig(id="test_array_batch:Relay"), 1, groups, first=relay)
+    loop.observations = [{"first": np.zeros(1), "second": np.zeros(3)}]
+    with pytest.raises(MarlRayError, match="the observation of second has 3 numbers, its space 1"):
+        loop.observe([np.zeros((1, 1, 1), np.float32) for _ in groups])
