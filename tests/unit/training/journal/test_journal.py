@@ -85,7 +85,7 @@ def test_a_line_that_was_cut_is_not_read_and_goes_with_the_next_start(tmp_path: 
     assert iterations(LOCAL, folder) == [1]
     write(Journal(LOCAL, folder), 1, row(2))
     assert iterations(LOCAL, folder) == [1, 2]
-    path.write_text("{}\n[1]\n")
+    path.write_text('{"steps": 0}\n[1]\n')
     with pytest.raises(MarlRayError, match=rf"^{path}, line 2: expected a row of metrics as a JSON object$"):
         read_metrics(LOCAL, folder)
     assert read_metrics(LOCAL, str(tmp_path / "none")) == []
