@@ -28,8 +28,8 @@ def mlflow_client(uri: str, reads: bool = False) -> Any:
         raise FileNotFoundError(f"there is no file {path}")
     import mlflow
 
-    # This logger announces every table that MLflow makes.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    # This logger announces every table that MLflow makes, and prints a traceback of each error, which is raised besides.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     if path is not None and not _is_complete(path):
         with temporary_folder("mlflow") as folder:
             template = folder / "mlflow.db"

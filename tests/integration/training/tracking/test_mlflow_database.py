@@ -74,3 +74,14 @@ def test_a_file_of_something_else_is_not_touched(tmp_path: Path):
     with pytest.raises(Exception, match="file is not a database"):
         mlflow_client(f"sqlite:///{tmp_path}/mlflow.db").search_experiments()
     assert (tmp_path / "mlflow.db").read_text().startswith("a letter")
+
+
+def test_an_error_of_the_database_is_raised_and_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """MLflow prints a traceback of each, a sink is called again every three seconds, and a disk may be full for hours."""
+    client = mlflow_client(f"sqlite:///{tmp_path}/mlflow.db")
+    run = client.create_run("0").info.run_id
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("drop table metrics")
+    with pytest.raises(Exception, match="no such table: metrics"):
+        client.log_metric(run, "return", 1.0)
+    assert "Traceback" not in capfd.readouterr().err
