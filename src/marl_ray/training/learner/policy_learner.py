@@ -1,6 +1,5 @@
 """The learner of one policy: it updates the policy by one batch at a time, and keeps the state between updates."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.training.collectives import total, world
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
-from marl_ray.training.learner.compiled.eligible import is_compiled
+from marl_ray.training.learner.compiled.eligible import why_torch
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.estimates import trained_decisions
 from marl_ray.training.learner.preparation.prepare import prepare
@@ -33,8 +32,8 @@ class Learner:
     state: UpdateState
     trust_region: float
     """The bound of a trust region's step (nats) at this point of the run."""
-    compiled: bool
-    """The gradient steps, and the networks that play, are compiled code (see `compiled`)."""
+    why_torch: str
+    """The reason why torch takes the gradient steps; empty where compiled code does (see `compiled`)."""
 
     def __init__(self, model: Any, mesh: DeviceMesh, settings: LearnerSettings):
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
@@ -42,7 +41,12 @@ class Learner:
         self.state = UpdateState.fresh(self.policy)
         self.trust_region = settings.hyper.trust_region
         self.own_groups = self._groups()
-        self.compiled, self._compared = is_compiled(self.policy), False
+        self.why_torch, self._compared = why_torch(self.policy), False
+
+    @property
+    def compiled(self) -> bool:
+        """True if the gradient steps, and the networks that play, are compiled code."""
+        return not self.why_torch
 
     def limit_passes(self, rows: int) -> None:
         """Let no pass have more than `rows` sequences from now on; the size of passes changes no result."""
@@ -107,7 +111,7 @@ class Learner:
 
     def _descend(self, prepared: PreparedBatch, where: str) -> tuple[UpdateState, dict[str, float]]:
         """Take the gradient steps by compiled code where there is some. Before its first step it is compared with torch; if
-        it differs, torch takes all steps of the run, and a line on standard error says so."""
+        it differs, torch takes all steps of the run, and `why_torch` says so."""
         if not self.compiled:
             return gradient_epochs.descend(self.policy, self.state, prepared, where)
         from marl_ray.training.learner.compiled import epochs  # loads numba
@@ -116,9 +120,7 @@ class Learner:
             self._compared = True
             difference = epochs.largest_difference(self.policy, self.state, prepared)
             if not difference <= epochs.TOLERANCE:
-                self.compiled = False
-                line = f"{where}: compiled gradients differ from torch's by {difference:.1e}; torch takes all steps"
-                print(line, file=sys.stderr, flush=True)
+                self.why_torch = f"compiled gradients differ from torch's by {difference:.1e}"
                 return gradient_epochs.descend(self.policy, self.state, prepared, where)
         return epochs.descend(self.policy, self.state, prepared, where)
 

@@ -20,7 +20,7 @@ class Listeners:
     begin: Callable[[int | None], None] = lambda iteration: None
     """It gets the iteration of the run's own checkpoint that the run goes on from, or None, before any row."""
     say: Callable[[str], None] = lambda line: None
-    """It gets a line for people about each checkpoint that is damaged."""
+    """It gets a line for people, such as one about a damaged checkpoint."""
 
 
 SILENT = Listeners()

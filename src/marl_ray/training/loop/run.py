@@ -65,9 +65,10 @@ class Run:
     ):
         """`engine_of` makes the language models' engines (see `build_team`)."""
         torch.set_num_threads(config.resources.threads_per_worker)
-        self.config = config
+        self.config, self.device = config, device
         self.family = run_family(config)
         self.rank, workers = world()
+        self._say, self._said = listeners.say, dict[str, str]()
         self.env = together(lambda: make_env(config.env, config.constraints))  # it may read a file of tasks
         self.team = self._start_team(device, start, listeners, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
@@ -123,11 +124,21 @@ class Run:
                 team.learners[name].limit_passes(rows)
                 if self.rank == 0:
                     listeners.say(f"policy {name!r}: passes of at most {rows}, because larger ones ran out of memory")
+        self._say_why_torch(team)
         samples = config.data is None or config.evaluates or bool(config.evaluation.benchmarks)
         if samples and any(policy.generation.engine != "torch" for policy in config.team.values()):
             listeners.phase("starting the engines")
             team.start()  # before a warm start, which may take hours, and which an engine's refusal would waste
         return team
+
+    def _say_why_torch(self, team: Team) -> None:
+        """Say of each small policy on a CPU that learns by torch, once, why it does not learn by compiled code."""
+        if self.rank or self.config.language or self.device.type != "cpu":
+            return
+        for name, learner in team.learners.items():
+            if learner.why_torch != self._said.get(name, ""):
+                self._said[name] = learner.why_torch
+                self._say(f"policy {name!r}: torch takes its gradient steps, because {learner.why_torch}")
 
     @property
     def done(self) -> bool:
@@ -180,6 +191,7 @@ class Run:
         self.saver.wait_for_copy()
         with self.clock.phase("update"):
             losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
+        self._say_why_torch(self.team)
         self.iteration += 1
         ends = self.done or (until is not None and self.steps >= until)
         evaluated = self._evaluate_if_due(ends) if self.config.evaluates else {}

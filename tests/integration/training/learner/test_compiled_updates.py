@@ -16,6 +16,7 @@ from marl_ray.training.learner import gradient_epochs, policy_learner
 from marl_ray.training.learner.compiled import epochs
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.loop.listeners import Listeners
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
@@ -57,7 +58,7 @@ def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list
     """Metrics of some iterations, and the weights after them."""
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(policy_learner, "is_compiled", lambda policy: False)
+            patch.setattr(policy_learner, "why_torch", lambda policy: "it is the reference")
         run = Run(config, torch.device("cpu"))
         rows = [run.step() for _ in range(iterations)]
         assert [learner.compiled for learner in run.team.learners.values()] == [compiled]
@@ -97,28 +98,39 @@ def test_two_workers_take_the_steps_of_one(name: str) -> None:
     assert_close(two_workers(half, config_of(case, workers=2)), alone)
 
 
-@pytest.mark.parametrize("override", ["algorithm=mappo", "hyper.kl_coef=0.1", "hyper.optimizer=sgd"])
-def test_other_updates_stay_with_torch(override: str) -> None:
-    config = short("ppo", "env={id: mpe2.simple_spread_v3}", override)
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("algorithm=mappo", "its algorithm's critic is central"),
+        ("hyper.kl_coef=0.1", "hyper.kl_coef is above 0"),
+        ("hyper.optimizer=sgd", "hyper.optimizer is sgd"),
+        ("team.all.network.hidden=[512, 512]", "its networks are not small perceptrons over vectors or categories"),
+    ],
+)
+def test_other_updates_stay_with_torch_and_one_line_says_why(override: str, why: str) -> None:
+    config, lines = short("ppo", "env={id: mpe2.simple_spread_v3}", "team={all: {}}", override), list[str]()
     with process_group():
-        run = Run(config, torch.device("cpu"))
+        run = Run(config, torch.device("cpu"), listeners=Listeners(say=lines.append))
         assert [learner.compiled for learner in run.team.learners.values()] == [False]
+        run.step()
         run.close()
+    assert lines == [f"policy 'all': torch takes its gradient steps, because {why}"]
 
 
-def test_a_gradient_that_differs_from_torch_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = config_of(CASES["plain"])
+def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, lines = config_of(CASES["plain"]), list[str]()
     with process_group():
         expected = played(config, False)
         monkeypatch.setattr("marl_ray.training.learner.compiled.epochs.TOLERANCE", -1.0)
-        run = Run(config, torch.device("cpu"))
+        run = Run(config, torch.device("cpu"), listeners=Listeners(say=lines.append))
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)
         run.close()
-    assert capsys.readouterr().err.count("torch takes all steps") == 1
+    (line,) = lines
+    assert line.startswith(
+        "policy 'all': torch takes its gradient steps, because compiled gradients differ from torch's"
+    )
 
 
 def test_tanh_is_exact_within_a_millionth() -> None:

@@ -8,26 +8,29 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 
-def is_compiled(policy: TrainedPolicy) -> bool:
-    """True for PPO's loss by Adam on a CPU, for one Discrete action and small networks over vectors with a critic of the
-    agent's own observation."""
+def why_torch(policy: TrainedPolicy) -> str:
+    """The reason why torch takes a policy's gradient steps. It is empty where compiled code does: for PPO's loss by Adam on
+    a CPU, for one Discrete action and small networks over vectors or categories with a critic of the agent's own
+    observation."""
     model, hyper, algorithm = policy.rollout_model, policy.hyper, policy.algorithm
-    return (
-        isinstance(model, ActorCritic)
-        and policy.device.type == "cpu"
-        and policy.samples_alike
-        and not policy.recomputes
-        and algorithm.policy_loss is ppo_loss
-        and algorithm.value_loss is ppo_value_loss
-        and algorithm.spec.constraint == "none"
-        and algorithm.spec.critic == "local"
-        and not algorithm.spec.critic_first
-        and hyper.optimizer == "adamw"
-        and hyper.aggregation == "token-mean"
-        and not hyper.kl_coef
-        and isinstance(model.distribution, Categorical)
-        and model.distribution.shape == ()
-        and is_small(model.actor)
-        and is_small(model.critic)
-        and model.cost_critic is None
-    )
+    if not isinstance(model, ActorCritic):
+        return "it is a language model"
+    distribution = model.distribution
+    # In this order, because a critic that sees more than an actor is of another algorithm too.
+    reasons = {
+        f"its device is {policy.device.type}": policy.device.type != "cpu",
+        "its algorithm has budgets": algorithm.spec.constraint != "none" or model.cost_critic is not None,
+        f"its algorithm's critic is {algorithm.spec.critic}": algorithm.spec.critic != "local",
+        "its algorithm has another loss than PPO": algorithm.policy_loss is not ppo_loss
+        or algorithm.value_loss is not ppo_value_loss
+        or algorithm.spec.critic_first,
+        "its old outputs are computed again": policy.recomputes or not policy.samples_alike,
+        f"hyper.optimizer is {hyper.optimizer}": hyper.optimizer != "adamw",
+        f"hyper.aggregation is {hyper.aggregation}": hyper.aggregation != "token-mean",
+        "hyper.kl_coef is above 0": bool(hyper.kl_coef),
+        "its action is not one Discrete": not isinstance(distribution, Categorical) or distribution.shape != (),
+        "its networks are not small perceptrons over vectors or categories": not (
+            is_small(model.actor) and is_small(model.critic)
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
