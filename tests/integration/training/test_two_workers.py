@@ -75,6 +75,7 @@ def test_language_models_learn_the_same_from_data_as_on_one(alone, tmp_path):
         "dpo": ["algorithm=dpo", f"data={pairs}", "train.micro_batch=3", *size],
         "grpo": served,
         "reinforce_pp": ["algorithm=reinforce_pp", *served],
+        "offload": ["team.speaker.model.cpu_offload=true", *served],
     }
     double = two_workers(toy_texts.of_two, runs, cpu=False)
     for name, more in runs.items():
