@@ -92,6 +92,7 @@ def test_two_workers_play_what_one_plays(tmp_path: Path) -> None:
     [
         ("algorithm=cpo", "train.overlap: cpo learns from the newest weights' own batch alone"),
         ("algorithm=happo", "train.overlap: happo learns from the newest weights' own batch alone"),
+        ("hyper.importance_cap=2", "train.overlap: importance_cap of policy '.*' has no effect"),
         ("train.rollout=episodes", "train.overlap: expected actor-critics and train.rollout=steps"),
     ],
 )

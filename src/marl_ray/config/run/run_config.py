@@ -113,6 +113,11 @@ class RunConfig(Config):
                     f"train.overlap: {self.algorithm_of(name)} learns from the newest weights' own batch alone; expected an "
                     "algorithm such as ppo, ippo or mappo"
                 )
+            if self._given_to(name).get("importance_cap") is not None:
+                raise ValueError(
+                    f"train.overlap: importance_cap of policy {name!r} has no effect, because the loss's own ratio is to the "
+                    "policy that played, and `clip` bounds it"
+                )
 
     def _check_keys(self) -> None:
         """Refuse hyper-parameters that no algorithm reads."""
