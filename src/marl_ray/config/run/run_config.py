@@ -115,8 +115,8 @@ class RunConfig(Config):
                 )
             if self._given_to(name).get("importance_cap") is not None:
                 raise ValueError(
-                    f"train.overlap: importance_cap of policy {name!r} has no effect, because the loss's own ratio is to the "
-                    "policy that played, and `clip` bounds it"
+                    f"train.overlap: importance_cap of policy {name!r} has no effect: the loss's own ratio is to the policy "
+                    "that played, and `clip` bounds it"
                 )
 
     def _check_keys(self) -> None:
