@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 
 
 class CompiledBatch:
-    """A prepared batch of a policy that `is_compiled`, as arrays."""
+    """A prepared batch of a policy that learns by compiled code, as arrays."""
 
     def __init__(self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch):
         model, hyper, batch = cast(ActorCritic, policy.rollout_model), policy.hyper, prepared.batch
