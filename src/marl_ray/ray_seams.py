@@ -155,27 +155,32 @@ def lost_after() -> float:
     return float(os.environ.get(SILENCE, LOST_S))
 
 
-def alive_nodes() -> set[str]:
-    """The addresses of the cluster's nodes."""
+def _connected_ray() -> Any:
+    """Ray, of which this process is a part. Raises RuntimeError where it is none: Ray's own calls would start a cluster."""
     import ray
 
-    return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if not ray.is_initialized():
+        raise RuntimeError("this process is not connected to Ray")
+    return ray
+
+
+def alive_nodes() -> set[str]:
+    """The addresses of the cluster's nodes. Raises RuntimeError in a process without Ray."""
+    return {node["NodeManagerAddress"] for node in _connected_ray().nodes() if node["Alive"]}
 
 
 def free_resources() -> dict[str, float]:
-    """The resources of the cluster that nobody has booked."""
-    import ray
-
-    return dict(ray.available_resources())
+    """The resources of the cluster that nobody has booked. Raises RuntimeError in a process without Ray."""
+    return dict(_connected_ray().available_resources())
 
 
 def placed() -> bool:
     """True if the cluster has booked all resources that this job has asked for in placement groups: what the job still
-    waits for are processes. Ray has no call for the groups of one job, but their ids end with the job's."""
-    import ray
+    waits for are processes. Ray has no call for the groups of one job, but their ids end with the job's. Raises RuntimeError
+    in a process without Ray."""
+    job = _connected_ray().get_runtime_context().get_job_id()
     from ray.util import placement_group_table
 
-    job = ray.get_runtime_context().get_job_id()
     states = [group["state"] for id_, group in placement_group_table().items() if id_.endswith(job)]
     return "CREATED" in states and not {"PENDING", "RESCHEDULING", "PREPARED"} & set(states)
 

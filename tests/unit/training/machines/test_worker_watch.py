@@ -2,6 +2,8 @@
 
 import errno
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -127,3 +129,18 @@ def test_an_exchange_has_a_deadline_that_leaves_time_for_engines(monkeypatch: py
     assert [exchange_s(run) for run in (config(), words, engine)] == [300, 600, 1200]
     monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "7")
     assert exchange_s(engine) == 7
+
+
+def test_a_watch_that_outlives_its_cluster_starts_none():
+    script = """
+import ray
+from marl_ray.ray_seams import alive_nodes, free_resources, placed
+for ask in (alive_nodes, free_resources, placed):
+    try:
+        ask()
+    except RuntimeError as error:
+        print(error)
+print(ray.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == ["this process is not connected to Ray"] * 3 + ["False"]
