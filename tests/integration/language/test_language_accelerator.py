@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.long
 def test_the_benchmark_measures_steps_and_compares_their_memory_with_the_plan(tmp_path):
     small = ["--device=cpu", "--sizes=tiny", "--context=64", "--tokens=16", "--rows=2", "--responses=8", "--runs=1"]
     command = [sys.executable, "benchmarks/language_accelerator.py", *small, "--store", str(tmp_path)]

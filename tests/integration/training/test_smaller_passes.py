@@ -17,7 +17,8 @@ from marl_ray.training.tracking.mlflow_run import MlflowRun
 WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_batch=4", "tracking.progress=false")
 
 
-@pytest.mark.parametrize("name", ["CROWDED", pytest.param("CROWDED_LATER", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["CROWDED", "CROWDED_LATER"])
 def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
     ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ):

@@ -33,6 +33,7 @@ def alone() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_actor_critics_train_the_same_as_on_one(alone, tmp_path):
     """With every algorithm. The group exchanges no tensor of the CPU, as NCCL does not."""
     double = two_workers(of_two, str(tmp_path / "two"), PLAYING, cpu=False)
