@@ -1,8 +1,6 @@
 """The epochs of one batch by compiled gradient steps, with the results of `gradient_epochs.descend` within 1e-5."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
 from typing import cast
 
 import numpy as np
@@ -12,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from marl_ray.policies.actor_critic.compiled.adam import AdamSettings, adam_step
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOTerms, of_vectors
-from marl_ray.policies.actor_critic.compiled.kernels import network_gradient, standardise
+from marl_ray.policies.actor_critic.compiled.kernels import ppo_gradient, standardise
 from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
@@ -58,25 +56,13 @@ class CompiledBatch:
         self.prepared = prepared
 
     def gradient(self, weights: np.ndarray, selection: Selection, decisions: float, sums: np.ndarray) -> np.ndarray:
-        """The gradient of a minibatch's loss over all workers; adds this worker's metrics to `sums` (5,).
-
-        A second thread computes the critic's part where this process has one; the numbers are the same.
-        """
+        """The gradient of a minibatch's loss over all workers; adds this worker's metrics to `sums` (5,)."""
         agents = self.prepared.shape.agents
         chosen = selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
         gradient, terms = np.empty_like(weights), self.terms._replace(decisions=max(float(decisions), 1.0))
-        actor, critic = slice(0, self.actor.size), slice(self.actor.size, None)
-        rest = self.inputs, self.allowed, chosen, self.data, terms
-        of_critic = partial(network_gradient, weights[critic], self.critic, True, *rest, gradient[critic], sums)
-        second = _second_thread().submit(of_critic) if torch.get_num_threads() > 1 else None
-        network_gradient(weights[actor], self.actor, False, *rest, gradient[actor], sums)
-        second.result() if second is not None else of_critic()
+        networks = self.actor, self.critic
+        ppo_gradient(weights, *networks, self.inputs, self.allowed, chosen, self.data, terms, gradient, sums)
         return gradient if world()[1] == 1 else total(torch.from_numpy(gradient)).numpy()
-
-
-@cache
-def _second_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="critic")
 
 
 def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
