@@ -43,6 +43,7 @@ def begin(run: RunConfig, *names: str) -> None:
         assert all(f"benchmark/{name}/pass_at_1" in row for name in names) and "benchmark/price" in row
 
 
+@pytest.mark.long
 def test_the_code_team_begins(tmp_path: Path):
     files = {
         "data/programs.jsonl": FIXTURES / "own.jsonl",

@@ -18,6 +18,7 @@ from marl_ray.tuning.folder import ROWS, Folder, read_rows
 from marl_ray.tuning.records import CHANGES, RecordsFile, find_sweep, load_records
 
 
+@pytest.mark.long
 def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setattr(appended_file, "PART_BYTES", 1000)
     monkeypatch.setattr(records, "LEAST_LOG", 10_000)
