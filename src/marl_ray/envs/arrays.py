@@ -12,17 +12,18 @@ from marl_ray.errors import MarlRayError
 Begin = Callable[[int], np.ndarray]
 """A function of a seed that returns the state (S,) float64 in which an episode begins. All luck of an episode is in it:
 one seed and the same actions give the same episode."""
-Play = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
-"""A function of (states, alive, actions, rewards, costs, terminated, truncated) that moves the states (copies, S) of the
-copies in which somebody is alive (copies, agents) by one step, and writes the results of the agents that are: the
+Play = Callable[..., None]
+"""A function of (states, alive, actions, rewards, costs, terminated, truncated, *parameters) that moves the states (copies,
+S) of the copies in which somebody is alive (copies, agents) by one step, and writes the results of the agents that are: the
 fields of a `BatchStep`, which are zero before. What it writes for other agents is dropped. `actions` are (copies,
 agents) int64, as the environment takes them."""
-ObserveRows = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
-"""A function of (states, copies, agents, rows) that writes the observation of the agent with number `agents[k]` in the
-copy with number `c`, for each number of `copies`, to `rows[c, k]`."""
-Allow = Callable[[np.ndarray, np.ndarray], None]
-"""A function of (states, masks) that makes False what is not possible now in the masks (copies, agents, actions) bool,
-which are True before. `actions` is the greatest number that an agent has; no agent reads what is beyond its own."""
+ObserveRows = Callable[..., None]
+"""A function of (states, copies, agents, rows, *parameters) that writes the observation of the agent with number
+`agents[k]` in the copy with number `c`, for each number of `copies`, to `rows[c, k]`."""
+Allow = Callable[..., None]
+"""A function of (states, masks, *parameters) that makes False what is not possible now in the masks (copies, agents,
+actions) bool, which are True before. `actions` is the greatest number that an agent has; no agent reads what is beyond
+its own."""
 
 
 class ArrayBatch:
@@ -42,10 +43,13 @@ class ArrayBatch:
         play: Play,
         look: ObserveRows,
         allow: Allow | None = None,
+        parameters: tuple[Any, ...] = (),
     ):
-        """`env` gives the agents and the sizes of their actions; MarlRayError if an action space is not Discrete."""
+        """`env` gives the agents and the sizes of their actions; MarlRayError if an action space is not Discrete.
+        `parameters` are the last arguments of `play`, `look` and `allow`."""
         agents = list(env.possible_agents)
         self.begin, self.play, self.look, self.allow, self.signals = begin, play, look, allow, signals
+        self.parameters = parameters
         self.members, self.agents = grouped(agents, groups), agents
         for agent in agents:
             if not isinstance(space := env.action_space(agent), spaces.Discrete):
@@ -85,7 +89,7 @@ class ArrayBatch:
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         chosen = self.all if copies is None else np.asarray(copies, np.int64)
         for members, offset, group_rows in zip(self.members, self.offsets, rows, strict=True):
-            self.look(self.states, chosen, members, group_rows)
+            self.look(self.states, chosen, members, group_rows, *self.parameters)
             if offset:
                 group_rows[chosen] -= offset
             absent = ~self.observed[np.ix_(chosen, members)]
@@ -103,7 +107,7 @@ class ArrayBatch:
             c, i = np.argwhere(outside)[0]
             raise ValueError(f"action {moves[c, i]} of {self.agents[i]} is not in {self.first[i]} to {self.last[i]}")
         step = BatchStep.zeros(len(alive), len(self.agents), self.signals)
-        self.play(self.states[copies], alive, moves, step.rewards, step.costs, step.terminated, step.truncated)
+        self.play(self.states[copies], alive, moves, *step, *self.parameters)
         if not alive.all():
             for results in step:
                 results[~alive] = 0
@@ -120,8 +124,14 @@ class ArrayBatch:
             return
         masks = self.masks[copies]
         masks[...] = True
-        self.allow(self.states[copies], masks)
+        self.allow(self.states[copies], masks, *self.parameters)
         masks |= ~self.alive[copies][..., None]
+        self.share_masks()
+
+    def share_masks(self) -> None:
+        """Hand `masks` out by group. MarlRayError if an agent has no action."""
+        if self.masks is None:
+            return
         for group, members in enumerate(self.members):
             own = self.action_masks[group] = self.masks[:, members, : self.counts[members[0]]]
             if not (possible := own.any(-1)).all():

@@ -116,21 +116,15 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         more than one cost."""
         if signals != 1:
             return None
-        from marl_ray.envs.budget.dag_batch import allow, look, play  # loads numba
+        from marl_ray.envs.budget.dag_batch import Budget, allow, look, play  # loads numba
 
         prices, successes = np.array(EFFORTS).T.copy()
-        workers, budget = len(self.possible_agents), float(self.budget)
+        budget = Budget(prices, successes, len(self.possible_agents), float(self.budget))
 
         def begin(seed: int) -> np.ndarray:
             return np.concatenate([np.random.default_rng(seed).random(TASKS), np.zeros(2)])
 
-        def step(*arrays: np.ndarray) -> None:
-            play(*arrays, prices, successes)
-
-        def observe(*arrays: np.ndarray) -> None:
-            look(*arrays, workers, budget)
-
-        return ArrayBatch(self, copies, groups, signals, begin, step, observe, allow)
+        return ArrayBatch(self, copies, groups, signals, begin, play, look, allow, (budget,))
 
     def _worker(self) -> str | None:
         """The agent whose turn it is; none after the last sub-task."""

@@ -3,11 +3,25 @@
 A state is a row of float64: the luck of each sub-task (`tasks`), the sub-task, and what was spent.
 """
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+class Budget(NamedTuple):
+    """The constants of `budget_dag`."""
+
+    prices: np.ndarray
+    """(efforts,)."""
+    successes: np.ndarray
+    """(efforts,) chances."""
+    workers: int
+    total: float
+    """What a team may spend in an episode."""
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
 def play(
     states: np.ndarray,
     alive: np.ndarray,
@@ -16,28 +30,25 @@ def play(
     costs: np.ndarray,
     terminated: np.ndarray,
     truncated: np.ndarray,
-    prices: np.ndarray,
-    successes: np.ndarray,
+    budget: Budget,
 ) -> None:
-    """Do the sub-task of every copy whose agents are alive; see `arrays.Play`. `prices` and `successes` are by effort."""
-    tasks, workers = states.shape[1] - 2, alive.shape[1]
+    """Do the sub-task of every copy whose agents are alive; see `arrays.Play`."""
+    tasks, workers = states.shape[1] - 2, budget.workers
     for c in range(len(states)):
         if not alive[c, 0]:
             continue
         task = int(states[c, tasks])
         worker = task % workers
         effort = actions[c, worker]
-        rewards[c] = states[c, task] < successes[effort]
-        costs[c, worker, 0] = prices[effort]
+        rewards[c] = states[c, task] < budget.successes[effort]
+        costs[c, worker, 0] = budget.prices[effort]
         states[c, tasks] += 1
-        states[c, tasks + 1] += prices[effort]
+        states[c, tasks + 1] += budget.prices[effort]
         terminated[c] = task + 1 == tasks
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def look(
-    states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, workers: int, budget: float
-) -> None:
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, budget: Budget) -> None:
     """Write observations; see `arrays.ObserveRows`. The budget that is left is in the last place, if there is one."""
     tasks = states.shape[1] - 2
     for c in copies:
@@ -47,15 +58,15 @@ def look(
             row[:] = 0
             if task < tasks:
                 row[task] = 1
-                row[tasks] = agents[k] == task % workers
+                row[tasks] = agents[k] == task % budget.workers
             if len(row) > tasks + 1:
-                row[tasks + 1] = 1.0 - states[c, tasks + 1] / budget
+                row[tasks + 1] = 1.0 - states[c, tasks + 1] / budget.total
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def allow(states: np.ndarray, masks: np.ndarray) -> None:
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def allow(states: np.ndarray, masks: np.ndarray, budget: Budget) -> None:
     """Write the actions that are possible now: all for the agent whose turn it is, the first for others."""
-    tasks, workers = states.shape[1] - 2, masks.shape[1]
+    tasks, workers = states.shape[1] - 2, budget.workers
     masks[:] = False
     for c in range(len(states)):
         task = int(states[c, tasks])

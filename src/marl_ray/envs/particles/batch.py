@@ -30,18 +30,7 @@ def particle_batch(
 ) -> ArrayBatch:
     """`copies` of a particle world with a compiled batch; `env` is one as `make_env` returns it."""
     rules = _rules(KINDS[env_id], _defaults(env_id) | kwargs)
-    begin = partial(_begin, rules=rules)
-    return ArrayBatch(env, copies, groups, signals, begin, partial(play_by, rules), partial(look_by, rules))
-
-
-def play_by(rules: Rules, *arrays: np.ndarray) -> None:
-    """Play a step by these rules; see `arrays.Play`."""
-    play(*arrays, rules)
-
-
-def look_by(rules: Rules, *arrays: np.ndarray) -> None:
-    """Write observations by these rules; see `arrays.ObserveRows`."""
-    look(*arrays, rules)
+    return ArrayBatch(env, copies, groups, signals, partial(_begin, rules=rules), play, look, parameters=(rules,))
 
 
 def _defaults(env_id: str) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Play many environment copies in step, with one batch of actions per policy."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from pettingzoo import ParallelEnv
 
+from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.distributions import Categorical
@@ -16,6 +17,9 @@ from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import ATTEMPT_BITS, action_noise, episode_seed
 from marl_ray.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay
 
 
 class Episode(NamedTuple):
@@ -189,40 +193,25 @@ class Collector:
         """Play the copies that are not over; with `restart` ended ones begin their next episode."""
         buffers, envs = played.buffers, self.envs
         widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
-        noise = torch.from_numpy(
-            action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
-        )
+        numbers = action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
+        noise = torch.from_numpy(numbers).split(widths, -1)
+        compiled = self._compiled(players, played, noise, cut=not restart)
         episodes: list[Episode] = []
-        count = 0
+        t, steps_before = 0, int(self.lengths.sum())
         envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
-        for t in range(self.plan.steps):
-            alive = envs.alive.copy()
-            playing = alive.any(1)
-            if not playing.any():
-                break
-            parts = zip(players.values(), buffers.values(), envs.action_masks, noise[t].split(widths, -1), strict=True)
-            for p, (_, buffer, allowed, _) in enumerate(listed := list(parts)):
-                buffer.permit(t, alive[:, buffer.columns], allowed)
-                self.decisions[:, p] += buffer.mask[t].sum(1) * playing
-            actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in listed]
-            step = envs.step(actions)
+        while t < self.plan.steps and envs.alive.any():
+            first = t
+            if compiled is None:
+                actions, playing, truncated = self._step(players, played, [part[t] for part in noise], t, not restart)
+            else:
+                t = compiled.play(t)
+                actions, playing, truncated = compiled.actions(first, t), compiled.playing, compiled.truncated
             if restart:
-                self.history.append(actions)
-            team_costs = step.costs.sum(1)
-            self.returns += step.rewards.mean(1)
-            self.costs += team_costs
-            self.lengths += playing
-            count += int(playing.sum())
-            over, truncated = playing & ~envs.alive.any(1), step.truncated
+                self.history.extend(actions)
+            over = playing & ~envs.alive.any(1)
             if t + 1 == self.plan.steps and not restart:
-                # An episode that reaches the time limit is cut, and bootstraps from the value of the next state.
-                truncated = truncated | envs.alive
                 over |= envs.alive.any(1)
-            for buffer in buffers.values():
-                own = buffer.columns
-                buffer.record(t, step.rewards[:, own], team_costs, step.terminated[:, own], truncated[:, own])
             rows = [buffer.rows[t + 1] for buffer in buffers.values()]
-            envs.observe(rows, np.flatnonzero(playing).tolist())
             for c in np.flatnonzero(truncated.any(1)):
                 played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
             for c in np.flatnonzero(over):
@@ -239,7 +228,50 @@ class Collector:
                 if is_over.any():
                     row[is_over] = 0
             played.steps = max(played.steps, t + 1)
-        return episodes, count
+            t += 1
+        ended = sum(episode.length for episode in episodes) if restart else 0
+        return episodes, ended + int(self.lengths.sum()) - steps_before
+
+    def _compiled(
+        self, players: Mapping[str, Player], played: Played, noise: Sequence[torch.Tensor], cut: bool
+    ) -> "CompiledPlay | None":
+        """The compiled loop over this batch, where environment and policies have one."""
+        if not isinstance(self.envs, ArrayBatch):
+            return None
+        from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay, is_compiled  # loads numba
+
+        if not is_compiled(self.envs, players, played.buffers):
+            return None
+        counts = self.returns, self.costs, self.lengths, self.decisions
+        return CompiledPlay(self.envs, players, played.buffers, noise, played.greedy, counts, cut)
+
+    def _step(
+        self, players: Mapping[str, Player], played: Played, noise: Sequence[torch.Tensor], t: int, cut: bool
+    ) -> tuple[list[list[np.ndarray]], np.ndarray, np.ndarray]:
+        """Play step `t`, whose uniforms are `noise`; with `cut` the batch's last step cuts all agents. Returns the step's
+        actions by policy, as the only ones of a list; the copies that played (copies,) bool; and who was cut (copies,
+        agents) bool."""
+        buffers, envs = played.buffers, self.envs
+        alive = envs.alive.copy()
+        playing = np.asarray(alive.any(1))
+        parts = list(zip(players.values(), buffers.values(), envs.action_masks, noise, strict=True))
+        for p, (_, buffer, allowed, _) in enumerate(parts):
+            buffer.permit(t, alive[:, buffer.columns], allowed)
+            self.decisions[:, p] += buffer.mask[t].sum(1) * playing
+        actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in parts]
+        step = envs.step(actions)
+        team_costs, truncated = step.costs.sum(1), step.truncated
+        self.returns += step.rewards.mean(1)
+        self.costs += team_costs
+        self.lengths += playing
+        if cut and t + 1 == self.plan.steps:
+            # An episode that reaches the time limit is cut, and bootstraps from the value of the next state.
+            truncated = truncated | envs.alive
+        for buffer in buffers.values():
+            own = buffer.columns
+            buffer.record(t, step.rewards[:, own], team_costs, step.terminated[:, own], truncated[:, own])
+        envs.observe([buffer.rows[t + 1] for buffer in buffers.values()], np.flatnonzero(playing).tolist())
+        return [actions], playing, truncated
 
     def _finished(self, t: int, c: int) -> Episode:
         costs = tuple(self.costs[c].tolist())

@@ -1,0 +1,346 @@
+"""Steps of a compiled environment by compiled policies, one after another without Python, until an episode ends.
+
+The loop calls the environment's functions and the networks' by their addresses. So numba keeps one compiled loop on disk
+for all of them, and each of them stays the newest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from numba import types
+from numba.extending import is_jitted
+
+from marl_ray.envs.arrays import ArrayBatch
+from marl_ray.envs.batch import BatchStep, EnvBatch
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs, NetworkShape
+from marl_ray.policies.actor_critic.compiled.kernels import evaluate
+from marl_ray.policies.actor_critic.compiled.sampling import act
+from marl_ray.policies.actor_critic.distributions import Categorical
+from marl_ray.rollout.actor_critic.buffers import Buffer, Player
+
+EMPTY = np.empty((0, 0), np.int32), np.empty(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64)
+"""The rest of a network's inputs that are vectors: no codes."""
+
+
+class WorldArrays(NamedTuple):
+    """The copies of an `ArrayBatch` and what is counted of their episodes; `Collector` has the same names."""
+
+    states: np.ndarray
+    alive: np.ndarray
+    observed: np.ndarray
+    moves: np.ndarray
+    masks: np.ndarray
+    """(copies, agents, actions) bool; (0, 0, 0) where all actions are always possible."""
+    counts: np.ndarray
+    """(agents,) int64: how many actions each has."""
+    step: BatchStep
+    """The results of the last step."""
+    playing: np.ndarray
+    """(copies,) bool: the copies that took part in the last step."""
+    returns: np.ndarray
+    costs: np.ndarray
+    lengths: np.ndarray
+    decisions: np.ndarray
+
+
+class PolicyArrays(NamedTuple):
+    """One policy of the play: its network, its luck and its buffer. N is copies x agents."""
+
+    weights: np.ndarray
+    shape: NetworkShape
+    members: np.ndarray
+    """(agents,) int64: the numbers of its agents among all."""
+    first: int
+    """The environment's number of its first action."""
+    noise: np.ndarray
+    """(T, N) float64 uniforms."""
+    greedy: np.ndarray
+    """(N,) bool."""
+    outputs: np.ndarray
+    """(N, actions) float32, for each step anew, as the next two."""
+    permitted: np.ndarray
+    """(N, actions) bool; without rows if all actions are always possible."""
+    log_probs: np.ndarray
+    """(N,) float32."""
+    chosen: np.ndarray
+    """(T, copies, agents) int64: all actions, as the environment takes them."""
+    rows: np.ndarray
+    allowed: np.ndarray
+    kept_actions: np.ndarray
+    kept_log_probs: np.ndarray
+    acted: np.ndarray
+    mask: np.ndarray
+    rewards: np.ndarray
+    costs: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: PolicyArrays) -> None:
+    """Write the actions of policy `p` at step `t` to its arrays and to the world's moves."""
+    copies, agents = len(world.alive), len(part.members)
+    for c in range(copies):
+        for k in range(agents):
+            i = part.members[k]
+            alive, choices = world.alive[c, i], 2
+            if len(part.permitted):
+                choices = 0
+                for j in range(part.permitted.shape[1]):
+                    possible = world.masks[c, i, j]
+                    part.permitted[c * agents + k, j] = possible
+                    choices += possible
+                    if alive:
+                        part.allowed[t, c, k, j] = possible
+            part.acted[t, c, k] |= alive
+            part.mask[t, c, k] |= alive and choices > 1
+            world.decisions[c, p] += part.mask[t, c, k] and world.playing[c]
+    rows = part.rows[t].reshape(copies * agents, part.rows.shape[3])
+    nothing = np.empty(0, np.int32)
+    inputs = NetworkInputs(rows, np.empty((0, 0), np.int32), nothing, np.zeros(1, np.int64), np.zeros(0, np.int64))
+    evaluate(part.weights, part.shape, inputs, part.outputs)
+    act(part.outputs, part.permitted, part.noise[t], part.greedy, part.chosen[t].reshape(len(rows)), part.log_probs)
+    for c in range(copies):
+        for k in range(agents):
+            i = part.members[k]
+            if world.alive[c, i]:
+                part.kept_actions[t, c, k] = part.chosen[t, c, k]
+                part.kept_log_probs[t, c, k] = part.log_probs[c * agents + k]
+            part.chosen[t, c, k] += part.first
+            world.moves[c, i] = part.chosen[t, c, k]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
+    """Move the world by one step. Returns False if an agent then has no possible action."""
+    step, alive = world.step, world.alive
+    step.rewards[:] = 0
+    step.costs[:] = 0
+    step.terminated[:] = False
+    step.truncated[:] = False
+    rewards, costs = step.rewards, step.costs
+    play(world.states, alive, world.moves, rewards, costs, step.terminated, step.truncated, *parameters)
+    for c in range(len(alive)):
+        for i in range(alive.shape[1]):
+            if world.playing[c]:
+                world.observed[c, i] = alive[c, i]
+            if not alive[c, i]:
+                rewards[c, i] = 0
+                costs[c, i] = 0
+                step.terminated[c, i] = False
+                step.truncated[c, i] = False
+            step.truncated[c, i] &= not step.terminated[c, i]
+            alive[c, i] &= not (step.terminated[c, i] or step.truncated[c, i])
+    if allow is not None:
+        world.masks[:] = True
+        allow(world.states, world.masks, *parameters)
+        for c in range(len(alive)):
+            for i in range(alive.shape[1]):
+                if not alive[c, i]:
+                    world.masks[c, i] = True
+                elif not world.masks[c, i, : world.counts[i]].any():
+                    return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def record(t: int, world: WorldArrays, parts: Sequence[PolicyArrays]) -> None:
+    """Add the results of step `t` to the counts of the episodes and to the buffers."""
+    rewards, costs = world.step.rewards, world.step.costs
+    team = np.empty(costs.shape[2], np.float32)
+    for c in range(len(rewards)):
+        total, agents = np.float32(0), rewards.shape[1]
+        team[:] = 0
+        for i in range(agents):
+            total += rewards[c, i]
+            for k in range(len(team)):
+                team[k] += costs[c, i, k]
+        world.returns[c] += total / np.float32(agents)
+        world.lengths[c] += world.playing[c]
+        for k in range(len(team)):
+            world.costs[c, k] += team[k]
+        for part in parts:
+            for k in range(len(part.members)):
+                i = part.members[k]
+                part.rewards[t, c, k] += rewards[c, i]
+                for signal in range(len(team)):
+                    part.costs[t, c, k, signal] += team[signal]
+                part.terminated[t, c, k] |= world.step.terminated[c, i]
+                part.truncated[t, c, k] |= world.step.truncated[c, i]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def play_until_end(
+    play: Any,
+    look: Any,
+    allow: Any,
+    parameters: Any,
+    evaluate: Any,
+    act: Any,
+    world: WorldArrays,
+    parts: Sequence[PolicyArrays],
+    start: int,
+    steps: int,
+    cut: bool,
+) -> int:
+    """Play from step `start` on. Returns the first step at which an agent is cut, the episode of a copy ends, or an agent
+    is left without a possible action; or the last one, `steps` - 1, at which with `cut` everybody is cut."""
+    copies = world.alive.shape[0]
+    for t in range(start, steps):
+        for c in range(copies):
+            world.playing[c] = world.alive[c].any()
+        for p in range(len(parts)):
+            choose(t, p, evaluate, act, world, parts[p])
+        possible = move(play, allow, parameters, world)
+        if cut and t + 1 == steps:
+            world.step.truncated[:] |= world.alive
+        record(t, world, parts)
+        if not possible:
+            return t
+        playing, ended = np.flatnonzero(world.playing), world.step.truncated.any()
+        for part in parts:
+            look(world.states, playing, part.members, part.rows[t + 1], *parameters)
+            for c in playing:
+                for k in range(len(part.members)):
+                    if not world.observed[c, part.members[k]]:
+                        part.rows[t + 1, c, k] = 0
+        for c in playing:
+            ended |= not world.alive[c].any()
+        if ended:
+            return t
+        for part in parts:
+            for c in range(copies):
+                for k in range(len(part.members)):
+                    if not world.alive[c, part.members[k]]:
+                        part.rows[t + 1, c, k] = 0
+    return steps - 1
+
+
+class CompiledPlay:
+    """The compiled steps of one batch. Writes what the steps of `Collector` write."""
+
+    def __init__(
+        self,
+        envs: ArrayBatch,
+        players: Mapping[str, Player],
+        buffers: Mapping[str, Buffer],
+        noise: Sequence[torch.Tensor],
+        greedy: np.ndarray,
+        counts: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        cut: bool,
+    ):
+        """`noise` has the uniforms of each policy, (T, copies, agents); `greedy` is (copies,) bool; `counts` are the
+        returns, costs, lengths and decisions of the running episodes. With `cut` the last step cuts everybody."""
+        self.envs, self.steps, self.cut = envs, len(noise[0]), cut
+        masks = np.empty((0, 0, 0), bool) if envs.masks is None else envs.masks
+        step = BatchStep.zeros(*envs.alive.shape, envs.signals)
+        playing = np.zeros(len(envs.alive), bool)
+        arrays = envs.states, envs.alive, envs.observed, envs.moves, masks, envs.counts, step, playing
+        self.world = WorldArrays(*arrays, *counts)
+        self.parts = tuple(
+            _policy_arrays(envs, members, player, buffer, own_noise, greedy)
+            for members, player, buffer, own_noise in zip(
+                envs.members, players.values(), buffers.values(), noise, strict=True
+            )
+        )
+        self.functions = envs.play, envs.look, envs.allow, envs.parameters, evaluate, act
+        self.loop = _entry(self.functions, self.world, self.parts)
+
+    def play(self, t: int) -> int:
+        """Play from step `t` until something ends; returns the last step. Raises MarlRayError if an agent is left without
+        a possible action."""
+        last: int = self.loop(*self.functions, self.world, self.parts, t, self.steps, self.cut)
+        self.envs.share_masks()
+        return last
+
+    def actions(self, first: int, last: int) -> list[list[np.ndarray]]:
+        """The actions of the steps `first` to `last`: by policy (copies, agents), as the environment takes them."""
+        return [[part.chosen[t] for part in self.parts] for t in range(first, last + 1)]
+
+    @property
+    def playing(self) -> np.ndarray:
+        """(copies,) bool: the copies that took part in the last step."""
+        return self.world.playing
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """(copies, agents) bool: who was cut at the last step."""
+        return self.world.step.truncated
+
+
+def is_compiled(envs: EnvBatch, players: Mapping[str, Player], buffers: Mapping[str, Buffer]) -> bool:
+    """True if the environment's functions and all policies are compiled, and the policies read vectors of float32."""
+    if not isinstance(envs, ArrayBatch):
+        return False
+    return (
+        all(is_jitted(function) for function in (envs.play, envs.look, envs.allow or envs.look))
+        and all(player.actor is not None and not player.actor.layout.coded for player in players.values())
+        and all(isinstance(player.model.distribution, Categorical) for player in players.values())
+        and all(buffer.rows.dtype == np.float32 for buffer in buffers.values())
+    )
+
+
+def _policy_arrays(
+    envs: ArrayBatch, members: np.ndarray, player: Player, buffer: Buffer, noise: torch.Tensor, greedy: np.ndarray
+) -> PolicyArrays:
+    assert player.actor is not None
+    steps, copies, agents = buffer.acted.shape
+    actions = int(player.actor.layout.widths[-1])
+    if envs.masks is not None and buffer.allowed is None:
+        buffer.allowed = np.ones((steps, copies, agents, actions), bool)
+    return PolicyArrays(
+        weights=player.actor.weights,
+        shape=player.actor.layout,
+        members=members,
+        first=int(envs.first[members[0]]),
+        noise=np.ascontiguousarray(noise.numpy().reshape(steps, -1)),
+        greedy=greedy.repeat(agents),
+        outputs=np.empty((copies * agents, actions), np.float32),
+        permitted=np.empty((0 if envs.masks is None else copies * agents, actions), bool),
+        log_probs=np.empty(copies * agents, np.float32),
+        chosen=np.zeros((steps, copies, agents), np.int64),
+        rows=buffer.rows,
+        allowed=np.empty((0, 0, 0, 0), bool) if buffer.allowed is None else buffer.allowed,
+        kept_actions=buffer.actions.numpy(),
+        kept_log_probs=buffer.log_probs.numpy(),
+        acted=buffer.acted,
+        mask=buffer.mask,
+        rewards=buffer.rewards,
+        costs=buffer.costs,
+        terminated=buffer.terminated,
+        truncated=buffer.truncated,
+    )
+
+
+def _entry(functions: tuple[Any, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]) -> Callable[..., int]:
+    """The compiled `play_until_end` for arguments of these types. It takes compiled functions and calls them by their
+    addresses, so their errors are raised."""
+    play, look, allow, parameters, evaluate, act = functions
+    part, step = parts[0], world.step
+    rows = part.rows[0].reshape(len(part.outputs), -1)
+    inputs = NetworkInputs(rows, *EMPTY)
+    copies = np.empty(0, np.int64)
+    kinds = [
+        _by_address(play, world.states, world.alive, world.moves, *step, *parameters),
+        _by_address(look, world.states, copies, part.members, part.rows[0], *parameters),
+        types.none if allow is None else _by_address(allow, world.states, world.masks, *parameters),
+        numba.typeof(parameters),
+        _by_address(evaluate, part.weights, part.shape, inputs, part.outputs),
+        _by_address(act, part.outputs, part.permitted, part.noise[0], part.greedy, part.chosen[0, 0], part.log_probs),
+    ]
+    kinds += [numba.typeof(world), numba.typeof(parts), types.int64, types.int64, types.boolean]
+    entry: Callable[..., int] = play_until_end.get_compile_result(types.int64(*kinds)).entry_point
+    return entry
+
+
+def _by_address(function: Any, *arguments: Any) -> types.FunctionType:
+    """The type of a compiled function that takes such arguments and returns nothing. MarlRayError if it returns
+    something, for the caller would write that into foreign memory."""
+    signature = types.void(*map(numba.typeof, arguments))
+    if (returned := function.get_compile_result(signature).signature.return_type) != types.none:
+        raise MarlRayError(f"{function.py_func.__qualname__}: returns {returned}, expected nothing")
+    return types.FunctionType(signature)
