@@ -47,6 +47,10 @@ RATES = (2.5e-4, 1e-3)
 QUIET = ("evaluation.every=0", "checkpoint.every=1000000", "tracking.progress=false", "hyper.epochs=4")
 
 
+LAYOUTS = {"1 worker": (1, 1), "1 worker, 2 threads": (1, 2), "2 workers": (2, 1)}
+"""Workers, and threads of each, of our runs."""
+
+
 def jax_python(folder: Path) -> Path:
     """The interpreter of the peers' environment, which is made if it is not there."""
     python = folder / "bin/python"
@@ -79,10 +83,12 @@ def own_config(task: str, setting: tuple[int, int, int]) -> list[str]:
     return [path, *own, *QUIET, *sizes]
 
 
-def run_own(task: str, setting: tuple[int, int, int], updates: int, workers: int, *more: str) -> dict[str, Any]:
+def run_own(
+    task: str, setting: tuple[int, int, int], updates: int, layout: tuple[int, int], *more: str
+) -> dict[str, Any]:
     """One `marl-ray train`: its rows, and when it began."""
     path, sizes = CONFIGS[task][0], [f"train.total_steps={updates * setting[0] * setting[1]}"]
-    sizes += [f"resources.workers={workers}"]
+    sizes += [f"resources.workers={layout[0]}", f"resources.threads_per_worker={layout[1]}"]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
         command = [sys.executable, "-m", "marl_ray", "train", *own_config(task, setting), *sizes, *more]
         begun = time.time()
@@ -107,7 +113,7 @@ def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any
                 "task": task,
                 "setting": setting,
                 "peer": [],
-                "own": {1: [], 2: []},
+                "own": {name: [] for name in LAYOUTS},
                 "shares": {},
                 "peaks": peaks_line(peaks),
                 "near": {},
@@ -116,15 +122,15 @@ def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any
                 peer = run_peer(python, task, setting, updates)
                 measures["peer"].append(peer["steps_per_second"])
                 measures["compile_seconds"], measures["packages"] = peer["compile_seconds"], peer["packages"]
-                for workers in (1, 2):
-                    rows = run_own(task, setting, updates, workers)["rows"][WARM_UP:]
-                    measures["own"][workers].append(statistics.median(row["steps_per_second"] for row in rows))
-                    measures["shares"][workers] = {
+                for name, layout in LAYOUTS.items():
+                    rows = run_own(task, setting, updates, layout)["rows"][WARM_UP:]
+                    measures["own"][name].append(statistics.median(row["steps_per_second"] for row in rows))
+                    measures["shares"][name] = {
                         part: statistics.median(row[f"time/{part}"] for row in rows)
                         for part in ("rollout", "update", "other")
                     }
-                    now = measures["own"][workers][-1], measures["shares"][workers], workers
-                    measures["near"][workers] = roofline_lines(config, peaks, *now)
+                    now = measures["own"][name][-1], measures["shares"][name], layout[0] * layout[1]
+                    measures["near"][name] = roofline_lines(config, peaks, *now)
             print(task, setting, measures["peer"], measures["own"], flush=True)
             measured.append(measures)
     return measured
@@ -143,7 +149,15 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                     hits = [k for k, ret in enumerate(peer["returns"]) if ret is not None and ret >= TARGETS[task]]
                     share = (hits[0] + 1) / updates if hits else None
                     measures["peer"].append(None if share is None else peer["outside"] + share * peer["seconds"])
-                    own = run_own(task, setting, updates, 1, f"hyper.lr={rate}", "hyper.lr_decay=true", f"seed={seed}")
+                    own = run_own(
+                        task,
+                        setting,
+                        updates,
+                        LAYOUTS["1 worker"],
+                        f"hyper.lr={rate}",
+                        "hyper.lr_decay=true",
+                        f"seed={seed}",
+                    )
                     ends = [row["timestamp"] for row in own["rows"] if row.get("return", -1e9) >= TARGETS[task]]
                     measures["own"].append(ends[0] - own["begun"] if ends else None)
                 print(task, setting, rate, measures["peer"], measures["own"], flush=True)
@@ -157,24 +171,24 @@ def speed_table(rows: list[dict[str, Any]]) -> str:
         "",
         "Environment steps per second, learning included; median (least-most). The peer's compilation is not counted.",
         "",
-        "| task | copies x steps, minibatches | peer | its compilation | marl-ray, 1 worker | 2 workers | best / peer |",
-        "|---|---|---|---|---|---|---|",
+        "| task | copies x steps, minibatches | peer | its compilation | "
+        + " | ".join(f"marl-ray, {name}" for name in LAYOUTS)
+        + " | best / peer |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         copies, steps, minibatches = row["setting"]
-        own = {int(workers): rates for workers, rates in row["own"].items()}
-        best = max(statistics.median(rates) for rates in own.values())
+        best = max(statistics.median(rates) for rates in row["own"].values())
         lines.append(
             f"| {row['task']} | {copies} x {steps}, {minibatches} | {spread(row['peer'])} | {row['compile_seconds']:.0f} s "
-            f"| {spread(own[1])} | {spread(own[2])} | {best / statistics.median(row['peer']):.2f} |"
+            f"| {' | '.join(spread(row['own'][name]) for name in LAYOUTS)} | {best / statistics.median(row['peer']):.2f} |"
         )
     lines += ["", "Where time goes in the last round. " + rows[-1]["peaks"], ""]
     for row in rows:
         copies, steps, minibatches = row["setting"]
-        for workers, near in row["near"].items():
-            shares = {int(key): value for key, value in row["shares"].items()}[int(workers)]
-            parts = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
-            lines.append(f"- {row['task']}, {copies} x {steps}, {minibatches}, {workers} worker(s): {parts}")
+        for name, near in row["near"].items():
+            parts = ", ".join(f"{part} {share:.0%}" for part, share in row["shares"][name].items())
+            lines.append(f"- {row['task']}, {copies} x {steps}, {minibatches}, {name}: {parts}")
             lines += [f"  - {line}" for line in near]
     return "\n".join([*lines, ""])
 

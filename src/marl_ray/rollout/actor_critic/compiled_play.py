@@ -150,25 +150,25 @@ def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def record(t: int, world: WorldArrays, parts: Sequence[PolicyArrays]) -> None:
     """Add the results of step `t` to the counts of the episodes and to the buffers."""
-    rewards, costs = world.step.rewards, world.step.costs
-    team = np.empty(costs.shape[2], np.float32)
+    rewards, costs, agents = world.step.rewards, world.step.costs, world.alive.shape[1]
+    team = np.zeros((len(costs), costs.shape[2]), np.float32)
     for c in range(len(rewards)):
-        total, agents = np.float32(0), rewards.shape[1]
-        team[:] = 0
+        total = np.float32(0)
         for i in range(agents):
             total += rewards[c, i]
-            for k in range(len(team)):
-                team[k] += costs[c, i, k]
+            for k in range(team.shape[1]):
+                team[c, k] += costs[c, i, k]
         world.returns[c] += total / np.float32(agents)
         world.lengths[c] += world.playing[c]
-        for k in range(len(team)):
-            world.costs[c, k] += team[k]
-        for part in parts:
+        for k in range(team.shape[1]):
+            world.costs[c, k] += team[c, k]
+    for part in parts:
+        for c in range(len(rewards)):
             for k in range(len(part.members)):
                 i = part.members[k]
                 part.rewards[t, c, k] += rewards[c, i]
-                for signal in range(len(team)):
-                    part.costs[t, c, k, signal] += team[signal]
+                for signal in range(team.shape[1]):
+                    part.costs[t, c, k, signal] += team[c, signal]
                 part.terminated[t, c, k] |= world.step.terminated[c, i]
                 part.truncated[t, c, k] |= world.step.truncated[c, i]
 

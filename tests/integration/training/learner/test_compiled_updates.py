@@ -98,6 +98,12 @@ def test_two_workers_take_the_steps_of_one(name: str) -> None:
     assert_close(two_workers(half, config_of(case, workers=2)), alone)
 
 
+@pytest.mark.parametrize("name", ["three agents and layers", "categories"])
+def test_two_threads_take_the_steps_of_one(name: str) -> None:
+    with process_group():
+        assert_close(*(played(config_of(CASES[name], threads_per_worker=threads), True) for threads in (2, 1)))
+
+
 @pytest.mark.parametrize(
     ("override", "why"),
     [

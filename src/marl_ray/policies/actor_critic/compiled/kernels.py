@@ -346,10 +346,10 @@ def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndar
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def ppo_gradient(
+def network_gradient(
     weights: np.ndarray,
-    actor: NetworkShape,
-    critic: NetworkShape,
+    net: NetworkShape,
+    is_critic: bool,
     inputs: NetworkInputs,
     allowed: np.ndarray,
     chosen: np.ndarray,
@@ -358,38 +358,35 @@ def ppo_gradient(
     gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Write the gradient (weights,) of PPO's loss over the decisions numbered `chosen`, and add to `sums` (5,) the policy
-    loss, the entropy, the divergence, the share of clipped decisions and the value loss.
+    """Write the gradient (weights,) of one network's part of PPO's loss over the decisions numbered `chosen`. Add to `sums`
+    (5,): the actor the policy loss, the entropy, the divergence and the share of clipped decisions; the critic the value
+    loss.
 
-    `weights` are those of the actor, then those of the critic. Decisions that read the same row pass as one.
+    Decisions that read the same row pass as one. Actor and critic may be computed in two threads at once.
     """
-    block, first, last = BLOCK, weights[: actor.size], weights[actor.size :]
     rows_of, codes_of = inputs.rows, inputs.codes
-    widest = max(actor.widths[1:].max(), critic.widths[1:].max(), rows_of.shape[1])
-    products = max(actor.largest_product, critic.largest_product)
-    space = np.empty(block * max(actor.row_space, critic.row_space), np.float32)
-    room = np.empty((3, max(products, block * widest)), np.float32)
-    part, part_codes = np.empty((block, rows_of.shape[1]), np.float32), np.empty((block, codes_of.shape[1]), np.int32)
+    widest = max(net.widths[1:].max(), rows_of.shape[1])
+    space = np.empty(BLOCK * net.row_space, np.float32)
+    room = np.empty((3, max(net.largest_product, BLOCK * widest)), np.float32)
+    part, part_codes = np.empty((BLOCK, rows_of.shape[1]), np.float32), np.empty((BLOCK, codes_of.shape[1]), np.int32)
     used, bounds, decisions = by_row(chosen, inputs.numbers, max(len(rows_of), len(codes_of)))
-    actor_table, critic_table = joined(first, actor, inputs), joined(last, critic, inputs)
-    actor_slopes, critic_slopes = np.zeros_like(actor_table), np.zeros_like(critic_table)
+    table = joined(weights, net, inputs)
+    slopes = np.zeros_like(table)
     gradient[:] = 0
-    for start in range(0, len(used), block):
-        own, ends = used[start : start + block], bounds[start : start + block + 1]
+    for start in range(0, len(used), BLOCK):
+        own, ends = used[start : start + BLOCK], bounds[start : start + BLOCK + 1]
         for i in range(len(own)):
-            if actor.coded:
+            if net.coded:
                 part_codes[i] = codes_of[own[i]]
             else:
                 part[i] = rows_of[own[i]]
         rows, codes = part[: len(own)], part_codes[: len(own)]
-        outputs = forward(first, actor, rows, codes, actor_table, space)
-        policy_slopes(outputs, allowed, ends, decisions, data, terms, sums)
-        backward(first, gradient[: actor.size], actor, rows, codes, actor_slopes, space, outputs, room)
-        values = forward(last, critic, rows, codes, critic_table, space)
-        value_slopes(values, ends, decisions, data, terms, sums)
-        backward(last, gradient[actor.size :], critic, rows, codes, critic_slopes, space, values, room)
-    if actor.coded:
-        a, b, c = actor.widths[0], actor.widths[1], critic.widths[1]
-        disjoin(actor_slopes, inputs.parts, inputs.bounds, gradient[: a * b].reshape(a, b))
-        own_part = gradient[actor.size : actor.size + a * c]
-        disjoin(critic_slopes, inputs.parts, inputs.bounds, own_part.reshape(a, c))
+        outputs = forward(weights, net, rows, codes, table, space)
+        if is_critic:
+            value_slopes(outputs, ends, decisions, data, terms, sums)
+        else:
+            policy_slopes(outputs, allowed, ends, decisions, data, terms, sums)
+        backward(weights, gradient, net, rows, codes, slopes, space, outputs, room)
+    if net.coded:
+        a, b = net.widths[0], net.widths[1]
+        disjoin(slopes, inputs.parts, inputs.bounds, gradient[: a * b].reshape(a, b))

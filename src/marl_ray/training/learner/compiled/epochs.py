@@ -1,6 +1,9 @@
 """The epochs of one batch by compiled gradient steps, with the results of `gradient_epochs.descend` within 1e-5."""
 
+import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -8,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from marl_ray.config import AlgorithmConfig
 from marl_ray.policies.actor_critic.compiled.adam import AdamSettings, adam_step
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOTerms, of_vectors
-from marl_ray.policies.actor_critic.compiled.kernels import ppo_gradient, standardise
+from marl_ray.policies.actor_critic.compiled.kernels import network_gradient, standardise
 from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
@@ -33,9 +37,12 @@ class CompiledBatch:
     def __init__(self, policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch):
         model, hyper, batch = cast(ActorCritic, policy.rollout_model), policy.hyper, prepared.batch
         assert model.critic is not None and prepared.returns is not None
-        self.actor, self.critic = layout_of(model.actor), layout_of(model.critic)
+        self.networks = layout_of(model.actor), layout_of(model.critic)
+        size = self.networks[0].size
+        self.parts = slice(0, size), slice(size, size + self.networks[1].size)
+        """The places of each network's weights in a row of all."""
         self.inputs = _inputs(model.actor, batch.observations.flatten(0, 1))
-        masks, actions = batch.action_masks, int(self.actor.widths[-1])
+        masks, actions = batch.action_masks, int(self.networks[0].widths[-1])
         self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
         floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
         self.data = DecisionArrays(
@@ -55,14 +62,25 @@ class CompiledBatch:
         self.number = torch.arange(prepared.mask.numel()).view(prepared.mask.shape)
         self.prepared = prepared
 
-    def gradient(self, weights: np.ndarray, selection: Selection, decisions: float, sums: np.ndarray) -> np.ndarray:
-        """The gradient of a minibatch's loss over all workers; adds this worker's metrics to `sums` (5,)."""
+    def chosen(self, selection: Selection) -> np.ndarray:
+        """The numbers (n,) of the decisions of a minibatch that are trained on."""
         agents = self.prepared.shape.agents
-        chosen = selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
-        gradient, terms = np.empty_like(weights), self.terms._replace(decisions=max(float(decisions), 1.0))
-        networks = self.actor, self.critic
-        ppo_gradient(weights, *networks, self.inputs, self.allowed, chosen, self.data, terms, gradient, sums)
+        return selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
+
+    def gradient(self, weights: np.ndarray, chosen: np.ndarray, decisions: float, sums: np.ndarray) -> np.ndarray:
+        """The gradient (weights,) of a minibatch's loss over all workers; adds this worker's metrics to `sums` (5,)."""
+        gradient = np.empty_like(weights)
+        for k, part in enumerate(self.parts):
+            self.part_gradient(k, weights[part], chosen, decisions, gradient[part], sums)
         return gradient if world()[1] == 1 else total(torch.from_numpy(gradient)).numpy()
+
+    def part_gradient(
+        self, k: int, weights: np.ndarray, chosen: np.ndarray, decisions: float, gradient: np.ndarray, sums: np.ndarray
+    ) -> None:
+        """Write this worker's gradient of network `k`, the actor or the critic, and add its metrics to `sums` (5,)."""
+        terms = self.terms._replace(decisions=max(float(decisions), 1.0))
+        rest = self.inputs, self.allowed, chosen, self.data, terms
+        network_gradient(weights, self.networks[k], k == 1, *rest, gradient, sums)
 
 
 def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
@@ -70,7 +88,8 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
     all workers. Changes nothing."""
     selection, size = prepared.minibatch_plan[0][0], prepared.sizes[0].tolist()
     flat = FlatState(policy)
-    compiled = CompiledBatch(policy, state, prepared).gradient(flat.weights, selection, size[0], np.zeros(5))
+    batch = CompiledBatch(policy, state, prepared)
+    compiled = batch.gradient(flat.weights, batch.chosen(selection), size[0], np.zeros(5))
     policy.optimizer.zero_grad(set_to_none=True)
     evaluated = EvaluatedPass(policy, state, prepared, selection, True)
     loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
@@ -92,20 +111,18 @@ def descend(
 
     Raises DivergedError naming `where` and a metric that is not finite.
     """
-    hyper, flat, batch = policy.hyper, FlatState(policy), CompiledBatch(policy, state, prepared)
-    bounds = np.array([0, batch.actor.size, batch.actor.size + batch.critic.size])
-    settings = AdamSettings(flat.rates, flat.decays, bounds, hyper.max_grad_norm, *hyper.adam_betas, hyper.adam_eps)
+    flat, batch = FlatState(policy), CompiledBatch(policy, state, prepared)
     sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
-    for epoch in prepared.minibatch_plan:
-        before, steps_before = sums.copy(), steps
-        for selection in epoch:
-            if not (size := next(sizes)):
-                continue  # no decision is trained on: a step would only follow the optimiser's momentum
-            gradient = batch.gradient(flat.weights, selection, size, sums)
-            flat.step, steps = flat.step + 1, steps + 1
-            norms += adam_step(flat.weights, gradient, flat.first, flat.second, settings, flat.step)
-        taken = max(steps - steps_before, 1)
-        if hyper.target_kl is not None and _total(sums - before)[2] / taken > hyper.target_kl:
+    # Without a decision to train on, a step would only follow the optimiser's momentum.
+    epochs = [
+        [(batch.chosen(part), size) for part in epoch if (size := next(sizes))] for epoch in prepared.minibatch_plan
+    ]
+    target = policy.hyper.target_kl
+    for minibatches in [list(itertools.chain(*epochs))] if target is None else epochs:
+        before = sums.copy()
+        norms += _take_steps(policy.hyper, flat, batch, minibatches, sums)
+        flat.step, steps = flat.step + len(minibatches), steps + len(minibatches)
+        if target is not None and _total(sums - before)[2] / max(len(minibatches), 1) > target:
             break
     flat.write_back()
     policy_loss, entropy, kl, clipped, value_loss = (_total(sums) / max(steps, 1)).tolist()
@@ -115,6 +132,59 @@ def descend(
         if not math.isfinite(value):
             raise DivergedError(f"{where}: {name} is not finite")
     return state, metrics
+
+
+def _take_steps(
+    hyper: AlgorithmConfig,
+    flat: FlatState,
+    batch: CompiledBatch,
+    minibatches: list[tuple[np.ndarray, float]],
+    sums: np.ndarray,
+) -> float:
+    """Take a step of both networks on each minibatch: (its decisions, their number over all workers). Adds the metrics to
+    `sums`, and returns the sum of the norms of the actor's gradients.
+
+    The networks share no weight, and each is clipped by its own norm, so a worker that is alone takes all steps of one
+    network after another, and both at once if it has two threads; the numbers are the same.
+    """
+    adam = hyper.max_grad_norm, *hyper.adam_betas, hyper.adam_eps
+    states = [
+        (flat.weights[part], flat.first[part], flat.second[part], flat.rates[part], flat.decays[part])
+        for part in batch.parts
+    ]
+
+    def step(k: int, number: int, gradient: np.ndarray) -> float:
+        weights, first, second, rates, decays = states[k]
+        settings = AdamSettings(rates, decays, np.array([0, len(weights)]), *adam)
+        norm: float = adam_step(weights, gradient, first, second, settings, number)
+        return norm
+
+    def descend_alone(k: int, own_sums: np.ndarray) -> float:
+        weights, norms = states[k][0], 0.0
+        gradient = np.empty_like(weights)
+        for number, (chosen, size) in enumerate(minibatches, flat.step + 1):
+            batch.part_gradient(k, weights, chosen, size, gradient, own_sums)
+            norms += step(k, number, gradient)
+        return norms
+
+    if world()[1] == 1:
+        of_critic = np.zeros_like(sums)
+        second = _second_thread().submit(descend_alone, 1, of_critic) if torch.get_num_threads() > 1 else None
+        norms = descend_alone(0, sums)
+        descend_alone(1, of_critic) if second is None else second.result()
+        sums += of_critic
+        return norms
+    norms = 0.0
+    for number, (chosen, size) in enumerate(minibatches, flat.step + 1):
+        gradient = batch.gradient(flat.weights, chosen, size, sums)
+        norms += step(0, number, gradient[batch.parts[0]])
+        step(1, number, gradient[batch.parts[1]])
+    return norms
+
+
+@cache
+def _second_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="critic")
 
 
 def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
