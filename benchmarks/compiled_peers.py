@@ -30,7 +30,7 @@ PEER = ROOT / "benchmarks/peers/jax_ppo.py"
 PACKAGES = ("jax==0.10.2", "jaxmarl==0.2.0", "gymnax==1.0.1", "optax==0.2.8", "numpy==2.4.6", "six==1.17.0")
 CONFIGS = {
     "simple_spread": ("jobs/configs/simple_spread_mappo.yaml", "algorithm=ippo"),
-    "cartpole": ("jobs/configs/cartpole_ppo.yaml", "env.id=envpool.CartPole-v1"),
+    "cartpole": ("jobs/configs/cartpole_ppo.yaml",),
 }
 SETTINGS = {
     "simple_spread": ((16, 128, 4), (128, 32, 1), (128, 32, 4)),
@@ -153,7 +153,7 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                         task,
                         setting,
                         updates,
-                        LAYOUTS["1 worker"],
+                        LAYOUTS["1 worker, 2 threads"],
                         f"hyper.lr={rate}",
                         "hyper.lr_decay=true",
                         f"seed={seed}",

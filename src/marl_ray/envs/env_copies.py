@@ -40,8 +40,8 @@ def _own_batch(
     signals: int,
     constraints: Sequence[ConstraintConfig],
 ) -> EnvBatch | None:
-    """The compiled batch of a gridworld or a particle world, or the one that `env` itself offers; None without any, and
-    under hard limits, which only the loop keeps."""
+    """The compiled batch of a gridworld, a particle world or CartPole, or the one that `env` itself offers; None without
+    any, and under hard limits, which only the loop keeps."""
     if any(constraint.hard_limit is not None for constraint in constraints):
         return None
     if config.id.startswith("MultiGrid-"):
@@ -49,10 +49,15 @@ def _own_batch(
 
         return GridworldBatch(config, copies, groups, signals)
     if config.id.startswith("mpe2."):
-        from marl_ray.envs.particles.batch import is_compiled, particle_batch
+        from marl_ray.envs.particles.batch import is_compiled_particles, particle_batch
 
-        if is_compiled(config.id, config.kwargs):
+        if is_compiled_particles(config.id, config.kwargs):
             return particle_batch(config.id, config.kwargs, env, copies, groups, signals)
+    if config.id == "gymnasium.CartPole-v1":
+        from marl_ray.envs.cartpole.batch import cartpole_batch, is_compiled_cartpole
+
+        if is_compiled_cartpole(config.kwargs):
+            return cartpole_batch(config.kwargs, env, copies, groups, signals)
     offer = getattr(env, "batch", None)
     batch: EnvBatch | None = offer(copies, groups, signals) if callable(offer) else None
     if batch is not None and len(batch.alive) != copies:

@@ -18,7 +18,7 @@ from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Batch, Collector
-from marl_ray.rollout.actor_critic.compiled_play import is_compiled
+from marl_ray.rollout.actor_critic.compiled_play import has_compiled_loop
 from marl_ray.rollout.protocol import CollectPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -128,7 +128,7 @@ PLANS = {
 def test_the_compiled_loop_equals_single_steps(team: str, plan: str) -> None:
     fast, slow = (collector(team, PLANS[plan], compiled) for compiled in (True, False))
     own = players(team)
-    assert is_compiled(fast.envs, own, {}) and not is_compiled(slow.envs, own, {})
+    assert has_compiled_loop(fast.envs, own, {}) and not has_compiled_loop(slow.envs, own, {})
     for iteration in range(3):
         assert_equal(slow.collect(own, iteration), fast.collect(own, iteration))
     assert fast.state() == slow.state()

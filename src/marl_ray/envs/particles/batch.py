@@ -17,7 +17,7 @@ COMPILED = {"N", "local_ratio", "max_cycles", "num_good", "num_adversaries", "nu
 the loop."""
 
 
-def is_compiled(env_id: str, kwargs: dict[str, Any]) -> bool:
+def is_compiled_particles(env_id: str, kwargs: dict[str, Any]) -> bool:
     """True if there is a compiled batch of this id with these arguments."""
     if env_id not in KINDS:
         return False

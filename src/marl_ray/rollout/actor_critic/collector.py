@@ -238,9 +238,9 @@ class Collector:
         """The compiled loop over this batch, where environment and policies have one."""
         if not isinstance(self.envs, ArrayBatch):
             return None
-        from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay, is_compiled  # loads numba
+        from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay, has_compiled_loop  # loads numba
 
-        if not is_compiled(self.envs, players, played.buffers):
+        if not has_compiled_loop(self.envs, players, played.buffers):
             return None
         counts = self.returns, self.costs, self.lengths, self.decisions
         return CompiledPlay(self.envs, players, played.buffers, noise, played.greedy, counts, cut)

@@ -118,31 +118,35 @@ def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: Po
 def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
     """Move the world by one step. Returns False if an agent then has no possible action."""
     step, alive = world.step, world.alive
-    step.rewards[:] = 0
-    step.costs[:] = 0
-    step.terminated[:] = False
-    step.truncated[:] = False
-    rewards, costs = step.rewards, step.costs
-    play(world.states, alive, world.moves, rewards, costs, step.terminated, step.truncated, *parameters)
+    rewards, costs, terminated, truncated = step.rewards, step.costs, step.terminated, step.truncated
+    rewards[:] = 0
+    costs[:] = 0
+    terminated[:] = False
+    truncated[:] = False
+    play(world.states, alive, world.moves, rewards, costs, terminated, truncated, *parameters)
     for c in range(len(alive)):
         for i in range(alive.shape[1]):
             if world.playing[c]:
                 world.observed[c, i] = alive[c, i]
             if not alive[c, i]:
                 rewards[c, i] = 0
-                costs[c, i] = 0
-                step.terminated[c, i] = False
-                step.truncated[c, i] = False
-            step.truncated[c, i] &= not step.terminated[c, i]
-            alive[c, i] &= not (step.terminated[c, i] or step.truncated[c, i])
+                terminated[c, i] = False
+                truncated[c, i] = False
+                for k in range(costs.shape[2]):
+                    costs[c, i, k] = 0
+            truncated[c, i] &= not terminated[c, i]
+            alive[c, i] &= not (terminated[c, i] or truncated[c, i])
     if allow is not None:
-        world.masks[:] = True
-        allow(world.states, world.masks, *parameters)
+        masks = world.masks
+        masks[:] = True
+        allow(world.states, masks, *parameters)
         for c in range(len(alive)):
             for i in range(alive.shape[1]):
-                if not alive[c, i]:
-                    world.masks[c, i] = True
-                elif not world.masks[c, i, : world.counts[i]].any():
+                choices = 0
+                for j in range(world.counts[i]):
+                    masks[c, i, j] |= not alive[c, i]
+                    choices += masks[c, i, j]
+                if not choices:
                     return False
     return True
 
@@ -189,34 +193,39 @@ def play_until_end(
 ) -> int:
     """Play from step `start` on. Returns the first step at which an agent is cut, the episode of a copy ends, or an agent
     is left without a possible action; or the last one, `steps` - 1, at which with `cut` everybody is cut."""
-    copies = world.alive.shape[0]
+    copies, agents = world.alive.shape
+    truncated, playing = world.step.truncated, np.empty(copies, np.int64)
     for t in range(start, steps):
+        count, ended = 0, False
         for c in range(copies):
-            world.playing[c] = world.alive[c].any()
+            world.playing[c] = False
+            for i in range(agents):
+                world.playing[c] |= world.alive[c, i]
+            playing[count] = c
+            count += world.playing[c]
         for p in range(len(parts)):
             choose(t, p, evaluate, act, world, parts[p])
         possible = move(play, allow, parameters, world)
-        if cut and t + 1 == steps:
-            world.step.truncated[:] |= world.alive
+        for c in range(copies):
+            over = True
+            for i in range(agents):
+                truncated[c, i] |= cut and t + 1 == steps and world.alive[c, i]
+                over &= not world.alive[c, i]
+                ended |= truncated[c, i]
+            ended |= over and world.playing[c]
         record(t, world, parts)
         if not possible:
             return t
-        playing, ended = np.flatnonzero(world.playing), world.step.truncated.any()
         for part in parts:
-            look(world.states, playing, part.members, part.rows[t + 1], *parameters)
-            for c in playing:
-                for k in range(len(part.members)):
-                    if not world.observed[c, part.members[k]]:
-                        part.rows[t + 1, c, k] = 0
-        for c in playing:
-            ended |= not world.alive[c].any()
-        if ended:
-            return t
-        for part in parts:
+            look(world.states, playing[:count], part.members, part.rows[t + 1], *parameters)
             for c in range(copies):
                 for k in range(len(part.members)):
-                    if not world.alive[c, part.members[k]]:
-                        part.rows[t + 1, c, k] = 0
+                    i = part.members[k]
+                    if (world.playing[c] and not world.observed[c, i]) or not (ended or world.alive[c, i]):
+                        for d in range(part.rows.shape[3]):
+                            part.rows[t + 1, c, k, d] = 0
+        if ended:
+            return t
     return steps - 1
 
 
@@ -272,7 +281,7 @@ class CompiledPlay:
         return self.world.step.truncated
 
 
-def is_compiled(envs: EnvBatch, players: Mapping[str, Player], buffers: Mapping[str, Buffer]) -> bool:
+def has_compiled_loop(envs: EnvBatch, players: Mapping[str, Player], buffers: Mapping[str, Buffer]) -> bool:
     """True if the environment's functions and all policies are compiled, and the policies read vectors of float32."""
     if not isinstance(envs, ArrayBatch):
         return False

@@ -216,6 +216,14 @@ def backward(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def copy_rows(source: np.ndarray, target: np.ndarray) -> None:
+    """Copy rows (n, D) number by number: the copy of a slice takes numba a second to compile."""
+    for i in range(len(source)):
+        for j in range(source.shape[1]):
+            target[i, j] = source[i, j]
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.ndarray:
     """The table of the inputs' codes (codes, width); without rows for a network over vectors."""
     if not net.coded:
@@ -237,9 +245,9 @@ def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outp
         if net.norm:
             standardise(part, rows)
         else:
-            rows[:] = part
-        own = outputs[start : start + BLOCK]
-        own[:] = forward(weights, net, rows, inputs.codes[start : start + BLOCK], table, space)
+            copy_rows(part, rows)
+        codes = inputs.codes[start : start + BLOCK]
+        copy_rows(forward(weights, net, rows, codes, table, space), outputs[start : start + BLOCK])
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -292,7 +300,8 @@ def policy_slopes(
             for j in range(count):
                 slope = pull * (shares[j] - (j == action)) + terms.entropy_coef * shares[j] * (logs[j] + entropy)
                 slopes[j] += slope / terms.decisions
-        outputs[i] = slopes
+        for j in range(count):
+            outputs[i, j] = slopes[j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -332,17 +341,20 @@ def value_slopes(
 def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort the decisions `chosen` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
     Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,)."""
-    ends = np.zeros(count + 1, np.int64)
+    places, used, bounds = np.zeros(count + 1, np.int64), np.empty(count, np.int64), np.zeros(count + 1, np.int64)
     for d in chosen:
-        ends[numbers[d] + 1] += 1
-    used = np.flatnonzero(ends[1:])
-    ends = ends.cumsum()
-    bounds = np.append(ends[used], len(chosen))
+        places[numbers[d] + 1] += 1
+    rows = 0
+    for row in range(count):
+        if places[row + 1]:
+            used[rows], rows = row, rows + 1
+        places[row + 1] += places[row]
+        bounds[rows] = places[row + 1]
     decisions = np.empty(len(chosen), np.int64)
     for d in chosen:
-        decisions[ends[numbers[d]]] = d
-        ends[numbers[d]] += 1
-    return used, bounds, decisions
+        decisions[places[numbers[d]]] = d
+        places[numbers[d]] += 1
+    return used[:rows], bounds[: rows + 1], decisions
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -358,11 +370,10 @@ def network_gradient(
     gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Write the gradient (weights,) of one network's part of PPO's loss over the decisions numbered `chosen`. Add to `sums`
-    (5,): the actor the policy loss, the entropy, the divergence and the share of clipped decisions; the critic the value
-    loss.
+    """Write the gradient (weights,) of one network's part of PPO's loss over the decisions numbered `chosen`, and add its
+    metrics to `sums` (5,), see `policy_slopes` and `value_slopes`.
 
-    Decisions that read the same row pass as one. Actor and critic may be computed in two threads at once.
+    Decisions that read the same row pass as one. Two threads may compute actor and critic at once.
     """
     rows_of, codes_of = inputs.rows, inputs.codes
     widest = max(net.widths[1:].max(), rows_of.shape[1])
@@ -375,11 +386,11 @@ def network_gradient(
     gradient[:] = 0
     for start in range(0, len(used), BLOCK):
         own, ends = used[start : start + BLOCK], bounds[start : start + BLOCK + 1]
-        for i in range(len(own)):
-            if net.coded:
-                part_codes[i] = codes_of[own[i]]
-            else:
-                part[i] = rows_of[own[i]]
+        for i, row in enumerate(own):
+            for j in range(codes_of.shape[1]):
+                part_codes[i, j] = codes_of[row, j]
+            for j in range(rows_of.shape[1]):
+                part[i, j] = rows_of[row, j]
         rows, codes = part[: len(own)], part_codes[: len(own)]
         outputs = forward(weights, net, rows, codes, table, space)
         if is_critic:

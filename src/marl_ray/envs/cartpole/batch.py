@@ -1,0 +1,96 @@
+"""A compiled batch of Gymnasium's `CartPole-v1` (Barto, Sutton and Anderson 1983, IEEE SMC-13).
+
+A state is a row of float64: the cart's place and speed, the pole's angle and its speed, and the number of steps. Terms are
+in the order in which Gymnasium computes them, so that results agree to the last bit.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from gymnasium.utils import seeding
+
+from marl_ray.envs.arrays import ArrayBatch
+
+COMPILED = {"sutton_barto_reward", "max_episode_steps"}
+"""Arguments that the compiled batch reads. With any other, the environment runs in the loop."""
+GRAVITY, POLE_MASS, TOTAL_MASS, HALF_LENGTH, FORCE, TIME_STEP = 9.8, 0.1, 0.1 + 1.0, 0.5, 10.0, 0.02
+POLE_MOMENT = POLE_MASS * HALF_LENGTH
+FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
+
+
+class CartPoleRules(NamedTuple):
+    """The arguments of an environment."""
+
+    limit: int
+    """Steps after which an episode is cut."""
+    balanced: float
+    """The reward of a step after which the pole stands."""
+    fallen: float
+    """The reward of the last step, if the pole falls or the cart leaves the track."""
+
+
+def is_compiled_cartpole(kwargs: dict[str, Any]) -> bool:
+    """True if there is a compiled batch with these arguments."""
+    limit = kwargs.get("max_episode_steps")
+    return kwargs.keys() <= COMPILED and (limit is None or limit > 0)
+
+
+def cartpole_batch(
+    kwargs: dict[str, Any], env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+) -> ArrayBatch:
+    """`copies` of an environment with these arguments; `env` is one as `make_env` returns it."""
+    rewards = (0.0, -1.0) if kwargs.get("sutton_barto_reward") else (1.0, 1.0)
+    rules = CartPoleRules(int(kwargs.get("max_episode_steps") or 500), *rewards)
+    return ArrayBatch(env, copies, groups, signals, _begin, play, look, parameters=(rules,))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]  # numba has no types
+def play(
+    states: np.ndarray,
+    alive: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    costs: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    rules: CartPoleRules,
+) -> None:
+    """Push the carts whose episodes run; see `arrays.Play`."""
+    for c in range(len(states)):
+        if not alive[c, 0]:
+            continue
+        state = states[c]
+        place, speed, angle, turning = state[0], state[1], state[2], state[3]
+        force = FORCE if actions[c, 0] == 1 else -FORCE
+        cosine, sine = math.cos(angle), math.sin(angle)
+        push = (force + POLE_MOMENT * (turning * turning) * sine) / TOTAL_MASS
+        turn = (GRAVITY * sine - cosine * push) / (
+            HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * (cosine * cosine) / TOTAL_MASS)
+        )
+        acceleration = push - POLE_MOMENT * turn * cosine / TOTAL_MASS
+        state[0] = place + TIME_STEP * speed
+        state[1] = speed + TIME_STEP * acceleration
+        state[2] = angle + TIME_STEP * turning
+        state[3] = turning + TIME_STEP * turn
+        state[4] += 1
+        fell = abs(state[0]) > FARTHEST or abs(state[2]) > STEEPEST
+        rewards[c, 0] = rules.fallen if fell else rules.balanced
+        terminated[c, 0] = fell
+        truncated[c, 0] = state[4] >= rules.limit
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: CartPoleRules) -> None:
+    """Write observations; see `arrays.ObserveRows`."""
+    for c in copies:
+        for k in range(4):
+            rows[c, 0, k] = states[c, k]
+
+
+def _begin(seed: int) -> np.ndarray:
+    """The state that the environment's `reset(seed=seed)` draws."""
+    draws, _ = seeding.np_random(seed)
+    return np.append(draws.uniform(-0.05, 0.05, 4), 0.0)
