@@ -108,11 +108,11 @@ def players(team: str) -> dict[str, Player]:
     return made
 
 
-def assert_equal(one: Batch, other: Batch) -> None:
-    assert (one.episodes, one.steps) == (other.episodes, other.steps)
-    for name, expected in one.trajectories.items():
+def assert_equal(batch: Batch, reference: Batch) -> None:
+    assert (batch.episodes, batch.steps) == (reference.episodes, reference.steps)
+    for name, expected in reference.trajectories.items():
         for field, value in vars(expected).items():
-            given = getattr(other.trajectories[name], field)
+            given = getattr(batch.trajectories[name], field)
             assert given is None if value is None else torch.equal(given, value), (name, field)
 
 

@@ -18,7 +18,7 @@ class Budget(NamedTuple):
     """(efforts,) chances."""
     workers: int
     total: float
-    """What a team may spend in an episode."""
+    """The most that a team is to spend in an episode."""
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types

@@ -240,13 +240,10 @@ def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outp
     space = np.empty(BLOCK * net.row_space, np.float32)
     block, table = np.empty((BLOCK, inputs.rows.shape[1]), np.float32), joined(weights, net, inputs)
     for start in range(0, len(outputs), BLOCK):
-        part = inputs.rows[start : start + BLOCK]
-        rows = block[: len(part)]
+        rows, codes = inputs.rows[start : start + BLOCK], inputs.codes[start : start + BLOCK]
         if net.norm:
-            standardise(part, rows)
-        else:
-            copy_rows(part, rows)
-        codes = inputs.codes[start : start + BLOCK]
+            standardise(rows, block[: len(rows)])
+            rows = block[: len(rows)]
         copy_rows(forward(weights, net, rows, codes, table, space), outputs[start : start + BLOCK])
 
 
