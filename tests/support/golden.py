@@ -34,12 +34,14 @@ def language(algorithm: str, *overrides: str) -> RunConfig:
     return toy_texts.config(f"algorithm={algorithm}", "resources.threads_per_worker=1", *overrides)
 
 
+LARGE = "team={shared: {network: {hidden: [256, 256]}}}"
+"""A network for which torch takes the gradient steps, in micro-batches."""
 STEERED = ("hyper.kl_coef=0.1", "hyper.kl_target=0.01", "hyper.entropy_target=0.5")
 """Coefficients that follow what they are steered to."""
 FAMILIES: dict[str, dict[str, RunConfig]] = {
     "actor_critic": {
         "ppo": actor_critic("ppo", *STEERED, "hyper.lr_decay=true"),
-        "mappo_in_micro_batches": actor_critic("mappo", "train.micro_batch=1"),
+        "mappo_in_micro_batches": actor_critic("mappo", "train.micro_batch=1", LARGE),
         "happo_two_policies": actor_critic("happo", toy_runs.TWO_POLICIES),
         "grpo": actor_critic("grpo"),
         "mappo_lagrangian": actor_critic("mappo_lagrangian"),

@@ -27,6 +27,12 @@ CASES: dict[str, dict[str, Any]] = {
     "categories": {"env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 2}}},
     "three agents and layers": {"env": {"id": "mpe2.simple_spread_v3"}, "network": {"hidden": [32, 16, 8]}},
     "masks and episodes": {"env": {"id": "budget_dag", "kwargs": {"workers": 2}}, "train": {"rollout": "episodes"}},
+    "central critic": {"env": {"id": "mpe2.simple_spread_v3"}, "algorithm": "mappo"},
+    "central critic over categories": {
+        "env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 2}},
+        "algorithm": "mappo",
+        "hyper": {"value_clip": 0.01},
+    },
     "bounds": {
         "env": {"id": CARTPOLE},
         "hyper": {"dual_clip": 1.5, "value_clip": 0.01, "clip": 0.01, "huber_delta": 0.3, "max_grad_norm": 0.05},
@@ -43,7 +49,7 @@ def config_of(case: dict[str, Any], **resources: int) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "compiled",
-            "algorithm": "ippo",
+            "algorithm": case.get("algorithm", "ippo"),
             "env": case["env"],
             "team": {"all": {"network": case.get("network", {})}},
             "hyper": {"epochs": 3, "minibatches": 2, "lr": 1e-3} | case.get("hyper", {}),
@@ -90,7 +96,7 @@ def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
     return played(config, True)
 
 
-@pytest.mark.parametrize("name", ["three agents and layers", "categories"])
+@pytest.mark.parametrize("name", ["three agents and layers", "categories", "central critic"])
 def test_two_workers_take_the_steps_of_one(name: str) -> None:
     case = CASES[name]
     with process_group():
@@ -107,20 +113,40 @@ def test_two_threads_take_the_steps_of_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("algorithm=mappo", "its algorithm's critic is central"),
+        ("algorithm=grpo", "its algorithm's critic is none"),
         ("hyper.kl_coef=0.1", "hyper.kl_coef is above 0"),
         ("hyper.optimizer=sgd", "hyper.optimizer is sgd"),
         ("team.all.network.hidden=[512, 512]", "its networks are not small perceptrons over vectors or categories"),
     ],
 )
 def test_other_updates_stay_with_torch_and_one_line_says_why(override: str, why: str) -> None:
-    config, lines = short("ppo", "env={id: mpe2.simple_spread_v3}", "team={all: {}}", override), list[str]()
+    env = "env={id: mpe2.simple_spread_v3}", "team={all: {}}", "train.group_size=2"
+    config, lines = short("ppo", *env, override), list[str]()
     with process_group():
         run = Run(config, torch.device("cpu"), listeners=Listeners(say=lines.append))
         assert [learner.compiled for learner in run.team.learners.values()] == [False]
         run.step()
         run.close()
     assert lines == [f"policy 'all': torch takes its gradient steps, because {why}"]
+
+
+def test_policies_that_are_updated_in_turn_equal_those_of_torch() -> None:
+    """HAPPO's later policy learns from the change that the earlier one made."""
+    teams = "team={chasers: {agents: ['adversary_*']}, prey: {agents: [agent_0]}}"
+    config = short("happo", "env={id: mpe2.simple_tag_v3}", teams, "hyper.lr=0.01")
+
+    def rows(compiled: bool) -> list[dict[str, float]]:
+        with pytest.MonkeyPatch.context() as patch:
+            if not compiled:
+                patch.setattr(policy_learner, "why_torch", lambda policy: "it is the reference")
+            run = Run(config, torch.device("cpu"))
+            metrics = [run.step() for _ in range(3)]
+            assert [learner.compiled for learner in run.team.learners.values()] == [compiled] * 2
+            run.close()
+        return metrics
+
+    with process_group():
+        assert_close((rows(True), []), (rows(False), []))
 
 
 def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ class DecisionArrays(NamedTuple):
     advantages: np.ndarray
     returns: np.ndarray
     old_values: np.ndarray
+    heads: np.ndarray
+    """int64: the critic's output that is a decision's value."""
 
 
 def of_vectors(rows: np.ndarray) -> NetworkInputs:

@@ -21,8 +21,7 @@ FAST = {"contract", "nsz", "arcp", "reassoc"}
 """Liberties of the compiler that leave NaN and infinity what they are, because they show a run that diverged."""
 BLOCK = 128
 """Rows that pass at once: as many as BLAS multiplies fastest."""
-FORBIDDEN = F(-1e9)
-LOG_RATIO_LIMIT = 20.0
+FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]  # numba has no types
@@ -317,12 +316,13 @@ def value_slopes(
     terms: PPOTerms,
     sums: np.ndarray,
 ) -> None:
-    """Turn values (n, 1) into the loss's gradient by them, of decisions as in `policy_slopes`; `sums` get the value
+    """Turn values (n, heads) into the loss's gradient by them, of decisions as in `policy_slopes`; `sums` get the value
     loss."""
+    slopes = np.empty(values.shape[1])
     for i in range(len(values)):
-        value, slopes = np.float64(values[i, 0]), 0.0
+        slopes[:] = 0.0
         for k in decisions[bounds[i] : bounds[i + 1]]:
-            old, target = data.old_values[k], data.returns[k]
+            value, old, target = np.float64(values[i, data.heads[k]]), data.old_values[k], data.returns[k]
             loss, share = huber(value - target, terms.huber_delta), 1.0
             if terms.value_clip > 0 and abs(value - old) > terms.value_clip:
                 held = huber(old + math.copysign(terms.value_clip, value - old) - target, terms.huber_delta)
@@ -330,8 +330,9 @@ def value_slopes(
                 loss = max(loss, held)
             slope = min(max(value - target, -terms.huber_delta), terms.huber_delta)
             sums[4] += loss / terms.decisions
-            slopes += terms.value_coef * share * slope / terms.decisions
-        values[i, 0] = slopes
+            slopes[data.heads[k]] += terms.value_coef * share * slope / terms.decisions
+        for head in range(len(slopes)):
+            values[i, head] = slopes[head]
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -341,13 +342,12 @@ def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndar
     places, used, bounds = np.zeros(count + 1, np.int64), np.empty(count, np.int64), np.zeros(count + 1, np.int64)
     for d in chosen:
         places[numbers[d] + 1] += 1
-    rows = 0
+    rows, decisions = 0, np.empty(len(chosen), np.int64)
     for row in range(count):
         if places[row + 1]:
             used[rows], rows = row, rows + 1
         places[row + 1] += places[row]
         bounds[rows] = places[row + 1]
-    decisions = np.empty(len(chosen), np.int64)
     for d in chosen:
         decisions[places[numbers[d]]] = d
         places[numbers[d]] += 1

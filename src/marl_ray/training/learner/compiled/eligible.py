@@ -10,8 +10,7 @@ from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 def why_torch(policy: TrainedPolicy) -> str:
     """The reason why torch takes a policy's gradient steps. It is empty where compiled code does: for PPO's loss by Adam on
-    a CPU, for one Discrete action and small networks over vectors or categories with a critic of the agent's own
-    observation."""
+    a CPU, for one Discrete action and small networks over vectors or categories, one of which is a critic."""
     model, hyper, algorithm = policy.rollout_model, policy.hyper, policy.algorithm
     if not isinstance(model, ActorCritic):
         return "it is a language model"
@@ -20,7 +19,7 @@ def why_torch(policy: TrainedPolicy) -> str:
     reasons = {
         f"its device is {policy.device.type}": policy.device.type != "cpu",
         "its algorithm has budgets": algorithm.spec.constraint != "none" or model.cost_critic is not None,
-        f"its algorithm's critic is {algorithm.spec.critic}": algorithm.spec.critic != "local",
+        f"its algorithm's critic is {algorithm.spec.critic}": algorithm.spec.critic == "none",
         "its algorithm has another loss than PPO": algorithm.policy_loss is not ppo_loss
         or algorithm.value_loss is not ppo_value_loss
         or algorithm.spec.critic_first,

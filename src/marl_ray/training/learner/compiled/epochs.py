@@ -41,12 +41,13 @@ class CompiledBatch:
         size = self.networks[0].size
         self.parts = slice(0, size), slice(size, size + self.networks[1].size)
         """The places of each network's weights in a row of all."""
-        self.inputs = _inputs(model.actor, batch.observations.flatten(0, 1))
+        critic_inputs, heads = _critic_inputs(model, prepared)
+        self.inputs = _inputs(model.actor, batch.observations.flatten(0, 1)), critic_inputs
         masks, actions = batch.action_masks, int(self.networks[0].widths[-1])
         self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
         floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
         self.data = DecisionArrays(
-            _array(batch.actions.flatten(), np.int64), *(_array(x.flatten(), np.float32) for x in floats)
+            _array(batch.actions.flatten(), np.int64), *(_array(x.flatten(), np.float32) for x in floats), heads
         )
         low, high = hyper.clip_range
         self.terms = PPOTerms(
@@ -79,7 +80,7 @@ class CompiledBatch:
     ) -> None:
         """Write this worker's gradient of network `k`, the actor or the critic, and add its metrics to `sums` (5,)."""
         terms = self.terms._replace(decisions=max(float(decisions), 1.0))
-        rest = self.inputs, self.allowed, chosen, self.data, terms
+        rest = self.inputs[k], self.allowed, chosen, self.data, terms
         network_gradient(weights, self.networks[k], k == 1, *rest, gradient, sums)
 
 
@@ -197,6 +198,18 @@ def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
     normalised = np.empty_like(rows)
     standardise(rows, normalised)
     return of_vectors(normalised)
+
+
+def _critic_inputs(model: ActorCritic, prepared: PreparedBatch) -> tuple[NetworkInputs, np.ndarray]:
+    """The rows that the critic reads for each decision, and its output (N,) int64 that is the decision's value. A central
+    critic reads the state of all agents once, and has an output for each."""
+    batch, agents, (rows, steps) = prepared.batch, prepared.shape.agents, prepared.mask.shape
+    assert model.critic is not None
+    if batch.states is None:
+        return _inputs(model.critic, batch.observations.flatten(0, 1)), np.zeros(rows * steps, np.int64)
+    inputs, row = _inputs(model.critic, batch.states.flatten(0, 1)), np.arange(rows)[:, None]
+    places = row // agents * steps + np.arange(steps)
+    return inputs._replace(numbers=inputs.numbers[places.ravel()]), (row % agents).repeat(steps, 1).ravel()
 
 
 def _total(sums: np.ndarray) -> np.ndarray:
