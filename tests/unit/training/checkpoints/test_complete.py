@@ -29,6 +29,10 @@ OF_PLAY = {
     "run.collector.starts": "is computed from the iteration at the start of each batch",
     "run.evaluator.starts.arena": "is made by the first evaluation, and every evaluation begins with resets",
 }
+OF_COMPILED = {
+    f"run.team.learners[{name}]._compared": "says that this process has compared a compiled gradient, as each does"
+    for name in ("first", "second")
+}
 OF_DECAY = {"run.team.learners[shared].trust_region": "is set from the run's steps before each update"}
 OF_TEXTS = {
     "run.evaluator.starts.collector": "is run.collector, which is compared",
@@ -52,7 +56,7 @@ CASES = {
         DERIVED | OF_PLAY,
     ),
     "integrals": (runs.config("algorithm=pid_lagrangian", COSTS, "hyper.lr_decay=true"), DERIVED | OF_PLAY | OF_DECAY),
-    "policies": (runs.config("algorithm=happo", runs.TWO_POLICIES, STEERED[2]), DERIVED | OF_PLAY),
+    "policies": (runs.config("algorithm=happo", runs.TWO_POLICIES, STEERED[2]), DERIVED | OF_PLAY | OF_COMPILED),
     "adapters": (texts.config(*LORA), DERIVED | OF_TEXTS),
 }
 
