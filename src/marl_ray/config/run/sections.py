@@ -172,7 +172,8 @@ class ResourcesConfig(Config):
     cpus_per_worker: PositiveFloat = 1.0
     """Logical CPUs that Ray reserves for each worker."""
     threads_per_worker: PositiveInt = 1
-    """Torch threads of each worker."""
+    """Torch threads of each worker. With 2 or more, a worker that is alone takes the compiled steps of its actor and of its
+    critic at the same time."""
     engines: NonNegativeInt = 0
     """Actors, on resources of their own, that sample for each policy whose engine can run in them, as `vllm` can; with 0
     every worker has an engine of its own."""
