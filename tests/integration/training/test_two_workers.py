@@ -90,12 +90,17 @@ def test_language_models_are_sharded_as_one_holds_them():
 
 
 @pytest.mark.parametrize(
-    ("context", "tensor", "model"),
-    [(2, 1, {}), (1, 2, {"activation_checkpointing": True}), (4, 1, {"lora": LORA}), (2, 2, {})],
-    ids=["context", "tensor", "context, adapters, repeated heads", "both"],
+    ("context", "tensor", "model", "biased"),
+    [
+        (2, 1, {}, False),
+        (1, 2, {"activation_checkpointing": True}, True),
+        (4, 1, {"lora": LORA}, False),
+        (2, 2, {}, False),
+    ],
+    ids=["context", "tensor, biases", "context, adapters, repeated heads", "both"],
 )
-def test_workers_that_compute_passes_together_score_as_one(context, tensor, model):
-    workers(context * tensor, of_joint_workers, context, tensor, model)
+def test_workers_that_compute_passes_together_score_as_one(context, tensor, model, biased):
+    workers(context * tensor, of_joint_workers, context, tensor, model, biased)
 
 
 @pytest.mark.parametrize("passes", [0, 1])

@@ -1,17 +1,19 @@
 """Small language models and made-up responses; a module of its own so that other processes can import it."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.language.lora import add_adapters
 from marl_ray.policies.language.sampling_copy import plain_copy, refresh
-from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sharding.gather_shards import sent_to_first, unsharded
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
@@ -87,11 +89,11 @@ def of_two_shards() -> None:
     torch.testing.assert_close(mixed.evaluate(*responses()).log_probs, expected, atol=0.1, rtol=0.05)
 
 
-def of_joint_workers(context: int, tensor: int, model: dict[str, object]) -> None:
+def of_joint_workers(context: int, tensor: int, model: dict[str, object], biased: bool) -> None:
     """Run one of several workers that compute passes together, whose policies must do what a plain one does on all rows.
-    Worker 0 brings none. The model is a Qwen2 with 4 heads and 2 of keys, and with biases."""
+    Worker 0 brings none. The model has 4 heads and 2 of keys: a Qwen2, or a Llama with a bias of every layer."""
     rank, count = dist.get_rank(), dist.get_world_size()
-    policy, complete = _qwen(model), _qwen(model)
+    policy, complete = _of_four_heads(model, biased), _of_four_heads(model, biased)
     plain = plain_copy(policy)
     shard(policy, worker_mesh("cpu", 1, context, tensor), False)
     assert policy.joint is not None and policy.joint.count == context * tensor
@@ -114,24 +116,28 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, object]) -> Non
     refresh(plain, policy)
     for (name, first), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
         assert torch.equal(first, other), name
+    for (name, first), other in zip(policy.named_parameters(), complete.parameters(), strict=True):
+        sent = sent_to_first(first.detach(), dist.group.WORLD)
+        assert sent is None if rank else torch.equal(sent, other), name
     nothing = responses(0)
     assert policy.evaluate(*nothing).log_probs.shape == nothing[2].shape
 
 
-def _qwen(model: dict[str, object]) -> TokenPolicy:
+def _of_four_heads(model: dict[str, object], biased: bool) -> TokenPolicy:
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(64)
-    shape = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=True,
-    )
-    lm = Qwen2ForCausalLM(shape)
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "eos_token_id": tokenizer.eos_token_id,
+        "tie_word_embeddings": True,
+    }
+    more = {"attention_bias": True, "mlp_bias": True, "bos_token_id": None}
+    lm: Any = LlamaForCausalLM(LlamaConfig(**sizes, **more)) if biased else Qwen2ForCausalLM(Qwen2Config(**sizes))
     config = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": 64} | model)
     if config.lora is not None:
         add_adapters(lm, config.lora)

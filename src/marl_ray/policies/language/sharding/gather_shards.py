@@ -93,8 +93,9 @@ def _division(tensor: DTensor) -> tuple[int, int] | None:
 
 
 def _split(tensor: DTensor) -> tuple[int, int]:
-    """Likewise of FSDP2's split."""
-    return tensor.device_mesh.ndim - (1 if _division(tensor) is None else 2), 0
+    """Likewise of FSDP2's split, which is over the last dimension of the mesh but `tensor`. That one is last also for
+    tensors that all its workers hold alike, such as the bias of a layer that is divided by its inputs."""
+    return tensor.device_mesh.ndim - (2 if "tensor" in (tensor.device_mesh.mesh_dim_names or ()) else 1), 0
 
 
 def _gathered(tensors: list[Tensor]) -> list[Tensor]:
