@@ -19,8 +19,8 @@ from marl_ray.policies.engines.sampler import Prompt, make_engine
 from marl_ray.policies.language.model_files import empty_lm
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.sharding.hugging_face import write_model
-from marl_ray.policies.language.sharding.shard import decoder_layers
 from marl_ray.policies.language.sharding.stored_weights import tied_names
+from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 from marl_ray.training.collectives import worker_mesh

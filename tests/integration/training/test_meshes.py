@@ -107,6 +107,11 @@ def test_workers_that_compute_passes_together_go_on_from_the_checkpoint_of_one(m
             "tensor=2, team.speaker.model: transformers has no tensor-parallel plan for ",
         ),
         ({"tensor": 2}, "Qwen3", "tensor=2, team.speaker.model: the plan of architecture qwen3 has layers of kind "),
+        (
+            {"tensor": 2},
+            "Phi",
+            "tensor=2, team.speaker.model: expected no weight layers.0.self_attn.q_layernorm.weight beside the layers",
+        ),
         ({"context": 2}, "GPT2", "context=2, team.speaker.model: expected one of LlamaForCausalLM, "),
     ],
 )
@@ -116,6 +121,7 @@ def test_workers_that_cannot_compute_passes_together_are_named_before_a_run(tmp_
         tokenizer = byte_tokenizer(32)
         sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": len(tokenizer)}
         more = {} if architecture == "GPT2" else {"num_key_value_heads": 2, "intermediate_size": 32}
+        more |= {"qk_layernorm": True} if architecture == "Phi" else {}
         shape = AutoConfig.for_model(architecture.lower(), max_position_embeddings=32, **sizes, **more)
         AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path)
         tokenizer.save_pretrained(tmp_path)

@@ -65,7 +65,8 @@ def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
     if tokenizer.chat_template is None:
         return nothing
     added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
-    added |= {tokenizer.convert_ids_to_tokens(number): number for number in stated}
+    names = ((tokenizer.convert_ids_to_tokens(number), number) for number in stated)
+    added |= {name: number for name, number in names if name is not None}  # a model may have more numbers than tokens
     longest = sorted((re.escape(name) for name in added if not name.isspace()), key=len, reverse=True)
     token = re.compile("|".join(longest))
 

@@ -59,7 +59,7 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
         where = f"team.{name}.model.path {policy.model.path!r}"
         check_architecture(models[name][0].config, engine, policy.model.context, where)
         if not policy.frozen:
-            _check_mesh(config, models[name][0], name)
+            check_mesh(config, models[name][0], name)
         if spec.host is not None:
             _check_parts(config.resources.tensor_parallel, models[name][0].config, name)
         try:
@@ -90,13 +90,13 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     }
 
 
-def _check_mesh(config: RunConfig, lm: Any, name: str) -> None:
+def check_mesh(config: RunConfig, lm: Any, name: str) -> None:
     """Raise MarlRayError if the run's workers cannot compute passes of a model together."""
     need, own = config.resources, config.team[name].model
     assert own is not None
     if need.tensor > 1:
         try:
-            check_divisible(lm.config, need.tensor)
+            check_divisible(lm, need.tensor)
         except MarlRayError as error:
             raise MarlRayError(f"resources.parallel.tensor={need.tensor}, team.{name}.model: {error}") from error
     if need.context > 1:

@@ -11,6 +11,7 @@ from marl_ray.policies.language.sharding.stored_weights import tied_names
 from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.training.team.assembly import sampled_elsewhere
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
+from marl_ray.training.team.language_checks import check_mesh
 from marl_ray.training.team.model_shapes import architecture
 from marl_ray.training.tracking.mlflow_run import uri_of
 
@@ -46,8 +47,9 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     """Compute a dry step of each policy, with every worker on a GPU. Policies learn one after another, so of `gathered`
     and `activations` the greatest counts.
 
-    Raises MarlRayError if the policies are actor-critics, if groups of `resources.parallel` do not divide the GPUs, or if
-    the shape of a model is not known. Starts and ends a process group, so the process must have none.
+    Raises MarlRayError if the policies are actor-critics, if groups of `resources.parallel` do not divide the GPUs, if a
+    model cannot be divided as they say, or if its shape is not known. Starts and ends a process group, so the process must
+    have none.
     """
     shards = shards_of(config, gpus)
     if not config.language:
@@ -62,22 +64,31 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
             shape = architecture(policy.model, uri_of(config))
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.{error}") from error
-        numbers = _numbers(shape)
+        lm = empty_lm(shape)
+        numbers = sum(lm.get_parameter(names[0]).numel() for names in tied_names(lm))  # tied ones count once
         if not (sampled_elsewhere(config, name) and _stays_in_files(policy.model, uri_of(config))):
             sampling += numbers * (FLOAT32 if policy.model.dtype == "fp32" else BF16)
         if policy.frozen:
             continue
+        check_mesh(config, lm, name)
         compared = (config.hyper_of(name).kl_coef > 0 or config.spec_of(name).pairs) and policy.model.lora is None
         together = (config.resources.context, config.resources.tensor)
+        adam = config.hyper_of(name).optimizer == "adamw"
         try:
             peak = dry_step(
-                shape, policy.model, shards, pass_of(config, name), mixed, not policy.model.cpu_offload, together
+                shape,
+                policy.model,
+                shards,
+                pass_of(config, name),
+                mixed,
+                adam and not policy.model.cpu_offload,
+                together,
             )
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.model: {error}") from error
         kept = math.ceil(numbers / shards) * frozen_bytes if compared else 0
         if policy.model.cpu_offload:  # gradients and moments are of the weights that have gradients
-            offloaded += peak.weights + 3 * peak.gradients + kept
+            offloaded += peak.weights + (3 if adam else 1) * peak.gradients + kept
             peak, kept = peak._replace(weights=0, gradients=0), 0
         reference += kept
         steps.append(peak)
@@ -132,9 +143,3 @@ def _stays_in_files(model: ModelConfig, tracking_uri: str | None) -> bool:
         return True  # a name, whose files are nowhere yet
     with model_folder(model.path, tracking_uri) as folder:
         return reads_by_shards(folder, model.context)
-
-
-def _numbers(shape: object) -> int:
-    """Numbers of a model's weights, of which tied ones count once."""
-    lm = empty_lm(shape)
-    return sum(lm.get_parameter(names[0]).numel() for names in tied_names(lm))

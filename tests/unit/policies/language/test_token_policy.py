@@ -13,7 +13,8 @@ from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.lora import merged_weights
 from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy, refresh
 from marl_ray.policies.language.sharding.gather_shards import unsharded
-from marl_ray.policies.language.sharding.shard import decoder_layers, shard
+from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy, adopt, build_token_policy
 from marl_ray.training.single_process import process_group

@@ -166,6 +166,24 @@ def test_groups_must_divide_the_gpus():
         memory_plan(run_of().model_copy(update={"resources": need}), 4)
 
 
+def test_a_plan_takes_a_folder_whose_config_names_tokens_beyond_those_of_the_tokenizer_that_plans(tmp_path):
+    """The config of every large model does."""
+    LlamaConfig(**TINY.to_dict() | {"vocab_size": 1024, "eos_token_id": 1000}).save_pretrained(tmp_path)
+    assert memory_plan(run_of(path=str(tmp_path), context=32), 2).weights > 0
+
+
+def test_a_plan_counts_no_moments_of_plain_gradient_descent(tmp_path):
+    plan = memory_plan(texts.config(saved_llama(tmp_path), "hyper.optimizer=sgd"), 2)
+    assert plan.optimizer == 0 and plan.gradients == plan.weights > 0
+
+
+def test_a_plan_refuses_a_mesh_that_does_not_divide_the_model(tmp_path):
+    run = texts.config(saved_llama(tmp_path), "train.env_copies=16", "resources={workers: 4, parallel: {tensor: 4}}")
+    message = "^resources.parallel.tensor=4, team.speaker.model: expected a divisor of its 2 heads of keys$"
+    with pytest.raises(MarlRayError, match=message):
+        memory_plan(run, 4)
+
+
 def test_actor_critics_have_no_plan():
     with pytest.raises(MarlRayError, match=r"^team: expected language models"):
         memory_plan(load_config(RunConfig, CONFIGS / "multigrid_ippo.yaml"), 1)

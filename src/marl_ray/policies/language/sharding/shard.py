@@ -4,25 +4,18 @@ import functools
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from marl_ray.policies.language.sharding.joint_pass import JointWorkers
-from marl_ray.policies.language.sharding.tensor_parallel import divide
+from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, divide
 from marl_ray.policies.language.token_policy import TokenPolicy, read
 
 GATHERED_ONCE = 2 << 30
 """Greatest size, in bytes of the type that passes compute with, of a model that stays gathered over the passes of a gradient
 step wherever it trains. Larger ones are gathered block by block, twice in each pass, unless workers on GPUs measure that
 there is room for them (`pass_limits`)."""
-
-
-def decoder_layers(lm: nn.Module) -> nn.ModuleList:
-    """The model's blocks: the list of modules that holds the most parameters."""
-    lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
 
 
 def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:

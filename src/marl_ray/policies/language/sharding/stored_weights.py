@@ -125,7 +125,8 @@ class StoredWeights:
 
 
 def open_weights(paths: list[str]) -> StoredWeights:
-    """The weights of several files. Raises OSError or SafetensorError for a file that is missing, damaged or cut short."""
+    """The weights of several files. Raises OSError or SafetensorError for a file that is missing, damaged or cut short, and
+    MarlRayError for a weight that two files have."""
     tensors: dict[str, StoredTensor] = {}
     for path in map(Path, paths):
         safe_open(str(path), "pt")  # compares the file's length with its header
@@ -133,6 +134,10 @@ def open_weights(paths: list[str]) -> StoredWeights:
         (length,) = struct.unpack("<Q", os.pread(file.descriptor, 8, 0))
         header: dict[str, Any] = json.loads(os.pread(file.descriptor, length, 8))
         header.pop("__metadata__", None)
+        for name in sorted(header.keys() & tensors.keys()):
+            raise MarlRayError(
+                f"the weight {name} is in {tensors[name].file.path.name} and in {path.name}, expected one"
+            )
         tensors |= {
             name: StoredTensor(file, name, facts["dtype"], tuple(facts["shape"]), 8 + length + facts["data_offsets"][0])
             for name, facts in header.items()

@@ -1,5 +1,7 @@
 """Tensor parallelism: divide every layer of a language model over workers, by the plan that transformers has for it."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -28,10 +30,10 @@ def plan_of(settings: Any) -> dict[str, str]:
     return plan
 
 
-def check_divisible(settings: Any, parts: int) -> None:
-    """Raise MarlRayError if a model's heads or inner width cannot be divided over so many workers."""
-    plan_of(settings)
-    text = settings.get_text_config()
+def check_divisible(lm: Any, parts: int) -> None:
+    """Raise MarlRayError if the layers of a model cannot be divided over so many workers. It may be on the meta device."""
+    plan = plan_of(lm.config)
+    text = lm.config.get_text_config()
     heads = text.num_attention_heads
     numbers = {
         "attention heads": heads,
@@ -41,6 +43,34 @@ def check_divisible(settings: Any, parts: int) -> None:
     for name, number in numbers.items():
         if number % parts:
             raise MarlRayError(f"expected a divisor of its {number} {name}")
+    layers = _divided(lm.base_model, plan)
+    blocks = {id(module) for module in decoder_layers(lm).modules()}
+    for name, style in layers.items():
+        layer = lm.base_model.get_submodule(name)
+        if not isinstance(layer, nn.Linear) or id(layer) not in blocks:
+            raise MarlRayError(
+                f"expected {name}, which the plan of its architecture divides, to be a linear layer of a block"
+            )
+        number = layer.out_features if STYLES[style] is ColwiseParallel else layer.in_features
+        if number % parts:
+            raise MarlRayError(f"expected a divisor of the {number} numbers by which its layer {name} is divided")
+    # Weights beside divided layers work on their numbers, of which each worker has some, and would need the gradient of all.
+    for parent in sorted({name.rpartition(".")[0] for name in layers}):
+        for name, _ in lm.base_model.get_submodule(parent).named_parameters():
+            if f"{parent}.{name}".rpartition(".")[0] not in layers:
+                raise MarlRayError(f"expected no weight {parent}.{name} beside the layers that are divided")
+
+
+def decoder_layers(lm: nn.Module) -> nn.ModuleList:
+    """The model's blocks: the list of modules that holds the most parameters."""
+    lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
+
+
+def _divided(blocks: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Name of each module of `blocks` that a plan divides -> a name of STYLES."""
+    forms = {re.compile(re.escape(layer).replace(r"\*", r"\d+")): style for layer, style in plan.items()}
+    return {name: style for name, _ in blocks.named_modules() for form, style in forms.items() if form.fullmatch(name)}
 
 
 def divide(lm: Any, workers: DeviceMesh) -> None:
