@@ -1,5 +1,8 @@
 """The files of a language model: read at once, or into a model that was built empty, of which each worker reads its part."""
 
+import json
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +25,20 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
     transformers builds the model on the meta device and fills it tensor by tensor from mapped files, so there is never
     more than one copy. Only safetensors are read: other weights are pickles.
     """
-    settings = _settings(path, context)
+    return _loaded(path, _settings(path, context), dtype=dtype)
+
+
+def _loaded(path: str, settings: Any, **options: Any) -> Any:
+    """The model that transformers makes of files; raises MarlRayError unless these have all of its weights in their shapes,
+    and no further block."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=settings,
-            dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
+            **options,
         )
     except Exception as error:  # transformers raises different errors for different models
         reason = _broken_file(path) or one_line(error)
@@ -41,14 +49,37 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
     missing = sorted(info["missing_keys"])
     if missing:
         raise MarlRayError(f"model.path {path!r} lacks {len(missing)} weights of its model, such as {missing[0]}")
+    _check_blocks(path, lm, info["unexpected_keys"])
     return lm
+
+
+def _check_blocks(path: str, lm: nn.Module, names: Collection[str]) -> None:
+    """Raise MarlRayError if names of weights are those of a block that the model has not."""
+    for name in _further_blocks(lm, names):
+        raise MarlRayError(f"model.path {path!r}: its config.json has no block for the weight {name}")
+
+
+def _further_blocks(lm: Any, names: Collection[str]) -> list[str]:
+    """The names that differ from those of a model's weights by the number of their block alone. Blocks that an architecture
+    has for more than the next token, which transformers leaves out, do not count."""
+    if getattr(lm.config.get_text_config(), "num_nextn_predict_layers", None):
+        return []
+    own = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
+    forms = {re.sub(r"\.\d+\.", ".*.", name) for name in own}
+    left_out = lm._keys_to_ignore_on_load_unexpected or ()
+    return sorted(
+        name
+        for name in set(names) - own
+        if re.sub(r"\.\d+\.", ".*.", name) in forms and not any(re.search(pattern, name) for pattern in left_out)
+    )
 
 
 def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
     """A causal language model with float32 weights on the meta device, and the files that contain them.
 
     None if only `load_model` can read it, or say what is wrong with it: transformers converts the weights of some
-    architectures, a weight is missing or has another shape, or a file is broken. Draws no random numbers.
+    architectures, a weight is missing or has another shape, or a file is broken. Draws no random numbers. Raises
+    MarlRayError for an index that tells nothing, and for a weight that two files have.
     """
     settings = _settings(path, context)
     try:
@@ -57,6 +88,8 @@ def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
             lm = empty_lm(settings)
         if cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
             lm.generation_config = GenerationConfig.from_pretrained(path)
+    except MarlRayError as error:
+        raise MarlRayError(f"model.path {path!r}: {error}") from error
     except Exception:  # `load_model` names the cause
         return None
     converted = getattr(settings, "quantization_config", None) or (Path(path) / "adapter_config.json").is_file()
@@ -121,13 +154,27 @@ def _settings(path: str, context: int) -> Any:
 
 
 def _files(path: str) -> list[str]:
-    """The safetensors files of a model, one or several."""
+    """The safetensors files of a model, one or several. Raises MarlRayError for an index that does not tell them."""
     single = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     if single is None:
         index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME)
+        _check_index(Path(str(index)))
         names: list[str] = get_checkpoint_shard_files(path, index)[0]
         return names
     return [single]
+
+
+def _check_index(index: Path) -> None:
+    try:
+        known = json.loads(index.read_text(encoding="utf-8"))
+        files = known["weight_map"].values()
+        is_valid = bool(files) and all(isinstance(file, str) for file in files) and isinstance(known["metadata"], dict)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_valid = False
+    if not is_valid:
+        raise MarlRayError(
+            f"{index.name}: expected a JSON object with metadata, and with weight_map: weight to its file"
+        )
 
 
 def check_files(path: str, lm: nn.Module) -> None:
@@ -144,14 +191,19 @@ def check_files(path: str, lm: nn.Module) -> None:
         if shape != expected:
             raise MarlRayError(f"{where}: its weight {name} is {shape}, expected {expected}")
     missing = [names[0] for names in tied_names(lm) if not stored.keys() & set(names)]
-    if missing and stored.keys() <= own.keys():  # otherwise transformers may read others under these names
+    if missing and stored.keys() <= own.keys():
         raise MarlRayError(f"{where} lacks {len(missing)} weights of its model, such as {missing[0]}")
+    if missing:  # transformers may read others under these names
+        _loaded(path, lm.config, device_map="meta")
+    _check_blocks(path, lm, stored.keys())
 
 
 def _broken_file(path: str) -> str | None:
     """The first file of a model that cannot be opened, and why; None if all can."""
     try:
         names = _files(path)
+    except MarlRayError as error:
+        return str(error)
     except Exception:  # a missing file, which the error of transformers names
         return None
     for name in names:
@@ -163,7 +215,7 @@ def _broken_file(path: str) -> str | None:
 
 
 def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
-    """True if the files contain each of the model's tensors once, by its own name, and in its shape."""
+    """True if the files contain each of the model's tensors once, by its own name and in its shape, and no further block."""
     parameters = dict(lm.named_parameters(remove_duplicate=False))
     for names in tied_names(lm):
         keys = [name for name in names if name in stored.tensors]
@@ -172,4 +224,6 @@ def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
         part = stored.tensors[keys[0]]
         if part.shape != tuple(parameters[keys[0]].shape) or part.kind not in FLOATS:
             return False
+    if _further_blocks(lm, stored.tensors.keys()):
+        return False
     return lm.state_dict().keys() <= parameters.keys()

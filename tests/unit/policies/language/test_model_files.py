@@ -19,7 +19,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.lora import bare_name
-from marl_ray.policies.language.model_files import empty_model
+from marl_ray.policies.language.model_files import check_files, empty_model
 from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
@@ -226,7 +226,45 @@ def incomplete(folder, last):
     return f" lacks 1 weights of its model, such as {name}"
 
 
-@pytest.mark.parametrize("spoil", [missing, truncated, of_another_model, incomplete])
+def under_other_names(folder, last):
+    weights = load_file(last)
+    save_file({f"other.{name}": value for name, value in weights.items()}, last, {"format": "pt"})
+    return f" lacks {len(weights)} weights of its model, such as {min(weights)}"
+
+
+def in_two_files(folder, last):
+    first = min(folder.glob("*.safetensors"))
+    name, value = next(iter(load_file(first).items()))
+    save_file(load_file(last) | {name: value + 1}, last, {"format": "pt"})
+    return f": the weight {name} is in {first.name} and in {last.name}, expected one"
+
+
+def of_fewer_blocks(folder, last):
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"num_hidden_layers": 1}))
+    return ": its config.json has no block for the weight model.layers.1.input_layernorm.weight"
+
+
+def of_no_index(folder, last):
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
+    return (
+        ": model.safetensors.index.json: expected a JSON object with metadata, and with weight_map: weight to its file"
+    )
+
+
+SPOILED = [
+    missing,
+    truncated,
+    of_another_model,
+    incomplete,
+    under_other_names,
+    in_two_files,
+    of_fewer_blocks,
+    of_no_index,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
 def test_a_file_that_cannot_be_read_is_named_before_a_cluster_is_asked(tmp_path, spoil):
     saved(tmp_path, "Llama", shards="20KB")
     run = texts.config(f"team.speaker.model={{path: '{tmp_path}', context: 32}}")
@@ -236,3 +274,14 @@ def test_a_file_that_cannot_be_read_is_named_before_a_cluster_is_asked(tmp_path,
     with pytest.raises(MarlRayError) as refused:
         check_run(run)
     assert message.removeprefix("team.speaker.") in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(MarlRayError) as also_refused:  # workers have no other opinion
+        built(tmp_path, True)
+    assert message.partition(": ")[2] in str(also_refused.value)
+
+
+def test_files_whose_weights_transformers_renames_are_of_their_model(tmp_path):
+    saved(tmp_path, "Mixtral", num_local_experts=2, intermediate_size=16)
+    assert any(".experts.1." in name for name in load_file(tmp_path / "model.safetensors"))
+    with torch.device("meta"):
+        lm = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    check_files(str(tmp_path), lm)
