@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from toys.texts import TWO_AGENTS, TWO_POLICIES, config
 
 from marl_ray.envs.registry import make_env
@@ -12,10 +13,13 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.rollout.text.episode import TextEpisode
+from marl_ray.training.collectives import worker_mesh
+from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.evaluation.held_out import solved_shares
+from marl_ray.training.imitation.fine_tuning import fine_tune
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
-from marl_ray.training.team.assembly import team_agents
+from marl_ray.training.team.assembly import build_team, team_agents
 from marl_ray.training.texts.demonstrations import encode, read_demonstrations
 
 TUNED = "warm_start={data: environment, count: 64, batch: 16, epochs: 8, lr: 0.003}"
@@ -58,6 +62,23 @@ def test_micro_batches_change_nothing():
     ]
     for a, b in zip(*rows, strict=True):
         assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_a_pass_of_a_warm_start_without_memory_is_named():
+    run = config(TUNED, "train.micro_batch=4")
+    env = make_env(run.env, run.constraints)
+    team = build_team(run, env, worker_mesh("cpu"), False)
+
+    def refuse(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    team.learners["speaker"].policy.model.lm.get_decoder().register_forward_pre_hook(refuse)
+    message = (
+        r"^policy 'speaker', warm start, epoch 1: out of memory in a pass of 4 sequences; expected a smaller train\.mic"
+    )
+    with pytest.raises(PassMemoryError, match=message) as refused:
+        fine_tune(run, env, team, lambda row: None)
+    assert (refused.value.policy, refused.value.rows) == ("speaker", 4)
 
 
 def test_adapters_are_tuned_and_the_model_below_them_is_not(tmp_path):

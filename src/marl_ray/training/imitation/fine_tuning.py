@@ -24,6 +24,7 @@ from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.assembly import Team
+from marl_ray.training.team.gpu_pass_limit import naming_the_pass
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 LEARNING_RATE_FACTOR = 10
@@ -36,7 +37,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     """Fit every trained policy to its agents' demonstrations; every worker takes part.
 
     `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of a token, in nats. Raises DivergedError
-    if it is not finite.
+    if it is not finite, and PassMemoryError, which names the policy.
     """
     settings = cast(WarmStartConfig, config.warm_start)
     # Rank 0 alone plays the demonstrations. An environment that runs programs may take long, and a time limit may end a
@@ -70,11 +71,13 @@ class _Fit:
         """
         order = permutation(seed, WARM_START_ITERATION, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)
-        for start in range(0, len(order), self.batch):
-            likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
+        where, most = f"policy {self.name!r}, warm start, epoch {number + 1}", -(-self.batch // world()[1])
+        with naming_the_pass(where, self.policy.settings.micro_batch, self.name, most):
+            for start in range(0, len(order), self.batch):
+                likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
         mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)
         if not math.isfinite(mean):
-            raise DivergedError(f"policy {self.name!r}, warm start, epoch {number + 1}: log_likelihood is not finite")
+            raise DivergedError(f"{where}: log_likelihood is not finite")
         return {"log_likelihood": mean}
 
     def _step(self, chosen: list[Example]) -> Tensor:
@@ -88,7 +91,10 @@ class _Fit:
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)
         together = policy.joint if policy.settings.micro_batch else 1  # of these one has demonstrations in a pass
-        for number in range(-(-most // size) * together):
+        passes = -(-most // size) * together
+        for number in range(passes):
+            if passes > 1:
+                policy.family.begin_pass(policy.model, number + 1 == passes)
             start = number // together * size
             part = own[start : start + size] if number % together == rank % together else []
             rows = padded([example.prompt for example in part], [example.response for example in part])
@@ -96,6 +102,8 @@ class _Fit:
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
             backward_over_workers(-likelihoods / tokens)
             likelihood += likelihoods.detach()
+        if passes > 1:
+            policy.family.end_passes(policy.model)
         clip_gradients([policy.actor], policy.hyper.max_grad_norm)
         self.optimizer.step()
         return likelihood
