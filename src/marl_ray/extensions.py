@@ -7,6 +7,7 @@ An entry point is a line of a package's own `pyproject.toml`, in the group `marl
 """
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class ExtensionPoint:
             return self.builtins[name]
         installed = _installed(self.group)
         if name not in installed:
-            raise MarlRayError(f"{name!r} is unknown{did_you_mean(name, self.names(), REFERENCE)}")
+            raise MarlRayError(f"{name!r} is unknown{with_colon(name) or did_you_mean(name, self.names(), REFERENCE)}")
         claims = installed[name]
         if len({claim.value for claim in claims}) > 1:
             packages = " and ".join(sorted(claim.dist.name for claim in claims if claim.dist is not None))
@@ -195,6 +196,17 @@ def imported(reference: str) -> Any:
             raise MarlRayError(f"{part!r} of {reference!r} is not in the module{did_you_mean(part, _own(target))}")
         target = getattr(target, part)
     return target
+
+
+def with_colon(name: str) -> str:
+    """'; did you mean package.module:NAME?' for a name that is `package.module.NAME` of a module that there is; else
+    empty."""
+    module, _, last = name.rpartition(".")
+    try:
+        found = module and last != "py" and importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # a package of it is missing, or the name is no name of a module
+        return ""
+    return f"; did you mean {module}:{last}?" if found else ""
 
 
 def _own(target: Any) -> list[str]:

@@ -182,6 +182,7 @@ def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Pa
             r"name: codecontests is scored by `marl-ray evaluate` alone",
         ),
         (lambda: benchmark("own_parts:OwnEngine"), r"'own_parts:OwnEngine' is of type .*, expected a Benchmark"),
+        (lambda: sweep_of("marl_ray.tuning.AshA"), r"is unknown; did you mean marl_ray.tuning:AshA\?"),
         (lambda: sweep_of("ashaa"), r"scheduler: 'ashaa' is unknown; did you mean asha\?"),
         (lambda: sweep_of({"kind": "own_scheduler", "patient": 1}), r"unknown key 'scheduler.patient'"),
         (

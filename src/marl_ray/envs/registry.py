@@ -14,7 +14,7 @@ import numpy as np
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
-from marl_ray.extensions import ENVIRONMENT, REFERENCE
+from marl_ray.extensions import ENVIRONMENT, REFERENCE, with_colon
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
@@ -139,7 +139,8 @@ def _mpe2(env_id: str) -> Callable[..., Any]:
 def _imported(env_id: str) -> Callable[..., Any]:
     """The callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
-        raise MarlRayError(f"env.id: {env_id!r} is unknown{did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED)}")
+        meant = with_colon(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED)
+        raise MarlRayError(f"env.id: {env_id!r} is unknown{meant}")
     try:
         make: Callable[..., Any] = ENVIRONMENT.load(env_id)
     except MarlRayError as error:

@@ -1,5 +1,6 @@
 """Says from a run's metrics what is wrong with it, in sentences that name the keys to change."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ LARGEST_VALUE_LOSS = 50.0
 """In units of the value normaliser, in which returns have a variance of one."""
 SMALLEST_NORM = 1e-6
 """Norm of the gradient below which nothing is learned."""
+NOTHING = 1e-9
+"""Size of a return that is 0 but for rounding."""
 FEWEST_GROUPS = 0.01
 """Share of informative groups below which comparisons teach nothing."""
 
@@ -54,10 +57,20 @@ class _Keys:
         value = self.hyper.get(key)
         return f"{self.prefix}.{key}" + ("" if value is None else f"={value:g}")
 
+    @property
+    def gradient_steps(self) -> int:
+        """Gradient steps on a batch. Before the first of them the divergence is 0, whatever the steps do."""
+        return (self.hyper.get("epochs") or 1) * (self.hyper.get("minibatches") or 1)
+
 
 def _course(metric: str, scored: _Rows) -> str | None:
     """Say how a return went that did not rise, or did not stay; None for one that did."""
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
+    if all(abs(row.get(f"{metric}{end}", math.inf)) < NOTHING for row in scored for end in ("", "_low", "_high")):
+        return (
+            f"{metric} is 0 in every evaluated episode: no reward was met, or those of opponents cancel, because a return "
+            "is averaged over all agents"
+        )
     if last[metric] <= first[metric]:
         return f"{metric} did not rise: {_at(first, metric)}, {_at(last, metric)}"
     high = first.get(f"{metric}_high", first[metric])
@@ -79,7 +92,7 @@ def _of_policy(prefix: str, keys: _Keys, rows: _Rows) -> Iterator[str]:
         largest = max(kl, key=lambda row: row[f"{prefix}kl"])
         if largest[f"{prefix}kl"] > LARGEST_KL:
             yield f"{prefix}kl was {_at(largest, f'{prefix}kl')}: an update changed too much, {keys('lr')} may be too high"
-        elif largest[f"{prefix}kl"] < SMALLEST_KL:
+        elif largest[f"{prefix}kl"] < SMALLEST_KL and keys.gradient_steps > 1:
             yield f"{prefix}kl is at most {largest[f'{prefix}kl']:.1g}: the policy stands still, {keys('lr')} may be too low"
     if value_loss:
         largest = max(value_loss, key=lambda row: row[f"{prefix}value_loss"])

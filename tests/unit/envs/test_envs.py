@@ -253,6 +253,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"id": "no_such_module:make"}, "env.id: cannot import 'no_such_module' of 'no_such_module:make' (ModuleNotFound"),
     ({"id": ":make"}, "env.id: expected package.module:NAME, got ':make'"),
     ({"id": "sample_envs:Count"}, "env.id: 'Count' of 'sample_envs:Count' is not in the module; did you mean Counter"),
+    ({"id": "sample_envs.Counter"}, "env.id: 'sample_envs.Counter' is unknown; did you mean sample_envs:Counter?"),
+    ({"id": "no_such.module.Counter"}, "env.id: 'no_such.module.Counter' is unknown; expected one of budget_dag"),
     ({"id": "mpe2.chess_against_itself"}, "env.id: 'mpe2.chess_against_itself' is unknown; expected one of mpe2."),
     ({"id": "sample_envs:"}, "env.id: expected package.module:NAME, got 'sample_envs:'"),
     ({"id": "sample_envs:NOT_CALLABLE"}, "env.id: 'sample_envs:NOT_CALLABLE' is not callable"),
@@ -329,7 +331,7 @@ def test_an_observation_outside_its_space_is_said_with_what_its_numbers_do_not_s
 
 def test_new_spaces_at_every_call_are_one_failure_and_not_a_seed_that_does_not_repeat() -> None:
     failures = [str(each) for each in check("sample_envs:NewSpaces", {}) if each.failure]
-    assert len(failures) == 1 and "makes a new space at every call" in failures[0]
+    assert len(failures) == 1 and "new space at every call, whose draws would repeat: expected the same" in failures[0]
 
 
 def test_a_check_closes_every_environment_that_it_makes() -> None:

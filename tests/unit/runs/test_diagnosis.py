@@ -9,7 +9,7 @@ from toys.runs import config
 
 from marl_ray.runs.diagnosis import diagnose
 
-CONFIG = config("hyper.lr=10", "hyper.entropy_coef=0.01").resolved()
+CONFIG = config("hyper.lr=10", "hyper.entropy_coef=0.01", "hyper.epochs=4").resolved()
 STEPS = 1024
 
 
@@ -62,6 +62,20 @@ def test_a_policy_that_knows_more_than_it_draws_has_too_great_a_bonus():
 def test_a_policy_that_stands_still_is_named(metrics: dict[str, list[float]], expected: str):
     _, sentence = diagnose(CONFIG, rows({0: 1.0, 2: 1.0}, **metrics))
     assert sentence.startswith(expected)
+
+
+def test_one_gradient_step_of_a_batch_has_no_divergence_and_is_not_blamed_for_it():
+    once = config("hyper.lr=10", "hyper.epochs=1", "hyper.minibatches=1").resolved()
+    assert len(diagnose(once, rows({0: 1.0, 2: 1.0}, kl=[1e-9, 1e-8]))) == 1
+
+
+def test_returns_that_cancel_or_are_never_met_are_told_from_those_that_do_not_rise():
+    played = rows({0: 0.0, 2: 0.0})
+    assert diagnose(CONFIG, played) == ["eval/return did not rise: 0.000 at step 0, 0.000 at step 2,048"]
+    for row in played:
+        row |= {key: 0.0 for key in row if key.startswith("eval/")}
+    (sentence,) = diagnose(CONFIG, played)
+    assert sentence.startswith("eval/return is 0 in every evaluated episode: no reward was met, or those of opponents")
 
 
 def test_of_several_policies_each_has_its_own_keys():

@@ -112,7 +112,10 @@ def _spaces(env: Any) -> str | None:
         for kind in ("observation_space", "action_space"):
             space = getattr(env, kind)(agent)
             if space is not getattr(env, kind)(agent):
-                return f"{kind}({agent!r}) makes a new space at every call, whose draws would repeat"
+                return (
+                    f"{kind}({agent!r}) makes a new space at every call, whose draws would repeat: expected the same "
+                    "object, which __init__ may make"
+                )
             if not is_text(env):
                 space_to_json(space)
     return None
