@@ -60,8 +60,8 @@ LANGUAGE = {
     "code_team_grpo": "a generator and a reviewer write small Python functions",
     "code_team_shared": "one model plays both roles",
     "code_sft": "both roles imitate scripted experts, and no more",
-    "math_grpo": "sums of small numbers, from few demonstrations",
-    "preferences_dpo": "the form of a run on preferred pairs: random weights learn no sums from 100 pairs",
+    "math_grpo": "sums of two digits: demonstrations teach some of them, rewards the others",
+    "preferences_dpo": "the same sums, from preferred pairs alone, after the demonstrations",
     "served_texts": "sums, from texts that a gateway served",
     "webarena_test": "nothing: it shows that a language model can be trained in a real Chromium",
 }

@@ -263,10 +263,10 @@ def test_the_configs_in_the_repository_run(name, tmp_path, monkeypatch):
     root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
     short = ["train.total_steps=16", "train.env_copies=8", "evaluation.tasks=4", f"storage={tmp_path}"]
+    start = make_text_bundle(tmp_path, 1, {"solver": "lm"}, context=CONTEXT)
+    short += [f"team.solver.bundle={start}", "team.solver.model.preset=tiny-0.2m"]
     if name == "served_texts":
-        start = make_text_bundle(tmp_path, 1, {"solver": "lm"}, context=CONTEXT)
-        data = serve(tmp_path, start, 16, ("3-2=",), agent="solver")
-        short += [f"data={data}", f"team.solver.bundle={start}", "team.solver.model.preset=tiny-0.2m"]
+        short += [f"data={serve(tmp_path, start, 16, ('3-2=',), agent='solver')}"]
     run = load_config(RunConfig, root / f"jobs/configs/{name}.yaml", short)
     check_run(run)
     last = train_alone(run)[-1]
