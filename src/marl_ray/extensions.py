@@ -203,10 +203,10 @@ def with_colon(name: str) -> str:
     empty."""
     module, _, last = name.rpartition(".")
     try:
-        found = module and last != "py" and importlib.util.find_spec(module)
+        spec = module and last != "py" and importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a package of it is missing, or the name is no name of a module
         return ""
-    return f"; did you mean {module}:{last}?" if found else ""
+    return f"; did you mean {module}:{last}?" if spec else ""
 
 
 def _own(target: Any) -> list[str]:
