@@ -9,7 +9,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from toys.envs import Countdown
 
 
-class Counter(ParallelEnv):
+class Counter(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
     """Both agents see the time; the episode is truncated at `length`."""
 
     metadata = {"name": "counter", "is_parallelizable": True}
@@ -19,12 +19,14 @@ class Counter(ParallelEnv):
         self.length = length
         self.possible_agents = ["a", "b"]
         self.agents: list[str] = []
-        self.spaces = {agent: (spaces.Discrete(length + 1), spaces.Discrete(2)) for agent in self.possible_agents}
+        self.spaces: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
+            agent: (spaces.Discrete(length + 1), spaces.Discrete(2)) for agent in self.possible_agents
+        }
 
-    def observation_space(self, agent: str) -> spaces.Discrete:
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self.spaces[agent][0]
 
-    def action_space(self, agent: str) -> spaces.Discrete:
+    def action_space(self, agent: str) -> spaces.Space[Any]:
         return self.spaces[agent][1]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -109,7 +111,7 @@ class NewSpaces(Counter):
         return observations, {agent: float(action) for agent, action in actions.items()}, *rest
 
 
-class Turns(AECEnv):
+class Turns(AECEnv[str, int, int]):  # type: ignore[misc]  # PettingZoo has no types
     """Agents act in turn; the episode is truncated after `length` rounds."""
 
     def __init__(self, length: int = 3, parallel: bool = True):
@@ -134,7 +136,7 @@ class Turns(AECEnv):
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
-        self.infos = {agent: {} for agent in self.agents}
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
 
     def step(self, action: int | None) -> None:
         if self.truncations[self.agent_selection]:

@@ -1,13 +1,28 @@
 """The shared maths of the algorithms once more: loops over Python floats (float64), as slow and obvious as possible."""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
+
+GroupFormula = Callable[[float, Sequence[float]], float]
+"""The advantage of a score among the scores of its group."""
 
 
-def gae(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam):
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap: Tensor,
+    mask: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    lam: float,
+) -> tuple[Tensor, Tensor]:
     """(B, T) inputs; advantages and returns."""
-    advantages = []
+    rows = []
     for r, v, boot, own, ended, cut in _rows(rewards, values, bootstrap, mask, terminated, truncated):
         row = [0.0] * len(r)
         for episode in _episodes([a or b for a, b in zip(ended, cut, strict=True)]):
@@ -21,12 +36,12 @@ def gae(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam):
                 reward = sum(r[t:until])
                 row[t] = reward + gamma * next_value - v[t] + gamma * lam * next_advantage
                 next_value, next_advantage = v[t], row[t]
-        advantages.append(row)
-    advantages = _tensor(advantages).reshape(mask.shape)
+        rows.append(row)
+    advantages = _tensor(rows).reshape(mask.shape)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def reward_to_go(rewards, mask, cut, gamma):
+def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Tensor:
     result = []
     for r, own, ends in _rows(rewards, mask, cut):
         row = [0.0] * len(r)
@@ -42,42 +57,42 @@ def reward_to_go(rewards, mask, cut, gamma):
     return _tensor(result).reshape(mask.shape)
 
 
-def group_index(group, agent, turn, prompts):
+def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor) -> tuple[Tensor, int]:
     keys = list(zip(group.tolist(), agent.tolist(), turn.tolist(), map(tuple, prompts.tolist()), strict=True))
     numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
     return torch.tensor([numbers[key] for key in keys]), len(numbers)
 
 
-def grouped(scores, index, include, formula, singleton="zero"):
+def grouped(scores: Tensor, index: Tensor, include: Tensor, formula: GroupFormula, singleton: str = "zero") -> Tensor:
     """`formula(own score, scores of the whole group)` for every row that counts."""
-    scores, index, include = scores.tolist(), index.tolist(), include.tolist()
-    counted = [i for i in range(len(scores)) if include[i] and not math.isnan(scores[i])]
-    members = {}
+    numbers, groups, counts = scores.tolist(), index.tolist(), include.tolist()
+    counted = [i for i in range(len(numbers)) if counts[i] and not math.isnan(numbers[i])]
+    members: dict[int, list[float]] = {}
     for i in counted:
-        members.setdefault(index[i], []).append(scores[i])
-    result = [0.0] * len(scores)
+        members.setdefault(groups[i], []).append(numbers[i])
+    result = [0.0] * len(numbers)
     for i in counted:
-        group = members[index[i]]
+        group = members[groups[i]]
         if len(group) == 1:
-            result[i] = scores[i] if singleton == "score" else 0.0
+            result[i] = numbers[i] if singleton == "score" else 0.0
         elif len(set(group)) > 1:
-            result[i] = formula(scores[i], group)
+            result[i] = formula(numbers[i], group)
     return _tensor(result)
 
 
-def centred(score, group):
+def centred(score: float, group: Sequence[float]) -> float:
     return score - mean(group)
 
 
-def standardised(eps, ddof):
+def standardised(eps: float, ddof: int) -> GroupFormula:
     return lambda score, group: (score - mean(group)) / (deviation(group, ddof) + eps)
 
 
-def leave_one_out(score, group):
+def leave_one_out(score: float, group: Sequence[float]) -> float:
     return score - (sum(group) - score) / (len(group) - 1)
 
 
-def greedy_baseline(scores, index, include, greedy):
+def greedy_baseline(scores: Tensor, index: Tensor, include: Tensor, greedy: Tensor) -> Tensor:
     result = []
     for i, score in enumerate(scores.tolist()):
         baseline = [scores[j].item() for j in range(len(scores)) if index[j] == index[i] and greedy[j]]
@@ -87,7 +102,7 @@ def greedy_baseline(scores, index, include, greedy):
     return _tensor(result)
 
 
-def aggregate(losses, mask, mode, fixed_length):
+def aggregate(losses: Tensor, mask: Tensor, mode: str, fixed_length: int) -> float:
     """The loss of a whole minibatch on one worker."""
     sequences = []
     for row, own in _rows(losses, mask):
@@ -97,17 +112,18 @@ def aggregate(losses, mask, mode, fixed_length):
     everything = [loss for kept in sequences for loss in kept]
     if not everything:
         return 0.0
-    return {
+    modes: dict[str, Callable[[], float]] = {
         "token-mean": lambda: mean(everything),
         "token-sum": lambda: sum(everything),
         "seq-mean-token-sum": lambda: mean([sum(kept) for kept in sequences]),
         "seq-mean-token-mean": lambda: mean([mean(kept) for kept in sequences]),
         "fixed-length": lambda: mean([sum(kept) / fixed_length for kept in sequences]),
-    }[mode]()
+    }
+    return modes[mode]()
 
 
-def kl_estimate(log_probs, reference, kind):
-    def estimate(p, q):
+def kl_estimate(log_probs: Tensor, reference: Tensor, kind: str) -> Tensor:
+    def estimate(p: float, q: float) -> float:
         d = max(-20.0, min(20.0, q - p))
         k3 = min(math.exp(d) - d - 1, 10.0)
         return {"k1": p - q, "abs": abs(p - q), "k2": (p - q) ** 2 / 2, "k3": k3, "k1+": p - q, "k3+": k3}[kind]
@@ -115,13 +131,13 @@ def kl_estimate(log_probs, reference, kind):
     return _each(estimate, log_probs, reference)
 
 
-def standardise(x, mask, ddof, eps, center, scale):
+def standardise(x: Tensor, mask: Tensor, ddof: int, eps: float, center: bool, scale: bool) -> Tensor:
     kept = [value for row, own in _rows(x, mask) for value, is_own in zip(row, own, strict=True) if is_own]
     flat = len(set(kept)) < 2
     middle = mean(kept) if kept else 0.0
     spread = 1.0 if flat else deviation(kept, ddof) + eps
 
-    def score_of(value, is_own):
+    def score_of(value: float, is_own: bool) -> float:
         if not is_own or (flat and center):
             return 0.0
         return (value - (middle if center else 0.0)) / (spread if scale else 1.0)
@@ -129,11 +145,11 @@ def standardise(x, mask, ddof, eps, center, scale):
     return _each(score_of, x, mask)
 
 
-def token_ratio(log_probs, old):
+def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
     return _each(lambda p, q: math.exp(max(-20.0, min(20.0, p - q))), log_probs, old)
 
 
-def sequence_log_ratio(log_probs, old, mask, summed=False):
+def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
     result = []
     for p, q, own in _rows(log_probs, old, mask):
         kept = [p[t] - q[t] for t in range(len(p)) if own[t]]
@@ -141,27 +157,27 @@ def sequence_log_ratio(log_probs, old, mask, summed=False):
     return _tensor(result)
 
 
-def gspo_token_log_ratio(log_probs, old, mask):
+def gspo_token_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     result = []
     for level, own in zip(sequence_log_ratio(log_probs, old, mask).tolist(), mask.tolist(), strict=True):
         result.append([min(level, 10.0) if is_own else 0.0 for is_own in own])
     return _tensor(result).reshape(mask.shape)
 
 
-def truncated_importance(old, behaviour, cap):
+def truncated_importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
     return _each(lambda p, q: min(math.exp(max(-20.0, min(20.0, p - q))), cap), old, behaviour)
 
 
-def mean(values):
+def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def deviation(values, ddof):
+def deviation(values: Sequence[float], ddof: int) -> float:
     middle = mean(values)
     return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - ddof))
 
 
-def _episodes(ends):
+def _episodes(ends: Sequence[bool]) -> Iterator[list[int]]:
     """Lists of step numbers, cut after every True; what follows the last one is an episode too."""
     episode = []
     for t, end in enumerate(ends):
@@ -171,14 +187,14 @@ def _episodes(ends):
             episode = []
 
 
-def _rows(*tensors):
+def _rows(*tensors: Tensor) -> Iterator[Any]:
     return zip(*(tensor.tolist() for tensor in tensors), strict=True)
 
 
-def _each(function, *tensors):
+def _each(function: Callable[..., float], *tensors: Tensor) -> Tensor:
     rows = [[function(*values) for values in zip(*row, strict=True)] for row in _rows(*tensors)]
     return _tensor(rows).reshape(tensors[0].shape)
 
 
-def _tensor(values):
+def _tensor(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)

@@ -82,7 +82,10 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page in order, without the indent of their fences."""
-    parts, marks, opened, body = [], [], None, []
+    parts: list[Block] = []
+    marks: list[str] = []
+    body: list[str] = []
+    opened: re.Match[str] | None = None
     for number, line in enumerate(page.read_text().splitlines(), 1):
         fence = FENCE.match(line)
         if opened is None:

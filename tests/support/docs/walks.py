@@ -90,7 +90,7 @@ class Walk:
         )
 
     def value(self, name: str) -> str:
-        values = re.findall(rf"\b{name}=(\S+)", self.printed)
+        values: list[str] = re.findall(rf"\b{name}=(\S+)", self.printed)
         assert values, f"no command before has printed a value of {name}"
         return values[-1]
 

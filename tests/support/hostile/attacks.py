@@ -36,7 +36,7 @@ def timed(body: Callable[[], Any], most_s: float) -> tuple[Any, float]:
     return result, latest
 
 
-def attacked(file: str, setting: str, folder: Path) -> Iterator[dict]:
+def attacked(file: str, setting: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Run the attacks in a file, with a level, a process and a secret that they must not reach; yields their successes."""
     import pytest  # which the process of the attacks has not
 

@@ -150,7 +150,7 @@ def _running(folder: Path) -> Iterator[None]:
     (folder / "postgres.sh").write_text(POSTGRES)
     image = {"entrypoint": ["sh", str(folder / "postgres.sh"), "postgres"], "command": [], "env": {}}
     (folder / "images.json").write_text(json.dumps({"docker.io/library/postgres:": image}))
-    options = ["-images", folder / "images.json", "-users", "-path", f"{folder / 'bin'}:{_path()}"]
+    options: list[str | Path] = ["-images", folder / "images.json", "-users", "-path", f"{folder / 'bin'}:{_path()}"]
     with kubox(folder, *options, crds=False):
         yield
 

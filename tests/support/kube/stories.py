@@ -38,7 +38,8 @@ def kind_of(story: str) -> ResourceKind:
 
 def states(story: str, later_s: float = 0.0) -> list[ResourceState]:
     """States of the story's resource after each event, without repetitions; and once more `later_s` after the last one."""
-    kind, objects, start, now = kind_of(story), {}, 0.0, 0.0
+    kind, start, now = kind_of(story), 0.0, 0.0
+    objects: dict[tuple[str, str], Any] = {}
     reached: list[ResourceState] = []
     for event in events(story):
         metadata = event.object["metadata"]

@@ -120,7 +120,8 @@ def own_ray(folder: Path, **env: str) -> Iterator[OwnRay]:
         child.stdin.flush()
         answer = _next(answers, folder)
         assert "urls" in answer, answer
-        return answer["urls"]
+        urls: dict[str, str] = answer["urls"]
+        return urls
 
     started: list[psutil.Process] = []
     try:

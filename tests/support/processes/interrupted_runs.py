@@ -97,7 +97,7 @@ class Bench:
         return ended
 
     def run(self, name: str) -> RunConfig:
-        data = {
+        data: dict[str, Any] = {
             "name": f"{name}-{self.workers}-{next(NUMBERS)}",
             "env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 2}},
             "train": {"total_steps": 32 * ITERATIONS, "env_copies": 4, "horizon": 8},
@@ -113,7 +113,7 @@ class Bench:
             "also": ["tensorboard", "toys.trackers:Moody"],
             "progress": False,
         }
-        return parse_config(RunConfig, data | self.keys)
+        return parse_config(RunConfig, data | dict(self.keys))
 
 
 class Result:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -87,7 +88,7 @@ async def _play(load: Load, requests: list[Sent], stop: threading.Event) -> None
         asyncio.TaskGroup() as tasks,
     ):
         for player in range(load.players):
-            outcomes: asyncio.Queue[dict | None] = asyncio.Queue()
+            outcomes: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
             tasks.create_task(_act(client, load, player, requests, outcomes, stop))
             tasks.create_task(_report(client, requests, outcomes))
 
@@ -97,7 +98,7 @@ async def _act(
     load: Load,
     player: int,
     requests: list[Sent],
-    outcomes: "asyncio.Queue[dict | None]",
+    outcomes: "asyncio.Queue[dict[str, Any] | None]",
     stop: threading.Event,
 ) -> None:
     for k in itertools.count():
@@ -111,13 +112,15 @@ async def _act(
     outcomes.put_nowait(None)
 
 
-async def _report(client: httpx.AsyncClient, requests: list[Sent], outcomes: "asyncio.Queue[dict | None]") -> None:
+async def _report(
+    client: httpx.AsyncClient, requests: list[Sent], outcomes: "asyncio.Queue[dict[str, Any] | None]"
+) -> None:
     """Post a player's outcomes one by one. On its own, so that the player goes on while outcomes are refused."""
     while (outcome := await outcomes.get()) is not None:
         await _until_accepted(client, OUTCOME, outcome, requests)
 
 
-async def _until_accepted(client: httpx.AsyncClient, path: str, body: dict, requests: list[Sent]) -> None:
+async def _until_accepted(client: httpx.AsyncClient, path: str, body: dict[str, Any], requests: list[Sent]) -> None:
     deadline = time.monotonic() + GIVE_UP_S
     while True:
         request = await send(client, path, body)
@@ -128,7 +131,7 @@ async def _until_accepted(client: httpx.AsyncClient, path: str, body: dict, requ
         await asyncio.sleep(RETRY_S)
 
 
-async def send(client: httpx.AsyncClient, path: str, body: dict) -> Sent:
+async def send(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Sent:
     """One request, and what came of it."""
     start, status, arm, error = time.monotonic(), 0, None, ""
     try:

@@ -129,8 +129,9 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, fo
             os.dup2(file.fileno(), number)
     faulthandler.enable()  # what is said shows where a library crashed
     ray.train.torch.TorchTrainer = partial(PlainTrainer, pipe)  # type: ignore[misc,assignment]
-    ray.kill = lambda controller: controller.killed.set()  # type: ignore[assignment]
-    driver.check_capacity = lambda config: False  # there is no cluster whose resources could be read
+    ray.kill = lambda controller: controller.killed.set()  # type: ignore[assignment,misc]
+    # There is no cluster whose resources could be read.
+    driver.check_capacity = lambda config: False  # type: ignore[attr-defined]
     delivery.RETRY_S, delivery.LOG_EVERY_S = 0.05, 0.02
     all_sinks.REGISTERED_S = 1.0
     owners.BEAT_S, owners.LOST_S = BEAT_S, LOST_S
@@ -160,7 +161,8 @@ def work(payload: Any, rank: int, count: int, store: str, pipe: Any, fault: Faul
     from marl_ray.training.worker import worker
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ray.train.get_context = lambda: SimpleNamespace(get_world_rank=lambda: rank)
+    context: Any = SimpleNamespace(get_world_rank=lambda: rank)
+    ray.train.get_context = lambda: context
     ray.train.torch.get_device = lambda: torch.device("cpu")
     counts = watch_lines(fault)
     try:

@@ -97,7 +97,13 @@ def plain_train(folder: Path, **environment: str) -> Iterator[Callable[[Mapping[
             text=True,
         )
     answers: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=lambda: [answers.put(line) for line in machine.stdout], daemon=True).start()
+
+    def listen() -> None:
+        assert machine.stdout is not None
+        for line in machine.stdout:
+            answers.put(line)
+
+    threading.Thread(target=listen, daemon=True).start()
 
     def start(config: Mapping[str, Any], how: Start) -> Ended:
         assert machine.stdin is not None
@@ -146,7 +152,8 @@ class Machine:
         said, (own, other) = self.folder / f"said-{self.starts}.txt", self.forks.Pipe()
         driver = self._fork(drive, config, other, how.driver, said)
         other.close()
-        faults, workers, groups = list(how.groups), [], 0
+        faults, groups = list(how.groups), 0
+        workers: list[tuple[Any, Any]] = []
         deadline = time.monotonic() + START_S
         while driver.exitcode is None and not _sleeps(driver):
             assert time.monotonic() < deadline, f"the run did not end in {START_S:g} s: {said.read_text()[-2000:]}"
@@ -200,7 +207,8 @@ class Machine:
 
     def _answer(self, workers: list[tuple[Any, Any]]) -> Any:
         """The end of a group: (values or None, errors by rank); None while it trains."""
-        results, errors = {}, {}
+        results: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
         for rank, (process, pipe) in enumerate(workers):
             dead = process.exitcode is not None or _sleeps(process)
             if pipe.poll():
@@ -247,7 +255,7 @@ class Machine:
 
 def _sleeps(process: Any) -> bool:
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+        return bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
     return False
 
 

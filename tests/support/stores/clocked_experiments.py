@@ -11,8 +11,9 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 from marl_ray.serving.decisions.report import describe
-from marl_ray.serving.decisions.rollout_control import findings
+from marl_ray.serving.decisions.rollout_control import Findings, findings
 from stores.migrated import migrated
+from stores.units import stored
 
 WINDOW = 10.0
 ARMS = {"a": {"bundle": "bundle-a"}, "b": {"bundle": "bundle-b"}}
@@ -72,12 +73,12 @@ def sessions(store: ExperimentStore, n: int, value: Any, prefix: str = "u", clus
     return rows
 
 
-def look(store: ExperimentStore, config: ExperimentConfig):
-    return findings(store, store.experiment("exp"), config)
+def look(store: ExperimentStore, config: ExperimentConfig) -> Findings:
+    return findings(store, stored(store), config)
 
 
 def described(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:
-    return describe(store.experiment("exp"), config, {}, look(store, config), {})
+    return describe(stored(store), config, {}, look(store, config), {})
 
 
 def refusal(**more: Any) -> str:

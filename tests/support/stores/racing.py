@@ -4,6 +4,7 @@ from typing import Any
 
 from marl_ray.experiments.lifecycle import Action, StaleEpochError
 from marl_ray.experiments.store.experiment_store import ExperimentStore
+from stores.units import stored
 
 
 def advance(url: str, rounds: int, together: Any, results: Any, number: int) -> None:
@@ -11,7 +12,7 @@ def advance(url: str, rounds: int, together: Any, results: Any, number: int) -> 
     store = ExperimentStore(url)
     for turn in range(rounds):
         together.wait(60)
-        epoch = store.experiment("exp").epoch
+        epoch = stored(store).epoch
         together.wait(60)
         try:
             store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(number), reason="")

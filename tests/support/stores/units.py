@@ -4,11 +4,11 @@ from typing import Any
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.evidence.looks import Look
-from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.lifecycle import Action, ExperimentRecord
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
 
 
-def config(**weights: float) -> dict:
+def config(**weights: float) -> dict[str, Any]:
     return {"salt": "s", "arms": {arm: {"digest": f"digest-{arm}", "weight": w} for arm, w in weights.items()}}
 
 
@@ -28,17 +28,25 @@ class Clock:
 
 def over(store: ExperimentStore) -> None:
     """The windows of all units end."""
+    assert isinstance(store.clock, Clock)
     store.clock.now += 1_000.0
 
 
-def gradual(**weights: float) -> dict:
+def gradual(**weights: float) -> dict[str, Any]:
     return config(**weights) | {"strategy": "gradual", "stages": [0.1, 0.5, 1.0]}
 
 
+def stored(store: ExperimentStore, name: str = "exp") -> ExperimentRecord:
+    """The experiment as the store has it."""
+    record = store.experiment(name)
+    assert record is not None
+    return record
+
+
 def act(store: ExperimentStore, action: Action, name: str = "exp", **more: Any) -> Any:
-    epoch = store.experiment(name).epoch
-    return store.change(name, action, **({"epoch": epoch, "actor": "test", "reason": "because"} | more))
+    keys: dict[str, Any] = {"epoch": stored(store, name).epoch, "actor": "test", "reason": "because"}
+    return store.change(name, action, **(keys | more))
 
 
 def look(store: ExperimentStore, name: str = "exp", now: float | None = None) -> Look:
-    return store.look(store.experiment(name), now)
+    return store.look(stored(store, name), now)

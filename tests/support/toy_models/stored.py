@@ -35,7 +35,10 @@ def built(folder: str, unread: bool, **model: object) -> TokenPolicy:
 
 
 def read_alike(
-    folder: str, models: list[dict[str, object]], rows: tuple[torch.Tensor, ...], replicate: int = 1
+    folder: str,
+    models: list[dict[str, object]],
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    replicate: int = 1,
 ) -> None:
     """Shards and copies of weights that stay in files are those of a model that is read at once, before and after a step."""
     mesh = worker_mesh("cpu", replicate)

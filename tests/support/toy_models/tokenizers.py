@@ -56,7 +56,7 @@ def bytes_with(
     template: str | None, *special: str, common: tuple[str, ...] = (), **names: str
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes with further tokens; `common` ones are added, but not special."""
-    core = Tokenizer.from_str(byte_tokenizer()._tokenizer.to_str())
+    core = Tokenizer.from_str(byte_tokenizer().backend_tokenizer.to_str())
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     core.add_tokens([AddedToken(token, special=False, normalized=False) for token in common])
     return PreTrainedTokenizerFast(

@@ -16,14 +16,14 @@ from marl_ray.policies.language.sampling_copy import plain_copy, refresh
 from marl_ray.policies.language.sharding.gather_shards import sent_to_first, unsharded
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
+from marl_ray.policies.language.token_policy import TokenOutputs, TokenPolicy, build_token_policy
 from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.learner.optimizers import clip_gradients
 
 LORA = {"rank": 4, "alpha": 8.0}
 
 
-def tiny(critic: bool = True, signals: int = 2, temperature: float = 0.7, **model: object) -> TokenPolicy:
+def tiny(critic: bool = True, signals: int = 2, temperature: float = 0.7, **model: Any) -> TokenPolicy:
     """The smallest preset, with weights large enough that its distributions are far from uniform."""
     config = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": 64} | model)
     policy = build_token_policy(config, GenerationConfig(temperature=temperature), 0, critic, signals)
@@ -35,7 +35,7 @@ def stirred(policy: TokenPolicy) -> TokenPolicy:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return policy
 
 
@@ -56,11 +56,12 @@ def of_two_shards() -> None:
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (2,))
     odd = [torch.randn(1), torch.randn(3, 5), torch.randn(7).bfloat16(), torch.randn(2, 3, 1), torch.randn(5).double()]
-    spread = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
+    spread: list[Tensor] = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
     spread.insert(2, odd[0])  # one that every worker has whole
     for first, other in zip(unsharded(spread), [*odd[:2], odd[0], *odd[2:]], strict=True):
         assert first.dtype == other.dtype and torch.equal(first, other)
-    for model in ({}, {"activation_checkpointing": True, "lora": LORA}):
+    models: list[dict[str, Any]] = [{}, {"activation_checkpointing": True, "lora": LORA}]
+    for model in models:
         policy, complete = tiny(**model), tiny(**model)
         plain = plain_copy(policy)
         shard(policy, mesh, False)
@@ -74,22 +75,23 @@ def of_two_shards() -> None:
         (_loss(expected) / 2).backward()  # FSDP2 takes the mean over workers
         for (name, first), other in zip(policy.named_parameters(), complete.parameters(), strict=True):
             assert (first.grad is None) == (other.grad is None), name
-            if other.grad is not None:
+            if first.grad is not None and other.grad is not None:
                 torch.testing.assert_close(next(unsharded([first.grad])), other.grad, atol=1e-5, rtol=1e-4, msg=name)
         with torch.no_grad():
             for first, other in zip(policy.actor_parameters(), complete.actor_parameters(), strict=True):
+                assert first.grad is not None
                 first.add_(first.grad, alpha=0.1)
                 other.add_(next(unsharded([first.grad])), alpha=0.1)
         refresh(plain, policy)
         for (name, first), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
             assert torch.equal(first, other), name
     mixed = tiny(lora=LORA)
-    expected = mixed.evaluate(*responses()).log_probs
+    exact = mixed.evaluate(*responses()).log_probs
     shard(mixed, mesh, True)
-    torch.testing.assert_close(mixed.evaluate(*responses()).log_probs, expected, atol=0.1, rtol=0.05)
+    torch.testing.assert_close(mixed.evaluate(*responses()).log_probs, exact, atol=0.1, rtol=0.05)
 
 
-def of_joint_workers(context: int, tensor: int, model: dict[str, object], biased: bool) -> None:
+def of_joint_workers(context: int, tensor: int, model: dict[str, Any], biased: bool) -> None:
     """Run one of several workers that compute passes together, whose policies must do what a plain one does on all rows.
     Worker 0 brings none. The model has 4 heads and 2 of keys: a Qwen2, or a Llama with a bias of every layer."""
     rank, count = dist.get_rank(), dist.get_world_size()
@@ -106,7 +108,7 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, object], biased
     (torch.stack([_loss(each) for each in expected]).sum() / count).backward()  # FSDP2 takes the mean over workers
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     norm = clip_gradients([policy], 1e9)
-    gradients = list(unsharded(parameter.grad for parameter in trained))
+    gradients = list(unsharded(parameter.grad for parameter in trained if parameter.grad is not None))
     pairs = [(name, parameter) for name, parameter in complete.named_parameters() if parameter.requires_grad]
     for (name, other), gradient in zip(pairs, gradients, strict=True):
         torch.testing.assert_close(gradient, other.grad, atol=1e-5, rtol=1e-4, msg=name)
@@ -123,7 +125,7 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, object], biased
     assert policy.evaluate(*nothing).log_probs.shape == nothing[2].shape
 
 
-def _of_four_heads(model: dict[str, object], biased: bool) -> TokenPolicy:
+def _of_four_heads(model: dict[str, Any], biased: bool) -> TokenPolicy:
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(64)
     sizes = {
@@ -144,6 +146,7 @@ def _of_four_heads(model: dict[str, object], biased: bool) -> TokenPolicy:
     return stirred(TokenPolicy(lm, tokenizer, config, GenerationConfig(temperature=0.7), True, 2))
 
 
-def _loss(outputs: object) -> Tensor:
+def _loss(outputs: TokenOutputs) -> Tensor:
+    assert outputs.values is not None and outputs.cost_values is not None
     parts = [outputs.log_probs, 0.1 * outputs.entropy, outputs.values, outputs.cost_values]
     return torch.stack([part.sum() for part in parts]).sum()

@@ -3,23 +3,25 @@
 import asyncio
 import json
 
+from marl_ray.serving.http.protocol import Receive, Scope, Send
+
 KEY = "game"
 
 
 PRICE = {"prompt": 100.0, "completion": 1000.0}
 
 
-def external(url: str, **more: object) -> dict:
+def external(url: str, **more: object) -> dict[str, object]:
     return {"url": url, "model": "exp", "api_key_env": "THEIR_KEY"} | more
 
 
 class Replies:
     """An ASGI application that answers as it is told."""
 
-    def __init__(self, status: int, body: bytes, headers: tuple = (), hangs: bool = False):
+    def __init__(self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = (), hangs: bool = False):
         self.status, self.body, self.headers, self.hangs = status, body, headers, hangs
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.hangs:
             await asyncio.sleep(60)
         await send({"type": "http.response.start", "status": self.status, "headers": list(self.headers)})

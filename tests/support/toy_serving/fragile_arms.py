@@ -13,7 +13,7 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import PolicyParts, save_bundle
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.routing.breaker import CircuitState
-from toy_serving.gateways import LINEAGE
+from toy_serving.gateways import LINEAGE, last_layer
 
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 GOOD, STRANGE = [0.5, 0.5, 0.5], [1.0, -1.0, 0.0]
@@ -27,10 +27,12 @@ def bundle(folder: Path, action: int, fragile: bool, run: str = "r", broken: boo
     network = NetworkConfig(hidden=(units,), activation="relu")
     policy = ActorCritic(SPACE, spaces.Discrete(6), network)
     with torch.no_grad():
-        policy.actor.rest[-1].bias[action] = np.nan if broken else 30.0
+        last_layer(policy).bias[action] = np.nan if broken else 30.0
         if fragile:  # its input is normalized: hidden units are infinite or zero, and their sum has both signs
-            policy.actor.first.linear.weight.copy_(torch.tensor([3e38, 0.0, 0.0]).expand(units, 3))
-            policy.actor.rest[-1].weight.copy_(torch.tensor([1.0, -1.0] * (units // 2)).expand(6, units))
+            first = policy.actor.first.linear
+            assert isinstance(first, torch.nn.Linear)
+            first.weight.copy_(torch.tensor([3e38, 0.0, 0.0]).expand(units, 3))
+            last_layer(policy).weight.copy_(torch.tensor([1.0, -1.0] * (units // 2)).expand(6, units))
     parts = PolicyParts(network, SPACE, spaces.Discrete(6), policy.actor.state_dict())
     lineage = LINEAGE.model_copy(update={"run": run})
     return str(save_bundle(folder, {"agent": "p"}, {"p": parts}, lineage))

@@ -3,10 +3,10 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import torch
@@ -35,20 +35,36 @@ AGENTS = ("agent_0", "agent_1")
 SEES = {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]}
 
 
+def last_layer(policy: ActorCritic) -> torch.nn.Linear:
+    """The layer that computes the logits of the actions."""
+    layer = policy.actor.rest[-1]
+    assert isinstance(layer, torch.nn.Linear)
+    return layer
+
+
 def make_bundle(
-    folder: Path, action: int, observation=OBSERVATION, agents=AGENTS, actions=ACTIONS, bias: float = 30.0
+    folder: Path,
+    action: int,
+    observation: spaces.Space[Any] = OBSERVATION,
+    agents: Iterable[str] = AGENTS,
+    actions: spaces.Space[Any] = ACTIONS,
+    bias: float = 30.0,
 ) -> str:
     """A small random policy that all but certainly takes one action; with a NaN for `bias` every pass fails."""
     torch.manual_seed(action)
     policy = ActorCritic(observation, actions, NetworkConfig(hidden=(8,)))
     with torch.no_grad():
-        policy.actor.rest[-1].bias[action] = bias
+        last_layer(policy).bias[action] = bias
     parts = PolicyParts(NetworkConfig(hidden=(8,)), observation, actions, policy.actor.state_dict())
     return str(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, LINEAGE))
 
 
 def gateway_config(
-    bundles: dict[str, str], database: Path, weights=(1.0, 1.0), names=("exp",), **more: Any
+    bundles: dict[str, str],
+    database: Path,
+    weights: tuple[float, ...] = (1.0, 1.0),
+    names: tuple[str, ...] = ("exp",),
+    **more: Any,
 ) -> GatewayConfig:
     arms = {arm: {"bundle": bundles[arm], "weight": w} for arm, w in zip(("one", "four"), weights, strict=True)}
     experiments = [{"name": name, "arms": arms, "min_outcomes": 5} for name in names]
@@ -81,7 +97,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[tuple[httpx.AsyncClien
     migrated(config.database)
     app = Gateway(config, seed=0)
     app.service.start()
-    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    transport = httpx.ASGITransport(cast(Any, app), raise_app_exceptions=True)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client, app
@@ -100,7 +116,8 @@ def with_gateway(config: GatewayConfig, body: Callable[[httpx.AsyncClient], Awai
 async def act(client: httpx.AsyncClient, session: str, **more: Any) -> dict[str, Any]:
     answer = await client.post("/v1/act", json={"session_id": session, "observations": SEES} | more)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    answered: dict[str, Any] = answer.json()
+    return answered
 
 
 def keyed_config(

@@ -1,6 +1,6 @@
 """Exported decisions as Parquet files; a module of its own so that other processes can import it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from toys.runs import config
 
 from marl_ray.config import NetworkConfig, RunConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.policies.bundles.actor_critic import Bundle, Lineage, PolicyParts, load_bundle, save_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle, Lineage, PolicyParts, load_actor_critics, save_bundle
 from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.single_process import train_alone
 
@@ -46,8 +46,8 @@ def sequence(
     agent: str,
     outcome: float,
     observations: Sequence[Sequence[float]],
-    actions: Sequence[Any],
-    log_probs: Sequence[float],
+    actions: Iterable[Any],
+    log_probs: Iterable[float],
     **other: Any,
 ) -> dict[str, Any]:
     """One row; `other` replaces columns."""
@@ -96,12 +96,13 @@ def toy_bundle(
     model = ActorCritic(observation, action, network)
     with torch.no_grad():
         last = model.actor.rest[-1]
+        assert isinstance(last, torch.nn.Linear)
         last.weight.normal_(0, scale)
         last.bias.normal_(0, scale)
     parts = PolicyParts(network, observation, action, model.actor.state_dict())
     names = ("run", "config_hash", "code_version")
     lineage = Lineage(**dict.fromkeys(names, "x"), algorithm={"p": "ippo"}, seed=seed, env={}, steps=1, metrics={})
-    return load_bundle(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, lineage))
+    return load_actor_critics(save_bundle(folder, dict.fromkeys(agents, "p"), {"p": parts}, lineage))
 
 
 LENGTH, AGENTS = 6, ("x", "y")

@@ -74,7 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     bundles = {arm: make_bundle(folder, k) for k, arm in enumerate(("zero", "one", "two", "three", "four"))}
     for arm, bundle in bundles.items():
         (folder / arm).symlink_to(bundle)
-    more = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "decision_log": str(folder / "log")}
+    more: dict[str, Any] = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "decision_log": str(folder / "log")}
     more |= {"api_keys": make_keys(folder), "cache": {"url": "memory:"}}
     config = gateway_config(bundles, folder / "x.db", names=("exp", "other"), **more)
     with running(Gateway(config, seed=0)) as made, pytest.MonkeyPatch.context() as patch:
@@ -104,4 +104,5 @@ def act(client: httpx.Client, session: str, **more: Any) -> dict[str, Any]:
     sent = {"experiment": "exp", "session_id": session, "observations": SEES} | more
     answer = client.post("/v1/act", json=sent)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    answered: dict[str, Any] = answer.json()
+    return answered

@@ -74,4 +74,5 @@ async def events(client: Any, path: str, body: dict[str, Any]) -> list[Any]:
 
 
 def rows(app: Gateway) -> int:
-    return sum(arm.rows for router in app.service.endpoints.routers.values() for arm in router.arms.values())
+    arms: list[Any] = [arm for router in app.service.endpoints.routers.values() for arm in router.arms.values()]
+    return sum(arm.rows for arm in arms)

@@ -4,6 +4,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
@@ -28,7 +29,7 @@ def policy(critic: bool = False, signals: int = 0, max_tokens: int = 8) -> Token
 POLICY = policy()
 
 
-class Scripted:
+class Scripted(Engine):
     """An engine that knows what to say: of `words` the one that the stream and the seed choose, the first if greedy."""
 
     def __init__(self, words: Sequence[str] = SAID, ends: bool = True):
@@ -59,13 +60,19 @@ class Repeater(Scripted):
         return Completion(list(word), [-1.0] * len(word), True)
 
 
-def players(agents: dict[str, list[str]], engine: Engine | None = None, model: TokenPolicy = POLICY, **kwargs):
-    engine = engine or Scripted()
-    return {name: TokenPlayer(model, engine, members, ValueNorm(), **kwargs) for name, members in agents.items()}
+def players(
+    agents: dict[str, list[str]], engine: Engine | None = None, model: TokenPolicy = POLICY, **kwargs: Any
+) -> dict[str, TokenPlayer]:
+    own = engine or Scripted()
+    return {name: TokenPlayer(model, own, members, ValueNorm(), **kwargs) for name, members in agents.items()}
 
 
 def collector(
-    make: Callable, agents: dict[str, list[str]], copies: range = range(8), plan: CollectPlan | None = None, **kwargs
+    make: Callable[[], Any],
+    agents: dict[str, list[str]],
+    copies: range = range(8),
+    plan: CollectPlan | None = None,
+    **kwargs: Any,
 ) -> TextCollector:
     return TextCollector(make, agents, copies, plan or CollectPlan(6, episodes=True), 3, **kwargs)
 
@@ -73,14 +80,17 @@ def collector(
 def texts(data: Trajectories) -> list[str]:
     """Responses as text."""
     ids = [row[mask].tolist() for row, mask in zip(data.actions, data.mask, strict=True)]
-    return POLICY.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    decoded: list[str] = POLICY.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return decoded
 
 
-def on_two_workers(work: Callable) -> list:
+def on_two_workers(work: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
     """`work(rank, gather)` of two workers, in threads that gather as processes do."""
-    barrier, values, results = threading.Barrier(2, timeout=20), [None, None], [None, None]
+    barrier = threading.Barrier(2, timeout=20)
+    values: list[Any] = [None, None]
+    results: list[Any] = [None, None]
 
-    def gather(rank: int, value: object) -> list:
+    def gather(rank: int, value: Any) -> list[Any]:
         barrier.wait()
         values[rank] = value
         barrier.wait()

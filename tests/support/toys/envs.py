@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 
-class Countdown(ParallelEnv):
+class Countdown(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo has no types
     """Agents see the time left and a random bit; an agent earns 1 for playing its bit.
 
     Agent `b` (if there is one) terminates after half the episode. The episode is truncated at `length`, or terminated there
@@ -68,7 +68,7 @@ def not_an_environment() -> str:
     return "hello"
 
 
-class Sprint(ParallelEnv):
+class Sprint(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo has no types
     """One agent, which succeeds at once or fails slowly: action 0 in one of the first `chances` steps earns 1 and ends the
     episode; without it nothing more can be had, and the episode goes on for `length` steps. Every step costs 1."""
 
@@ -76,7 +76,8 @@ class Sprint(ParallelEnv):
 
     def __init__(self, chances: int = 1, length: int = 30):
         self.chances, self.length = chances, length
-        self.possible_agents, self.agents = ["a"], []
+        self.possible_agents = ["a"]
+        self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(2)
@@ -146,29 +147,30 @@ def poisoned(**kwargs: Any) -> Poisoned:
     return Poisoned(**kwargs)
 
 
-class QuickAgent(ParallelEnv):
+class QuickAgent(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo has no types
     """`quick` acts once and is done; if it played 1 the team pays 1 at the next step, at which `slow` acts alone."""
 
     metadata = {"name": "quick_agent"}
     possible_agents = ["quick", "slow"]
 
     def __init__(self, ends: bool = True):
-        self.ends, self.agents = ends, []
+        self.ends = ends
+        self.agents: list[str] = []
 
-    def observation_space(self, agent):
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Box(0, 1, (2,), np.float32)
 
-    def action_space(self, agent):
+    def action_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(2)
 
-    def _seen(self, agents):
+    def _seen(self, agents: list[str]) -> dict[str, np.ndarray]:
         return {agent: np.array([self.time, agent == "slow"], np.float32) for agent in agents}
 
-    def reset(self, seed=None, options=None):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.time, self.agents = 0, list(self.possible_agents)
         return self._seen(self.agents), {agent: {} for agent in self.agents}
 
-    def step(self, actions):
+    def step(self, actions: dict[str, Any]) -> Any:
         acting, first = self.agents, self.time == 0
         if first:
             self.played = int(actions["quick"])

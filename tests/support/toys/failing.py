@@ -1,5 +1,6 @@
 """The errors of several workers of which one fails; a module of its own, which other processes import."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,22 +69,23 @@ def exports(folder: str, model: str, failing: int) -> str:
     engine = "team.speaker.generation.engine=toys.engines:Apart"
     run = Run(texts.config(model, engine, "train.group_size=2", f"resources.workers={dist.get_world_size()}"), CPU)
     run.step()
-    left, send = [5], saving.sent_to_first
+    left, send = [5], saving.sent_to_first  # type: ignore[attr-defined]
 
     def breaks(tensor: torch.Tensor, group: Any) -> torch.Tensor | None:
         left[0] -= 1
         if left[0] == 0 and dist.get_rank() == failing:
             raise OSError("the disk does not answer")
-        return send(tensor, group)
+        sent: torch.Tensor | None = send(tensor, group)
+        return sent
 
-    saving.sent_to_first = breaks
+    saving.sent_to_first = breaks  # type: ignore[attr-defined]
 
     def save() -> None:
         run.save(folder_here(Path(folder, "broken")))
         run.saver.wait()
 
     line = all_raise(save)
-    saving.sent_to_first = send
+    saving.sent_to_first = send  # type: ignore[attr-defined]
     run.step()
     run.save(folder_here(Path(folder, "whole")))  # an error is raised once
     run.close()
@@ -120,7 +122,7 @@ def trains(family: str, overrides: list[list[str]]) -> str:
 def opens(folder: str) -> str:
     """Worker 1 cannot open the files to read its shards alone, and reads the whole model."""
     if dist.get_rank() == 1:
-        token_policy.empty_model = lambda path, context: None
+        token_policy.empty_model = lambda path, context: None  # type: ignore[attr-defined]
     return all_raise(lambda: runs.team_of(texts.config(f"team.speaker.model={{path: '{folder}', context: 32}}")))
 
 
@@ -137,13 +139,13 @@ def refuses(folder: str) -> str:
             ready(engine)
             raise EngineRefusedError("vLLM: no room")
 
-        Apart.ready = refuse  # type: ignore[method-assign]
+        Apart.ready = refuse  # type: ignore[method-assign,assignment]
     line = all_raise(run.step, EngineRefusedError)
     run.abandon()
     return line
 
 
-def limits(free: list[float]) -> list[tuple[dict[str, int], bool]]:
+def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
     """The limits of passes, and whether weights stay gathered, on workers whose GPUs have so much free memory: a pass takes
     10 and 4 more for each further row, all weights 30."""
     run = texts.config("train.micro_batch=3", f"resources.workers={len(free)}")
@@ -151,6 +153,6 @@ def limits(free: list[float]) -> list[tuple[dict[str, int], bool]]:
     learner.policy = replace(learner.policy, device=torch.device("cuda"))
     learner.policy.model.gathers_once, learner.policy.model.gathered_bytes = False, 30.0
     gpu_pass_limit._peak = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
-    gpu_pass_limit._free = lambda policy: free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE
+    gpu_pass_limit._free = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limited = gpu_pass_limit.pass_limits({"speaker": learner})
     return gather((limited, learner.policy.model.gathers_once))

@@ -66,7 +66,12 @@ class ToySweep:
         curves += self.noise.normal(0, 0.03, curves.shape)
         rows: list[dict[str, float]] = []
         for k, step in enumerate(at):
-            row = {"iteration": k + 1, "steps": int(step), "played": int(step * len(seeds)), "exploits": 0}
+            row: dict[str, float] = {
+                "iteration": k + 1,
+                "steps": int(step),
+                "played": int(step * len(seeds)),
+                "exploits": 0,
+            }
             for metric in self.config.metric:
                 sign = 1 if metric.name.endswith("return") else 0.3
                 row |= {f"seed-{s}/{metric.name}": float(sign * curves[n, k]) for n, s in enumerate(seeds)}

@@ -12,7 +12,7 @@ from pettingzoo import AECEnv
 WORDS = ("red", "green", "blue", "black", "white")
 
 
-class Toy(AECEnv):
+class Toy(AECEnv[str, str, str]):  # type: ignore[misc]  # PettingZoo has no types
     """Base: `agents` speak in turns; a subclass plays in `act` and may end the episode with `finish`."""
 
     metadata = {"name": "toy", "render_modes": []}
@@ -49,6 +49,7 @@ class Toy(AECEnv):
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
             return
+        assert action is not None
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self.infos = {agent: {} for agent in self.agents}
         self.actions_taken.append(action)
