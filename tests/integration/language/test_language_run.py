@@ -71,3 +71,15 @@ def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(r
     assert load_bundle(outcome.bundle).manifest.lineage.steps == 200
     losses = [loss for _, loss in MlflowRun(run_config, outcome.run_id).history("policy_loss")]
     assert len(losses) == 5 and losses[-1] < losses[0]
+
+
+@pytest.mark.long
+def test_an_engine_of_ones_own_in_actors_writes_what_it_writes_in_the_worker(ray_cluster: LocalRay, tmp_path: Path):
+    engine = "team.speaker.generation.engine=toys.engines:Plain"
+    beside = trained(str(tmp_path / "beside"), engine)
+    run_config = config(f"storage={tmp_path}", "tracking.progress=false", engine, "resources.engines=2")
+    check_run(run_config)
+    outcome = train(run_config)
+    for key in ("return", "policy_loss", "tokens"):
+        expected = [(row["steps"], row[key]) for row in beside if key in row]
+        assert MlflowRun(run_config, outcome.run_id).history(key) == expected and expected, key

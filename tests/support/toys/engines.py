@@ -1,12 +1,13 @@
 """Engines with weights of their own, and with specs of their own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
+from marl_ray.policies.engines.engine_host import SHARED, EngineHost, PackedTensor, unpacked
 from marl_ray.policies.engines.torch_engine import ServedTorch, TorchEngine
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sampling_copy import detached, fill_with_zeros, sampling_weights
@@ -55,9 +56,37 @@ class Plain(TorchEngine):
         architectures="decoded",
         start_s=50,
         largest_rank=8,
-        host="toys.engines:none",
+        host="toys.engines:PlainHost",
         server="toys.engines:ServedPlain",
     )
+
+
+class PlainHost(EngineHost):
+    """Decodes in an actor as the built-in engine does in the worker."""
+
+    def __init__(self, policy: TokenPolicy, tensor_parallel: int, memory_share: float, transfer: str) -> None:
+        assert transfer == SHARED
+        self.policy, self.tokens = policy, 0
+
+    @torch.no_grad()
+    def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
+        assert version > self.policy.version
+        own = dict(self.policy.lm.named_parameters())
+        for name, value in weights.items():
+            own[name].copy_(unpacked(value))
+        if complete:
+            self.policy.version = version
+
+    def generate(
+        self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
+    ) -> list[Completion]:
+        assert version == self.policy.version
+        written = TorchEngine(self.policy).generate(prompts, seed, generation)
+        self.tokens += sum(len(completion.ids) for completion in written)
+        return written
+
+    def progress(self) -> int:
+        return self.tokens
 
 
 class ServedPlain(ServedTorch):

@@ -1,6 +1,6 @@
 """The functions of an engine that an actor of `resources.engines` needs, and the form in which weights come to it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,10 @@ from marl_ray.policies.engines.base import Completion, Prompt
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
+
+
+NCCL, SHARED = "nccl", "shared"
+"""Names of the ways that weights come to a host: from the trainer's GPU to its own, and through Ray's object store."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,22 @@ def unpacked(own: PackedTensor) -> Tensor:
     )
 
 
+class WeightGroup(Protocol):
+    """The trainer's side of a group of NCCL, through which a GPU sends weights to those of all engines at once."""
+
+    def member(self, engine: int) -> dict[str, Any]:
+        """The `connection` by which the host of an engine joins the group."""
+
+    def join(self) -> None:
+        """Join as the trainer, together with all engines."""
+
+    def update(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The `update` by which a host takes tensors of these names, shapes and types."""
+
+    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Send tensors to the engines, which must be taking them; returns before the tensors have arrived."""
+
+
 class EngineHost(Protocol):
     """A copy of a policy and an engine with its weights, which write the responses of several callers together.
 
@@ -53,6 +73,12 @@ class EngineHost(Protocol):
         """The host owns `policy` from now on, whose weights count as version `policy.version`. It spreads the model over
         `tensor_parallel` GPUs and takes `memory_share` of their memory. `transfer` is `nccl` if the weights of all versions
         arrive through `take`, and `shared` if they arrive through `load`; then weights on the meta device are zeros."""
+
+    @staticmethod
+    def weight_group(address: str, port: int, engines: int, tensor_parallel: int) -> WeightGroup:
+        """The group of a trainer at `address`, with `engines` hosts of `tensor_parallel` GPUs each. Raises MarlRayError for
+        hosts that cannot take weights in this way."""
+        raise MarlRayError("the engine takes no weights from the trainer's GPU")
 
     @staticmethod
     def reports_trained(own: GenerationConfig, generation: GenerationConfig) -> bool:
@@ -72,10 +98,10 @@ class EngineHost(Protocol):
         """
 
     def join(self, connection: dict[str, Any]) -> None:
-        """Join the NCCL group through which weights will come (see `NcclGroup.member`)."""
+        """Join the NCCL group through which weights will come (see `WeightGroup.member`)."""
 
     def take(self, version: int, update: dict[str, Any]) -> None:
-        """Receive the weights of `version` from the group (see `nccl_update`); raises the errors of `load`."""
+        """Receive the weights of `version` from the group (see `WeightGroup.update`); raises the errors of `load`."""
 
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig

@@ -2,8 +2,6 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, install_hint
 from marl_ray.policies.engines.base import Completion, Engine, EngineLostError, Prompt, Token, check_prompts, tokens_of
+from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm_process.gpu_transfer import ipc_update
@@ -22,9 +21,7 @@ from marl_ray.policies.engines.vllm_process.messages import IPC, NCCL, SHARED, A
 from marl_ray.policies.engines.vllm_process.process import VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
-from marl_ray.policies.language.padding import padded
-from marl_ray.policies.language.sampling_copy import outline, sampling_weights
-from marl_ray.policies.language.sharding.gather_shards import AT_ONCE
+from marl_ray.policies.language.sampling_copy import in_parts, outline, sampling_weights, taking_all
 from marl_ray.temporary_folders import object_folder
 
 if TYPE_CHECKING:
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 SHARED_GPU_MEMORY_SHARE = 0.5
 """Share of a GPU's memory that vLLM takes beside a worker's model."""
-SCORED = 16
-"""Number of responses that are scored together."""
 
 
 class VllmEngine(Engine):
@@ -281,56 +276,6 @@ def reports_processed(generation: GenerationConfig) -> bool:
 def reports_trained(processed: bool, generation: GenerationConfig) -> bool:
     """True if vLLM reports the log-probabilities that are trained on; `processed` as in `VllmEngine`."""
     return (generation.top_k == 0 and generation.top_p == 1) if processed else generation.temperature == 1
-
-
-def with_trained_log_probs(
-    policy: "TokenPolicy", prompts: Sequence[Prompt], completions: Sequence[Completion]
-) -> list[Completion]:
-    """Give responses, for which an engine reports others, the log-probabilities that are trained on: at the temperature, of
-    the whole distribution.
-
-    `policy` computes them; its weights must be those that wrote the responses. An empty copy computes none: its engine
-    reports those of the policy's own generation, and no others are trained on.
-    """
-    if policy.source is not None:
-        return list(completions)
-    exact: list[Completion] = []
-    for start in range(0, len(prompts), SCORED):
-        own = completions[start : start + SCORED]
-        scores = _scores(policy, prompts[start : start + SCORED], [completion.ids for completion in own])
-        exact += [replace(completion, log_probs=score) for completion, score in zip(own, scores, strict=True)]
-    return exact
-
-
-@torch.no_grad()
-def _scores(policy: "TokenPolicy", prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> list[list[float]]:
-    rows = padded([prompt.ids for prompt in prompts], responses)
-    ids, answers, mask = (x.to(policy.device) for x in rows)
-    scores: Tensor = policy.evaluate(ids, answers, mask, need_entropy=False).log_probs
-    return [row[: len(response)] for row, response in zip(scores.tolist(), responses, strict=True)]
-
-
-@contextmanager
-def taking_all(weights: Iterator[tuple[str, Tensor]]) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """After an error within the block, take the rest of the weights: other workers gather them together with this one."""
-    try:
-        yield weights
-    except Exception:
-        for _ in weights:
-            pass
-        raise
-
-
-def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Put weights together to parts of at most AT_ONCE bytes, or of one weight that is larger."""
-    part: dict[str, Tensor] = {}
-    for name, tensor in weights:
-        if part and sum(own.nbytes for own in part.values()) + tensor.nbytes > AT_ONCE:
-            yield part
-            part = {}
-        part[name] = tensor
-    if part:
-        yield part
 
 
 def _state(policy: "TokenPolicy") -> list[tuple[int, int]]:

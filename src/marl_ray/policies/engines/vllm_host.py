@@ -13,16 +13,19 @@ import torch
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, EngineLostError, Prompt
-from marl_ray.policies.engines.engine_host import EngineHost, PackedTensor, unpacked
+from marl_ray.policies.engines.engine_host import NCCL, SHARED, EngineHost, PackedTensor, unpacked
 from marl_ray.policies.engines.vllm_engine import VllmEngine, reports_processed, reports_trained
+from marl_ray.policies.engines.vllm_process import messages
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
-from marl_ray.policies.engines.vllm_process.messages import SHARED
+from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sampling_copy import fill_with_zeros
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
+BACKENDS = {NCCL: messages.NCCL, SHARED: messages.SHARED}
+"""The way that weights come to the host -> the backend of vLLM's weight transfer."""
 WEIGHTS_S = 300.0
 """Seconds that a call waits for the version of the weights that it asks for."""
 
@@ -60,7 +63,9 @@ class VllmHost(EngineHost):
         if transfer == SHARED:
             fill_with_zeros(policy)
         self._policy = policy
-        self._engine = VllmEngine(policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=transfer)
+        self._engine = VllmEngine(
+            policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=BACKENDS[transfer]
+        )
         self._loaded = threading.Condition()
         self._jobs: queue.SimpleQueue[_Call | Future[Any] | None] = queue.SimpleQueue()
         self._open = 0
@@ -70,6 +75,10 @@ class VllmHost(EngineHost):
         self._tokens = 0
         self._thread = threading.Thread(target=self._work, name="vllm-host", daemon=True)
         self._thread.start()
+
+    @staticmethod
+    def weight_group(address: str, port: int, engines: int, tensor_parallel: int) -> NcclGroup:
+        return NcclGroup(address, port, engines, tensor_parallel)
 
     @staticmethod
     def reports_trained(own: GenerationConfig, generation: GenerationConfig) -> bool:

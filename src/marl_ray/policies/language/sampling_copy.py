@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.policies.language.lora import adapted, bare_name, bare_weights, is_adapter, lay_beside, merged
-from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sharding.gather_shards import AT_ONCE, unsharded
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights, tied_names
 from marl_ray.policies.language.token_policy import TokenPolicy, move, read
 
@@ -142,6 +143,29 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
             value = plain.source.stored.read_complete(names, own, plain.device) if own.is_meta else own
         for name in names:
             yield bare_name(name), value
+
+
+@contextmanager
+def taking_all(weights: Iterator[tuple[str, Tensor]]) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    """After an error within the block, take the rest of the weights: other workers gather them together with this one."""
+    try:
+        yield weights
+    except Exception:
+        for _ in weights:
+            pass
+        raise
+
+
+def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Put weights together to parts of at most AT_ONCE bytes, or of one weight that is larger."""
+    part: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        if part and sum(own.nbytes for own in part.values()) + tensor.nbytes > AT_ONCE:
+            yield part
+            part = {}
+        part[name] = tensor
+    if part:
+        yield part
 
 
 def _sharded(plain: TokenPolicy) -> dict[str, Tensor]:

@@ -29,26 +29,22 @@ from marl_ray.policies.engines.base import (
     check_prompts,
     tokens_of,
 )
-from marl_ray.policies.engines.engine_host import PackedTensor, engine_host, packed
-from marl_ray.policies.engines.vllm_engine import (
-    SHARED_GPU_MEMORY_SHARE,
-    in_parts,
-    taking_all,
-    with_trained_log_probs,
-)
-from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup, broadcast, nccl_update
-from marl_ray.policies.engines.vllm_process.messages import NCCL, SHARED
-from marl_ray.policies.engines.vllm_process.process import ANSWER_S
-from marl_ray.policies.language.sampling_copy import detached, outline, sampling_weights
+from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
+from marl_ray.policies.engines.engine_host import NCCL, SHARED, PackedTensor, WeightGroup, engine_host, packed
+from marl_ray.policies.language.sampling_copy import detached, in_parts, outline, sampling_weights, taking_all
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import from_first, world
 
 PLACE_S = 300.0
 """Seconds that an actor waits for resources of the cluster."""
+ANSWER_S = 300.0
+"""Seconds that an actor may take to answer, or to write its next token."""
 CLOSE_S = 15.0
 """Seconds that an actor may take to end."""
-DEDICATED_GPU_MEMORY_SHARE = 0.9
-"""Share of a GPU's memory that an engine takes if it has the GPU for itself."""
+GPU_MEMORY_SHARE = 0.9
+"""Share of a GPU's memory that an engine takes, which has the GPU for itself."""
+CPU_MEMORY_SHARE = 0.5
+"""Share of the memory that an engine may take on a machine without a GPU."""
 
 
 class EngineActors(Engine):
@@ -67,7 +63,8 @@ class EngineActors(Engine):
         self._actors = self._made
         # Adapters are small, and reach the engine as files.
         self._transfer = NCCL if policy.device.type == "cuda" and policy.config.lora is None else SHARED
-        self._communicator: Any = None
+        self._group: WeightGroup | None = None
+        """The group that the engines' GPUs have joined."""
         self._sent = {} if policy.source is not None else _state(policy)
         """The state of the weights that the actors have; empty before the first, if they do not begin with them."""
         labels, error = from_first(lambda: self._make(name))
@@ -80,7 +77,7 @@ class EngineActors(Engine):
         if policy.source is not None:
             if self._sent != state:
                 self._bring(first=not self._sent)
-        elif self._rank == 0 and self._transfer == NCCL and (state != self._sent or self._communicator is None):
+        elif self._rank == 0 and self._transfer == NCCL and (state != self._sent or self._group is None):
             self._broadcast(sampling_weights(policy))
         elif self._rank == 0 and state != self._sent:
             self._load({key for key, value in state.items() if value != self._sent.get(key)})
@@ -115,15 +112,17 @@ class EngineActors(Engine):
         """Send all weights from this GPU to those of the engines."""
         import ray
 
-        if self._communicator is None:
-            need = self._config.resources
-            group = NcclGroup(ray.util.get_node_ip_address(), _free_port(), need.engines, need.tensor_parallel)
+        if self._group is None:
+            need, host = self._config.resources, engine_host(self._policy.generation.engine)
+            address = ray.util.get_node_ip_address()
+            group = host.weight_group(address, _free_port(), need.engines, need.tensor_parallel)
             joining = [actor.join.remote(group.member(number)) for number, actor in enumerate(self._actors)]
-            self._communicator = group.join()
+            group.join()
+            self._group = group
             self._results(joining, "join")
-        update = nccl_update(outline(self._policy))
+        update = self._group.update(outline(self._policy))
         taking = [actor.take.remote(self._policy.version, update) for actor in self._actors]
-        broadcast(self._communicator, weights)
+        self._group.send(weights)
         self._results(taking, "take")
         torch.cuda.synchronize()
 
@@ -237,7 +236,7 @@ class EngineActor:
         self._host = engine_host(policy.generation.engine)(
             policy,
             tensor_parallel,
-            DEDICATED_GPU_MEMORY_SHARE if torch.cuda.is_available() else SHARED_GPU_MEMORY_SHARE,
+            GPU_MEMORY_SHARE if torch.cuda.is_available() else CPU_MEMORY_SHARE,
             transfer,
         )
 

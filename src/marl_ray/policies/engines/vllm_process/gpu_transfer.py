@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
+from marl_ray.policies.engines.engine_host import WeightGroup
+
 
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The message that lets an engine on the same GPU read these tensors, which must exist until it has read them."""
@@ -31,17 +33,18 @@ def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class NcclGroup:
+@dataclass
+class NcclGroup(WeightGroup):
     """The group of the trainer, which is rank 0, and all processes of all engines."""
 
     address: str
     port: int
     engines: int
     tensor_parallel: int
+    communicator: Any = None
+    """vLLM's own, once the trainer has joined."""
 
     def member(self, engine: int) -> dict[str, Any]:
-        """The message that lets an engine join the group."""
         return {
             "master_address": self.address,
             "master_port": self.port,
@@ -54,14 +57,15 @@ class NcclGroup:
     def size(self) -> int:
         return 1 + self.engines * self.tensor_parallel
 
-    def join(self) -> Any:
-        """Join as the trainer, together with all engines; returns vLLM's communicator."""
+    def join(self) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-        return trainer_init({"master_address": self.address, "master_port": self.port, "world_size": self.size})
+        place = {"master_address": self.address, "master_port": self.port, "world_size": self.size}
+        self.communicator = trainer_init(place)
 
+    def update(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        return nccl_update(weights)
 
-def broadcast(communicator: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Send tensors to the engines, which must be receiving; returns before the tensors have arrived."""
-    for _, tensor in tensors:
-        communicator.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
+    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for _, tensor in weights:
+            self.communicator.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
