@@ -143,11 +143,13 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     """Start an experiment with a run's team before it has learnt anything; returns its name."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import deploy_bundle
-    from marl_ray.training.team.assembly import Team, build_models, bundle_writer, team_agents
+    from marl_ray.training.team.assembly import build_models, bundle_writer, team_agents
+    from marl_ray.training.team.families.actor_critics import ActorCriticTeam
 
     bundle, env = folder / "untrained", make_env(config.env)
     agents = team_agents(config, env)
-    bundle_writer(config, env, Team(agents, build_models(config, env, agents), {}), 0, {})(bundle)
+    team = ActorCriticTeam(agents, build_models(config, env, agents), {})
+    bundle_writer(config, env, team, 0, {})(bundle)
     env.close()
     options = {key: value for key, value in ROLLOUT.items() if key != "strategy"}
     name: str = deploy_bundle(url, str(bundle), "gradual", ENDPOINT, options, "the demo's bad arm")["name"]

@@ -23,8 +23,8 @@ from marl_ray.training.errors import DivergedError
 from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.trained_policy import TrainedPolicy
-from marl_ray.training.team.assembly import Team
 from marl_ray.training.team.gpu_pass_limit import naming_the_pass
+from marl_ray.training.team.team import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 LEARNING_RATE_FACTOR = 10

@@ -34,7 +34,7 @@ from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
-from marl_ray.training.team.assembly import Team
+from marl_ray.training.team.team import Team
 
 
 class Fit(Protocol):

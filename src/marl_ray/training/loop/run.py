@@ -25,13 +25,14 @@ from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
 from marl_ray.training.loop.phase_clock import PhaseClock
 from marl_ray.training.loop.start import ANEW, RunStart, load_start
 from marl_ray.training.run_folder.record import identity_hash
-from marl_ray.training.team.assembly import Team, build_team, bundle_sender, bundle_writer
+from marl_ray.training.team.assembly import build_team, bundle_writer
 from marl_ray.training.team.joint_update import update_team
+from marl_ray.training.team.team import Team
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.policies.language.token_policy import TokenPolicy
     from marl_ray.training.evaluation.benchmarks import RunBenchmark
-    from marl_ray.training.team.assembly import EngineOf
+    from marl_ray.training.team.team import EngineOf
 
 UNKNOWN = -1e12
 """Score of weights that were not evaluated; it is below the score of all that were."""
@@ -288,7 +289,7 @@ class Run:
             if best and self.rank == 0:
                 bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state.origin)
             elif best:
-                bundle = bundle_sender(self.team)
+                bundle = self.team.weights_sender()
             learners = {name: learner.plain() for name, learner in self.team.learners.items()}
             contents = Contents(replace(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)

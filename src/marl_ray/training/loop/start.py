@@ -12,7 +12,7 @@ from marl_ray.training.checkpoints.run_state import RunState
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.costs import CostStats
 from marl_ray.training.loop.listeners import Listeners
-from marl_ray.training.team.assembly import Team
+from marl_ray.training.team.team import Team
 
 
 @dataclass(frozen=True)

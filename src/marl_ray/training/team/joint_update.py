@@ -8,8 +8,8 @@ import torch
 from marl_ray.config import RunConfig
 from marl_ray.rollout.rng import team_order
 from marl_ray.training.costs import CostStats
-from marl_ray.training.team.assembly import Team
 from marl_ray.training.team.gpu_pass_limit import naming_the_pass
+from marl_ray.training.team.team import Team
 from marl_ray.trajectories import Trajectories
 
 

@@ -22,7 +22,7 @@ from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.policies.prompting.prompts import check_fits, encode_prompt
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.rollout.text.curriculum import Curriculum
-from marl_ray.training.team.language import bundle_weights
+from marl_ray.training.team.families.language_models import bundle_weights
 from marl_ray.training.texts.demonstrations import encode, read_demonstrations
 from marl_ray.training.texts.served_data import Reader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of

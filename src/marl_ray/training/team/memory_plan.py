@@ -9,8 +9,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.model_files import empty_lm, reads_by_shards
 from marl_ray.policies.language.sharding.stored_weights import tied_names
 from marl_ray.policies.language.token_policy import model_folder
-from marl_ray.training.team.assembly import sampled_elsewhere
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
+from marl_ray.training.team.families.language_models import sampled_elsewhere
 from marl_ray.training.team.language_checks import check_mesh
 from marl_ray.training.team.model_shapes import architecture
 from marl_ray.training.tracking.mlflow_run import uri_of

@@ -15,6 +15,7 @@ from toy_serving.gateways import LINEAGE
 from toys import texts
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
+from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import save_token_bundle
@@ -26,7 +27,7 @@ from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group
-from marl_ray.training.team.language import build_policies
+from marl_ray.training.team.families.language_models import build_models
 
 SIZES = {
     "vocab_size": 259,
@@ -157,7 +158,7 @@ def test_a_policy_that_begins_with_a_bundle_reads_the_shards_of_the_bundle(tmp_p
     run = texts.config(
         f"team.speaker.model={{path: '{tmp_path / 'model'}', context: 32{lora}}}", f"team.speaker.bundle={bundle}"
     )
-    policy = build_policies(run, {"speaker": ["a"]})["speaker"]
+    policy = build_models(run, make_env(run.env), {"speaker": ["a"]})["speaker"]
     assert policy.unread is not None
     assert {own.device.type for name, own in policy.lm.named_parameters() if "lora_" not in name} == {"meta"}
     expected = load_bundle(bundle).policies["lm"].lm.state_dict()
@@ -181,7 +182,7 @@ def test_a_bundle_of_another_shape_is_no_begin(tmp_path):
         )
         begin = f"team.speaker.bundle: holds a language model of another shape: {message}"
         with pytest.raises(MarlRayError, match=re.escape(begin)):
-            build_policies(run, {"speaker": ["a"]})
+            build_models(run, make_env(run.env), {"speaker": ["a"]})
 
 
 def bundled(folder, bundles):

@@ -12,7 +12,8 @@ from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPla
 from marl_ray.training.evaluation.arena_starts import ArenaPlayer
 from marl_ray.training.imitation.warm_start import read_decisions, warm_start
 from marl_ray.training.loop.listeners import Listeners, Metrics
-from marl_ray.training.team.assembly import Team, build_models
+from marl_ray.training.team.families.actor_critics import build_models
+from marl_ray.training.team.team import Team
 
 BUILDING = "making the policies"
 

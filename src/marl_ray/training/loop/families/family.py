@@ -1,6 +1,6 @@
 """The interface of a family of runs, with the modules `actor_critics` and `language_models`, and the choice of one.
 
-What a learner does in another way for each family is in `training/learner/families`.
+Teams differ as `training/team/families` says, and learners as `training/learner/families` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from marl_ray.config import RunConfig
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.training.evaluation.fixed_starts import StartsPlayer
 from marl_ray.training.loop.listeners import Listeners, Metrics
-from marl_ray.training.team.assembly import Team
+from marl_ray.training.team.team import Team
 
 
 class RunFamily(Protocol):
@@ -59,7 +59,7 @@ class RunFamily(Protocol):
 
 
 def run_family(config: RunConfig) -> RunFamily:
-    """The family of a run, the one place where a run of language models parts from one of actor-critics."""
+    """The family of a run."""
     if config.language:
         from marl_ray.training.loop.families import language_models  # loads transformers
 

@@ -1,20 +1,25 @@
 """The family of runs of language models; `RunFamily` documents the functions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
+from torch import Tensor
 
 from marl_ray.config import RunConfig
+from marl_ray.envs.registry import make_env
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
-from marl_ray.rollout.served.collector import ResponseBlock
+from marl_ray.rollout.served.collector import ResponseBlock, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
+from marl_ray.rollout.text.transcripts import Transcript, means
+from marl_ray.training.collectives import gather
 from marl_ray.training.evaluation.held_out import HeldOutPlayer
 from marl_ray.training.imitation.fine_tuning import fine_tune
 from marl_ray.training.loop.listeners import Listeners, Metrics
-from marl_ray.training.team import language
-from marl_ray.training.team.assembly import Team
 from marl_ray.training.team.language_checks import check_language
+from marl_ray.training.team.team import Team
+from marl_ray.training.texts import served_data
+from marl_ray.training.texts.served_data import Reader
 
 BUILDING = "loading the models"
 
@@ -36,7 +41,10 @@ def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listener
 
 def read_data(config: RunConfig, team: Team) -> dict[str, list[ResponseBlock]] | None:
     """The run's `data` as token ids of its policies; None without `data`."""
-    return None if config.data is None else language.build_data(config, team.agents, team.models)
+    if config.data is None:
+        return None
+    readers = {name: Reader(model.lm, model.tokenizer) for name, model in cast(Mapping[str, Any], team.models).items()}
+    return served_data.read_data(config, team.agents, readers)
 
 
 def make_collector(
@@ -49,7 +57,14 @@ def make_collector(
     data: Mapping[str, Sequence[ResponseBlock]] | None,
 ) -> TextCollector:
     """The collector of texts, or of texts that were served."""
-    return language.build_text_collector(config, agents, copies, plan, state, data)
+
+    def make() -> AECEnv:
+        return cast(AECEnv, make_env(config.env, config.constraints))
+
+    common = (make, agents, copies, plan, config.seed, config.signals, state, gather)
+    if data is not None:
+        return ServedCollector(*common, data, config.train.env_copies)
+    return TextCollector(*common, config.train.curriculum)
 
 
 def starts_player(
@@ -61,6 +76,19 @@ def starts_player(
 
 
 def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
-    """The tokens of responses and prompts, means of roles and environment, and the drawn episodes as text."""
+    """The tokens that are trained on, the tokens of their prompts, means of roles and environment, and the drawn episodes as
+    text."""
     assert isinstance(batch, TextBatch)
-    return language.response_metrics(batch)
+    rows = [own for own in batch.trajectories.values() if own.prompts is not None]
+    trained = sum(int(own.mask.sum()) for own in rows)
+    prompts = sum(int((cast(Tensor, own.prompts) >= 0).sum()) for own in rows)
+    parts = gather((trained, prompts, batch.sums, batch.transcripts))
+    counts = {
+        "tokens": float(sum(part[0] for part in parts)),
+        "prompt_tokens": float(sum(part[1] for part in parts)),
+    }
+    return counts | means(part[2] for part in parts), [_plain(transcript) for part in parts for transcript in part[3]]
+
+
+def _plain(transcript: Transcript) -> dict[str, Any]:
+    return transcript._asdict() | {"lines": [line._asdict() for line in transcript.lines]}

@@ -1,0 +1,121 @@
+"""Teams of actor-critics; `TeamFamily` documents the functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from pettingzoo import ParallelEnv
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray.config import RunConfig
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
+from marl_ray.policies.actor_critic.policy import ActorCritic
+from marl_ray.policies.actor_critic.spaces import joint_space
+from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
+from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.team.team import Team, TrainedTensor, WeightsSaver
+from marl_ray.training.tracking.mlflow_run import uri_of
+
+if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
+    from marl_ray.training.team.team import EngineOf, PolicyModel
+
+
+@dataclass(frozen=True)
+class ActorCriticTeam(Team):
+    """Small policies, which workers evaluate themselves."""
+
+    def players(self) -> dict[str, Player]:
+        models = cast(Mapping[str, ActorCritic], self.models)
+        return {
+            name: Player(model, self.agents[name], *self.norms(name), *self._compiled(name))
+            for name, model in models.items()
+        }
+
+    def _compiled(self, name: str) -> tuple[CompiledNetwork, ...]:
+        """The actor and the critic as compiled code, for a policy that learns by such code; empty for all others."""
+        if name not in self.learners or not self.learners[name].compiled:
+            return ()
+        model = cast(ActorCritic, self.models[name])
+        return tuple(CompiledNetwork(network) for network in (model.actor, *model.critics))
+
+    def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
+        agents = {agent: name for name, members in self.agents.items() for agent in members}
+        parts = {
+            name: PolicyParts(
+                config.team[name].network,
+                env.observation_space(members[0]),
+                env.action_space(members[0]),
+                {key: value.clone() for key, value in cast(ActorCritic, self.models[name]).actor.state_dict().items()},
+            )
+            for name, members in self.agents.items()
+        }
+
+        def save(folder: str, trained: TrainedTensor) -> Path:
+            return save_bundle(folder, agents, parts, lineage)
+
+        return save
+
+
+def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]) -> dict[str, ActorCritic]:
+    """The models are complete, with random weights that follow from the run's seed."""
+    state_space = joint_space([env.observation_space(agent) for members in agents.values() for agent in members])
+    models = {}
+    for number, (name, members) in enumerate(agents.items()):
+        torch.manual_seed(config.seed * 1000 + number)
+        spec, frozen = config.spec_of(name), config.team[name].frozen
+        models[name] = ActorCritic(
+            env.observation_space(members[0]),
+            env.action_space(members[0]),
+            config.team[name].network,
+            "none" if frozen else spec.critic,
+            state_space,
+            len(members),
+            config.signals if spec.costs and not frozen else 0,
+        )
+        _load_weights(config, name, members, models[name])
+    return models
+
+
+def _load_weights(config: RunConfig, name: str, members: list[str], model: ActorCritic) -> None:
+    reference = config.team[name].bundle
+    if reference is None:
+        return
+    bundle = load_actor_critics(reference, uri_of(config))
+    source = bundle.agents.get(members[0])
+    if source is None:
+        raise MarlRayError(f"team.{name}.bundle: {reference!r} has no policy for agent {members[0]!r}")
+    try:
+        model.actor.load_state_dict(bundle.policies[source].actor.state_dict())
+    except RuntimeError as error:
+        raise MarlRayError(f"team.{name}.bundle: {reference!r} holds a network of another shape") from error
+
+
+def horizon(config: RunConfig, name: str) -> int:
+    """A step is a step of the environment."""
+    return config.train.horizon
+
+
+def sampled_elsewhere(config: RunConfig, name: str) -> bool:
+    """False, because every worker samples by its own copy."""
+    return False
+
+
+def has_other_engine(config: RunConfig, name: str) -> bool:
+    """False, because no engine samples from actor-critics."""
+    return False
+
+
+def assemble(
+    config: RunConfig,
+    agents: dict[str, list[str]],
+    models: "Mapping[str, PolicyModel]",
+    learners: dict[str, Learner],
+    mesh: DeviceMesh,
+    engine_of: "EngineOf | None",
+) -> ActorCriticTeam:
+    """The models play as the learners refresh them."""
+    return ActorCriticTeam(agents, models, learners)

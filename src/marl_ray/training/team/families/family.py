@@ -1,0 +1,56 @@
+"""The interface of a family of teams, with the modules `actor_critics` and `language_models`, and the choice of one."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from pettingzoo import ParallelEnv
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray.config import RunConfig
+from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.team.team import Team
+
+if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
+    from marl_ray.training.team.team import EngineOf, PolicyModel
+
+
+class TeamFamily(Protocol):
+    """The functions of a family's module."""
+
+    def build_models(
+        self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]
+    ) -> "Mapping[str, PolicyModel]":
+        """Make the policies of these agents (policy -> agents), equal on every worker, with the weights of
+        `team.NAME.bundle` if the config names one."""
+
+    def horizon(self, config: RunConfig, name: str) -> int:
+        """The greatest number of steps of a policy's sequences."""
+
+    def sampled_elsewhere(self, config: RunConfig, name: str) -> bool:
+        """True if the engine that samples from a policy has the weights itself, so that no worker needs a copy which
+        samples."""
+
+    def has_other_engine(self, config: RunConfig, name: str) -> bool:
+        """True if the engine that samples from a policy computes with other code than the policy's modules."""
+
+    def assemble(
+        self,
+        config: RunConfig,
+        agents: dict[str, list[str]],
+        models: "Mapping[str, PolicyModel]",
+        learners: dict[str, Learner],
+        mesh: DeviceMesh,
+        engine_of: "EngineOf | None",
+    ) -> Team:
+        """Make the team of models and their learners, with the engines that sample; `engine_of` as in `build_team`."""
+
+
+def team_family(config: RunConfig) -> TeamFamily:
+    """The family of a run's team."""
+    if config.language:
+        from marl_ray.training.team.families import language_models  # loads transformers
+
+        return language_models
+    from marl_ray.training.team.families import actor_critics
+
+    return actor_critics

@@ -1,0 +1,160 @@
+"""Teams of language models; `TeamFamily` documents the functions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from pettingzoo import ParallelEnv
+from torch.distributed.device_mesh import DeviceMesh
+
+from marl_ray.config import RunConfig, engine_spec
+from marl_ray.errors import MarlRayError
+from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
+from marl_ray.policies.bundles.language import Models, PartedPolicy, TokenBundle, save_token_bundle
+from marl_ray.policies.engines.sampler import has_weights, make_engine
+from marl_ray.policies.language.sampling_copy import StillWeights, empty_copy, plain_copy, still_copy
+from marl_ray.policies.language.token_policy import TokenPolicy, adopt, begin_with, build_token_policy, move
+from marl_ray.rollout.text.responses import TokenPlayer
+from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.team.gpu_pass_limit import pass_limits
+from marl_ray.training.team.team import Team, TrainedTensor, WeightsSaver
+from marl_ray.training.tracking.mlflow_run import uri_of
+
+if TYPE_CHECKING:
+    from marl_ray.training.team.team import EngineOf, PolicyModel
+
+
+@dataclass(frozen=True)
+class LanguageTeam(Team):
+    """Language models, from which engines sample."""
+
+    def players(self) -> dict[str, TokenPlayer]:
+        self.bring_weights()
+        return {
+            name: TokenPlayer(model, self.engines[name], self.agents[name], *self.norms(name))
+            for name, model in self._policies().items()
+        }
+
+    def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
+        agents = {agent: name for name, members in self.agents.items() for agent in members}
+        parted = self._parted()
+        copied = {name: self._still(name) for name in self.agents if name not in parted}
+
+        def save(folder: str, trained: TrainedTensor) -> Path:
+            arriving = {
+                name: PartedPolicy(weights, weights.merged(partial(trained, name))) for name, weights in parted.items()
+            }
+            return save_token_bundle(folder, agents, {**copied, **arriving}, lineage)
+
+        return save
+
+    def weights_sender(self) -> Callable[[TrainedTensor], None]:
+        parted = self._parted()
+
+        def send(trained: TrainedTensor) -> None:
+            for name, weights in parted.items():
+                weights.send(partial(trained, name))
+
+        return send
+
+    def _policies(self) -> Mapping[str, TokenPolicy]:
+        return cast(Mapping[str, TokenPolicy], self.models)
+
+    def _parted(self) -> dict[str, StillWeights]:
+        """The present weights of the models that no worker has whole."""
+        models = self._policies()
+        return {name: StillWeights(models[name]) for name in self.agents if models[name].source is not None}
+
+    def _still(self, name: str) -> TokenPolicy:
+        """A model that the next update does not change."""
+        model = self._policies()[name]
+        if name not in self.learners:
+            return model
+        trained = self.learners[name].policy.model.named_parameters()
+        return still_copy(model, {key for key, value in trained if value.requires_grad})
+
+
+def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]) -> dict[str, TokenPolicy]:
+    """The policies are on CPU, with the critics that their algorithms need. The weights of `model.path`, or of a bundle in
+    their place, stay in their files until the policy is sharded or copied."""
+    policies = {}
+    for number, (name, members) in enumerate(agents.items()):
+        spec, own = config.spec_of(name), config.team[name]
+        assert own.model is not None
+        policies[name] = build_token_policy(
+            own.model,
+            own.generation,
+            config.seed * 1000 + number,
+            not own.frozen and spec.critic != "none",
+            config.signals if spec.costs and not own.frozen else 0,
+            uri_of(config),
+            unread=True,
+        )
+        weights = bundle_weights(config, name, members[0])
+        if weights is not None:
+            models, chosen = weights
+            try:
+                if policies[name].unread is None:
+                    adopt(policies[name], models[chosen])
+                else:
+                    begin_with(policies[name], models.stored(chosen))
+                policies[name].base = f"{own.bundle}/{chosen}"
+            except MarlRayError as error:
+                raise MarlRayError(f"team.{name}.{error}") from error
+    return policies
+
+
+def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Models, str] | None:
+    """The policies of `team.NAME.bundle`, with their weights still unread, and the name of the one that plays `agent`;
+    None if no bundle is given."""
+    reference = config.team[name].bundle
+    if reference is None:
+        return None
+    bundle = load_bundle(reference, uri_of(config))
+    if not isinstance(bundle, TokenBundle):
+        raise MarlRayError(f"team.{name}.bundle: {reference!r} holds actor-critics, expected language models")
+    if agent not in bundle.agents:
+        raise MarlRayError(f"team.{name}.bundle: {reference!r} has no policy for agent {agent!r}")
+    return bundle.policies, bundle.agents[agent]
+
+
+def horizon(config: RunConfig, name: str) -> int:
+    """A step is a token of a response."""
+    return config.team[name].generation.max_tokens
+
+
+def sampled_elsewhere(config: RunConfig, name: str) -> bool:
+    """False where the run plays nothing, because no engine is started then."""
+    return config.data is None and has_weights(config.team[name].generation)
+
+
+def has_other_engine(config: RunConfig, name: str) -> bool:
+    """False where the run plays nothing, because nothing is sampled then."""
+    return config.data is None and not engine_spec(config.team[name].generation.engine).same_modules
+
+
+def assemble(
+    config: RunConfig,
+    agents: dict[str, list[str]],
+    models: "Mapping[str, PolicyModel]",
+    learners: dict[str, Learner],
+    mesh: DeviceMesh,
+    engine_of: "EngineOf | None",
+) -> LanguageTeam:
+    """Copies of the models sample, and the GPU's memory limits the passes of the learners."""
+    device, sampling = torch.device(mesh.device_type), {}
+    for name, model in models.items():
+        if name in learners:
+            sampling[name] = learners[name].policy.rollout_model
+        else:
+            frozen = cast(TokenPolicy, model)
+            move(frozen, device)
+            empty = sampled_elsewhere(config, name) and frozen.unread is not None
+            sampling[name] = empty_copy(frozen, device, trained=False) if empty else plain_copy(frozen, device)
+    for name, rows in pass_limits(learners).items():
+        learners[name].limit_passes(rows)
+    make = engine_of or (lambda name, model: make_engine(model))
+    return LanguageTeam(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})
