@@ -66,8 +66,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
             raise MarlRayError(f"team.{name}.{error}") from error
         lm = empty_lm(shape)
         numbers = sum(lm.get_parameter(names[0]).numel() for names in tied_names(lm))  # tied ones count once
-        if not (sampled_elsewhere(config, name) and _stays_in_files(policy.model, uri_of(config))):
-            sampling += numbers * (FLOAT32 if policy.model.dtype == "fp32" else BF16)
+        sampling += numbers * sampling_bytes(config, name)
         if policy.frozen:
             continue
         check_mesh(config, lm, name)
@@ -133,6 +132,15 @@ def pass_of(config: RunConfig, name: str) -> DryPass:
         rows = max(2, rows // 2 * 2)
     tokens = config.team[name].generation.max_tokens
     return DryPass(rows, tokens, hyper.entropy_coef > 0 or hyper.entropy_target is not None)
+
+
+def sampling_bytes(config: RunConfig, name: str) -> int:
+    """Bytes of each number of the copy that samples on every worker; 0 where no worker has one."""
+    model = config.team[name].model
+    assert model is not None
+    if sampled_elsewhere(config, name) and _stays_in_files(model, uri_of(config)):
+        return 0
+    return FLOAT32 if model.dtype == "fp32" else BF16
 
 
 def _stays_in_files(model: ModelConfig, tracking_uri: str | None) -> bool:

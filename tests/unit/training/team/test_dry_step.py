@@ -13,7 +13,7 @@ from marl_ray.config.run.model import LoraConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.model_files import empty_lm
 from marl_ray.training.team.dry_step import DryPass, dry_step
-from marl_ray.training.team.memory_plan import memory_plan, shards_of
+from marl_ray.training.team.memory_plan import memory_plan, sampling_bytes, shards_of
 from marl_ray.training.team.model_shapes import architecture, qwen
 
 CONFIGS = Path(__file__).parents[4] / "jobs" / "configs"
@@ -123,9 +123,12 @@ ELSEWHERE = "toys.engines:Apart"
     ],
 )
 def test_a_plan_counts_the_copies_that_sample_on_workers(tmp_path, overrides, copies):
-    plan = memory_plan(texts.config(saved_llama(tmp_path), "checkpoint.every=5", *overrides), 2)
-    held = numbers(TINY_PRESET if "preset" in str(overrides) else architecture(ModelConfig(path=str(tmp_path))))
-    assert plan.sampling == copies * 2 * held
+    assert sampling_bytes(texts.config(saved_llama(tmp_path), *overrides), "speaker") == 2 * copies
+
+
+def test_a_plan_adds_the_copy_that_samples(tmp_path):
+    held = numbers(TINY_PRESET)
+    assert memory_plan(texts.config(), 2).sampling == 2 * held
 
 
 def test_a_plan_counts_the_copy_of_a_model_whose_files_must_be_converted(tmp_path):
