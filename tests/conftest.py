@@ -35,7 +35,8 @@ hypothesis.settings.load_profile("untimed")
 
 
 RAYS = dict.fromkeys(
-    ("test_commands.py", "test_language_run.py", "test_sweep.py", "test_train_on_ray.py"), "ray of runs"
+    ("test_commands.py", "test_language_run.py", "test_sweep.py", "test_train_on_ray.py", "test_hindered_runs.py"),
+    "ray of runs",
 )
 """Files that share a Ray; all others share another one. Both take about as long, and begin at once beside the rest."""
 

@@ -18,6 +18,8 @@ TESTS = ROOT / "tests"
 FOLDERS = sorted({path.parent for path in SOURCES.glob("marl_ray/**/*.py")})
 FILES = 9
 """Most files of a folder besides its `__init__.py`."""
+LINES = 400
+"""Most lines of a file."""
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
 VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "one", "ours", "theirs", "told", "who", "whole"}
@@ -94,6 +96,13 @@ def test_a_folder_is_small_and_says_its_purpose(folder):
         assert len(files) <= FILES
     purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
     assert purpose and purpose.split("\n")[0].endswith(".")
+
+
+def test_a_file_is_short():
+    """Also of tests and of what else is not the product itself."""
+    files = [*SOURCES.glob("marl_ray/**/*.py"), *(ROOT / file for file in trees_beside_the_sources())]
+    assert len(files) > 700
+    assert [str(path) for path in files if path.read_text().count("\n") > LINES] == []
 
 
 def type_names(tree: ast.Module) -> list[str]:

@@ -1,37 +1,25 @@
 """Training runs on a real Ray: tracking, registry, resume, death of a worker, and refusals by name."""
 
-import contextlib
 import json
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import pytest
 from processes.two_workers import two_workers
 from pyarrow.fs import LocalFileSystem
-from toys.runs import config, mlflow_database, trained
+from toys.runs import config, trained
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.checkpoints.index import published, resume_line
+from marl_ray.training.checkpoints.index import published
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.lease import DisownedError, Lease
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
-from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.tracking.mlflow_run import MlflowRun
@@ -218,187 +206,3 @@ def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkp
         train(run_config)
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "toy").glob("checkpoint_*/state.json"))
-
-
-def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
-    run_config = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")
-    (tmp_path / "run.yaml").write_text(json.dumps(run_config.given()))
-    command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
-    mlflow_database(tmp_path)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        deadline = time.monotonic() + 120
-        while "kept" not in resume_line(run_config):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.1)
-        actors = alive(ray_cluster)
-        assert "broken-off worker" in {actor.class_name for actor in actors}
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait(30)
-    assert process.returncode == 130, said
-    assert "broken-off: interrupted; kept iteration " in said
-    phases = (
-        "checking the run",
-        "connecting to 127.0.0.1",
-        "1 worker on CPU",
-        "making the policies",
-        "training from step 0",
-    )
-    assert all(re.search(rf"broken-off: \d+\.\d s  {phase}", said) for phase in phases), said
-    assert "Traceback" not in said
-    record = json.loads((tmp_path / "broken-off" / "run.json").read_text())
-    run_id = record["mlflow_run_id"]
-    assert MlflowRun(run_config, run_id).client.get_run(run_id).info.status == "KILLED"
-    deadline = time.monotonic() + 60
-    while any(actor.class_name == "broken-off worker" for actor in alive(ray_cluster)):
-        assert time.monotonic() < deadline, "a worker is left"
-        time.sleep(0.2)
-
-
-@pytest.mark.slow
-def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-
-    monkeypatch.setenv("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "13")
-    monkeypatch.setattr(owners, "BEAT_S", 0.2)
-    more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
-    run_config = config(f"storage={tmp_path}", "name=stopped", TWO, *more)
-    held = placement_group([{"CPU": 3}])
-    ray.get(held.ready(), timeout=60)
-    log = tmp_path / "stopped" / "run.log"
-
-    def until(text: str, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while not (log.exists() and text in log.read_text()):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.1)
-
-    problems: list[str] = []
-
-    def disturb() -> None:
-        try:
-            until("; the cluster has 1 CPU free on 1 node")
-            remove_placement_group(held)
-            until("its workers are there, after")
-            while "kept iteration" not in resume_line(run_config):
-                time.sleep(0.1)
-            stopped = next(actor.pid for actor in alive(ray_cluster) if actor.class_name == "stopped worker")
-            os.kill(stopped, signal.SIGSTOP)
-            until(" has not answered for 1")
-            until("its workers start again from the checkpoint of iteration ")
-        except AssertionError as error:
-            problems.append(str(error))
-        finally:
-            Path(owner_file(str(tmp_path / "stopped"), 2)).write_text("{}")  # another owner: so the run ends
-
-    thread = threading.Thread(target=disturb, daemon=True)
-    thread.start()
-    with pytest.raises(DisownedError):
-        train(run_config)
-    thread.join(60)
-    assert problems == []
-    lines = log.read_text()
-    assert re.search(
-        r"waiting for 2 workers of 1 CPU each, since [\d:]+ and at most until [\d :-]+; the cluster has", lines
-    )
-    silent = r"worker \d on node [\d.]+ has not answered for 1\d s; it counts as lost at [\d:]+, and all start again"
-    assert re.search(silent, lines)
-    assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*has been hanging for 1\d", lines)
-
-
-@pytest.mark.slow
-def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_restart(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "5")
-    stalling = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path}/x", "at": 35, "stall": 40}}}}'
-    run_config = config(TWO, FEW, stalling, f"storage={tmp_path}", "name=stalls", "tracking.progress=false")
-    assert train(run_config).metrics["steps"] == 192
-    lines = (tmp_path / "stalls" / "run.log").read_text()
-    assert re.search(r"start again from the checkpoint of iteration \d+: worker \d: .*[Tt]imed? ?out", lines), lines
-    rows = read_metrics(LocalFileSystem(), str(tmp_path / "stalls"))
-    assert [iteration_of(row) for row in rows] == list(range(7))
-
-
-@pytest.mark.long
-def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay, tmp_path: Path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], timeout=30).returncode:
-        pytest.skip("this user cannot mount a small disk")
-    more = ["train.total_steps=100000000", "checkpoint.every=1", "tracking.progress=false", "evaluation.every=0"]
-    run_config = config(f"storage={disk}", "name=full", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *more)
-
-    def fill() -> None:
-        while "kept iteration" not in resume_line(run_config):
-            time.sleep(0.1)
-        with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
-            while file.write(bytes(1 << 12)):
-                pass
-
-    thread = threading.Thread(target=fill, daemon=True)
-    thread.start()
-    try:
-        with pytest.raises(MarlRayError, match=r"run 'full' failed: .*No space left on device") as caught:
-            train(run_config)
-        assert "\n" not in str(caught.value) and str(disk) in str(caught.value)
-    finally:
-        thread.join(60)
-        subprocess.run(["umount", "-l", disk], check=True, timeout=30)
-
-
-def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
-    run_config, folder = config(f"storage={tmp_path}"), str(tmp_path / "toy")
-    with Lease(LocalFileSystem(), folder, "run 'toy'"):
-        with pytest.raises(
-            MarlRayError, match=rf"name: run 'toy' is owned by process {os.getpid()} of .* beat is \d s old"
-        ):
-            train(run_config)
-        assert os.listdir(folder) == ["owner"] and not (tmp_path / "mlflow.db").exists()
-
-
-@pytest.mark.slow
-def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(owners, "BEAT_S", 0.2)
-    monkeypatch.setattr(owners, "LOST_S", 0.0)
-    run_config = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")
-    owner, ended = threading.Event(), threading.Event()
-
-    def take() -> None:
-        while "kept" not in resume_line(run_config) and not ended.wait(0.1):
-            pass
-        with Lease(LocalFileSystem(), str(tmp_path / "taken"), "run 'taken'") as lease:
-            owner.set()
-            ended.wait(60)
-            assert lease.number == 2 and not lease.lost.is_set()
-
-    thread = threading.Thread(target=take, daemon=True)
-    thread.start()
-    try:
-        with pytest.raises(DisownedError, match=f"run 'taken' is now owned by process {os.getpid()} of "):
-            train(run_config)
-    finally:
-        ended.set()
-        thread.join(30)
-    assert owner.is_set()
-    record = json.loads((tmp_path / "taken" / "run.json").read_text())
-    client = MlflowRun(run_config, record["mlflow_run_id"]).client
-    assert client.get_run(record["mlflow_run_id"]).info.status == "RUNNING"  # it is the other owner's
-    assert client.search_registered_models() == []
-
-
-def alive(ray_cluster: LocalRay) -> list[Any]:
-    from ray.util.state import list_actors
-
-    return list_actors(ray_cluster.dashboard_url, filters=[("state", "=", "ALIVE")], detail=True)
