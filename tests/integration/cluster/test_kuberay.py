@@ -159,11 +159,11 @@ def test_of_several_submissions_of_a_name_one_makes_the_job(cluster):
         parse_config(RunConfig, read_yaml("jobs/configs/multigrid_mappo.yaml") | {"name": f"r{k}"}) for k in range(4)
     ]
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda run: submission._create(cluster, config, run), runs))
+        made = list(pool.map(lambda run: submission.create_job(cluster, config, run), runs))
     assert sorted(made) == [False, False, False, True]
     files = resources.read(cluster, "ConfigMap", "once-files", "v1")
     assert files is not None and json.loads(files["data"]["config.yaml"])["name"] == f"r{made.index(True)}"
-    assert not submission._create(cluster, config, runs[0])
+    assert not submission.create_job(cluster, config, runs[0])
     assert resources.read(cluster, "ConfigMap", "once-files", "v1") == files
     resources.delete(cluster, "RayJob", "once")
 
@@ -173,7 +173,7 @@ def test_files_outlive_a_job_until_redis_has_forgotten_its_heads(cluster):
     parts = {"name": "kept", "service": None, "files": "kept-files", "redis": {"address": "redis://redis:6379"}}
     config = parse_config(ClusterConfig, GATEWAY | parts).model_copy(update={"job": JobConfig(entrypoint="x")})
     run = parse_config(RunConfig, read_yaml("jobs/configs/multigrid_mappo.yaml"))
-    assert submission._create(cluster, config, run)
+    assert submission.create_job(cluster, config, run)
     job = resources.read(cluster, "RayJob", "kept")
     assert job is not None
     metadata = {

@@ -115,7 +115,7 @@ def test_blocks(tmp_path: Any) -> None:
     env = team(tmp_path, answer="block")
     assert play(env, f"So:\n```python\n{RIGHT}\n```\nDone.")[0]["reviewer"] == 1.0
     assert play(env, RIGHT)[0]["reviewer"] == 0.0
-    assert env._checked.report == "no code"
+    assert env.checked.report == "no code"
 
 
 def test_style_and_efficiency_count_for_programs_that_pass(tmp_path: Any) -> None:

@@ -96,8 +96,8 @@ def test_a_large_model_is_gathered_once_where_a_gpu_has_room_for_its_passes_besi
     ).learners.values()
     learner.policy = replace(learner.policy, device=torch.device("cuda"))
     learner.policy.model.gathers_once, learner.policy.model.gathered_bytes = False, 30.0
-    monkeypatch.setattr(gpu_pass_limit, "_peak", lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1))
-    monkeypatch.setattr(gpu_pass_limit, "_free", lambda policy: free / gpu_pass_limit.USABLE_MEMORY_SHARE)
+    monkeypatch.setattr(gpu_pass_limit, "peak_bytes", lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1))
+    monkeypatch.setattr(gpu_pass_limit, "free_bytes", lambda policy: free / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limits = gpu_pass_limit.pass_limits({"speaker": learner})
     assert limits == {"speaker": 1 + int((free - 10) // 4)}
     assert learner.policy.model.gathers_once == once

@@ -131,7 +131,7 @@ def test_flush_fails_while_the_database_is_away_and_then_delivers_all(store, spo
         log.put(exposure(0))
         with pytest.raises(StoreError):
             log.flush()
-        log._spill()
+        log.spill()
         log.put(exposure(1))
         with pytest.raises(StoreError):
             log.flush()
@@ -218,7 +218,7 @@ def test_flush_covers_everything_put_before_it_while_others_write_and_spill(stor
     for i in range(300):
         log.put(exposure(i))
         if i % 3 == 0:
-            log._spill()
+            log.spill()
         if i % 10 == 0:
             log.flush()
             assert store.assignment("exp", f"u{i}") is not None
@@ -231,7 +231,7 @@ def test_every_field_of_an_exposure_survives_the_disk(store, spool):
     more = {"cluster": "match-1"} if "cluster" in {field.name for field in fields(Exposure)} else {}
     odd = Exposure("exp", 'ü "\\ 😀', Assignment("a", 3, 0.1), 1.25, **more)
     log.put(odd)
-    log._spill()
+    log.spill()
     assert [read_exposure(line) for line in spool.peek().lines] == [odd]
     log.close()
     assert store.assignment("exp", odd.unit) == odd.assignment

@@ -152,7 +152,7 @@ def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
     learner = build_team(run, make_env(run.env, ()), worker_mesh("cpu"), False).learners["speaker"]
     learner.policy = replace(learner.policy, device=torch.device("cuda"))
     learner.policy.model.gathers_once, learner.policy.model.gathered_bytes = False, 30.0
-    gpu_pass_limit._peak = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
-    gpu_pass_limit._free = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
+    gpu_pass_limit.peak_bytes = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
+    gpu_pass_limit.free_bytes = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limited = gpu_pass_limit.pass_limits({"speaker": learner})
     return gather((limited, learner.policy.model.gathers_once))

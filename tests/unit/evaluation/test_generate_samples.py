@@ -81,7 +81,7 @@ def test_a_code_team_plays_its_environment_and_its_last_program_is_the_sample(te
 
 def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team: str) -> None:
     problem, writer = problems()[0], Writer(WritingRequest(team), OWN)
-    turns = writer._turns(problem)
+    turns = writer.turns(problem)
     assert next(turns) == ("generator", "Write add(a, b).\nassert add(1, 1) == 2\n")
     agent, seen = turns.send("def add(a, b): return a - b")
     assert agent == "reviewer" and "add(1, 1)=0 not 2" in seen and "add(1, 2)" not in seen
@@ -89,7 +89,7 @@ def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team: str
     assert agent == "generator" and seen.endswith("it should add\n!")
     with pytest.raises(StopIteration):
         turns.send("def add(a, b): return a * b")
-    turns = writer._turns(problem)
+    turns = writer.turns(problem)
     next(turns)
     with pytest.raises(StopIteration):
         turns.send("def add(a, b): return 2 * b")  # only hidden tests would tell
@@ -97,7 +97,7 @@ def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team: str
 
 def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path: Path) -> None:
     problem = problems()[0]
-    length = len(next(Writer(WritingRequest(save(tmp_path / "a", {"generator": "g"}, TEAM)), OWN)._turns(problem))[1])
+    length = len(next(Writer(WritingRequest(save(tmp_path / "a", {"generator": "g"}, TEAM)), OWN).turns(problem))[1])
     bundle = save(tmp_path / "b", {"generator": "g", "reviewer": "g"}, TEAM, context=length + 1 + 8)
     row = Writer(WritingRequest(bundle), OWN).rows([(problem, 0)])[0]
     assert row["cut"] and "turns" not in row and row["solution"]

@@ -64,7 +64,7 @@ def submit(
         update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
     )
     settings = cluster.model_copy(update={"name": name, "job": own, "files": f"{name}-files"})
-    if read(connection, "RayJob", name) is not None or not _create(connection, settings, config):
+    if read(connection, "RayJob", name) is not None or not create_job(connection, settings, config):
         _tell(name, "it is there already, and runs what it was submitted with")
     return _follow(connection, name, timeout_s, own.start_deadline_s + OPERATOR_S)
 
@@ -74,7 +74,7 @@ def new_job_name(cluster: ClusterConfig) -> str:
     return f"{cluster.name[:LONGEST].rstrip('-')}-{secrets.token_hex(3)}"
 
 
-def _create(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> bool:
+def create_job(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> bool:
     """Make the job, then what it needs, owned by it: so everything goes when the job is deleted (but files, with Redis).
 
     False if somebody else has made a job of this name meanwhile: a run's files must not change under it.
@@ -135,7 +135,7 @@ def _follow(connection: Connection, name: str, timeout_s: float, start_s: float)
             ended.set()
         printer.join(LOG_S)
     except KeyboardInterrupt:
-        _ask(connection, name)
+        ask_whether_it_ends(connection, name)
         return INTERRUPTED
     return 0 if state.phase is Phase.SUCCEEDED else state.status or 1
 
@@ -159,8 +159,8 @@ def _print_log(connection: Connection, name: str, ended: threading.Event) -> Non
         time.sleep(PAUSE_S)
 
 
-def _ask(connection: Connection, name: str) -> None:
-    """The job outlives this command, unless a person says otherwise; Ctrl-C or Ctrl-D once more says nothing."""
+def ask_whether_it_ends(connection: Connection, name: str) -> None:
+    """Ask the person at the terminal whether to end the job, and end it after a yes; Ctrl-C and Ctrl-D mean no."""
     answer = ""
     if sys.stdin.isatty():
         with contextlib.suppress(EOFError, KeyboardInterrupt):

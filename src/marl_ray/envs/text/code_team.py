@@ -90,7 +90,7 @@ class CodeTeam(TextEnv):
         self.repair_prompt = check_template("repair_prompt", repair_prompt, FIELDS)
 
     def begin(self) -> None:
-        self._code, self._checked, self._first = "", ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
+        self._code, self.checked, self._first = "", ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
         self._programs = 0
         self.ask(GENERATOR, self._filled(self.prompt))
 
@@ -98,9 +98,9 @@ class CodeTeam(TextEnv):
         if agent == REVIEWER:
             self.ask(GENERATOR, self._filled(self.repair_prompt, text))
             return
-        before = self._checked
-        self._code, self._checked = text, self._check(text)
-        after = self._checked
+        before = self.checked
+        self._code, self.checked = text, self._check(text)
+        after = self.checked
         self._programs += 1
         self.spend(GENERATOR, calls=after.runs, seconds=after.cpu_s)
         self.earn(self.shaping * (after.public - before.public), GENERATOR)
@@ -144,9 +144,9 @@ class CodeTeam(TextEnv):
             env.reset(options={"index": index})
             turns = env._played(mistake)
             programs = sum(turn.agent == GENERATOR for turn in turns)
-            if env._checked.hidden == 1 and programs == (2 if mistake else least):
+            if env.checked.hidden == 1 and programs == (2 if mistake else least):
                 return turns
-        raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env._checked.report})")
+        raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env.checked.report})")
 
     def _played(self, mistake: Mutant | None) -> list[Demonstration]:
         """The experts' turns in the episode that has begun."""
@@ -176,12 +176,12 @@ class CodeTeam(TextEnv):
         return text if self.answer == "program" else extract(text, self.task.code.entry_point) or ""
 
     def _end(self) -> None:
-        last = self._checked
+        last = self.checked
         metrics = {"pass": float(last.hidden == 1), "hidden": last.hidden, "public": last.public, "first": self._first}
         self.finish(last.hidden == 1, self.pay(self._program(self._code), metrics))
 
     def _filled(self, template: str, review: str = "") -> str:
         tests = "\n".join(shown(test) for test in self.task.code.public)
         return template.format(
-            task=self.task.prompt, tests=tests, code=self._code, result=self._checked.report, review=review
+            task=self.task.prompt, tests=tests, code=self._code, result=self.checked.report, review=review
         )

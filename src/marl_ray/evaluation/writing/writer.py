@@ -122,7 +122,7 @@ class Writer:
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
         """Write the samples of some jobs in waves of one turn each; returns them in the order of the jobs."""
-        talks = [Conversation(problem, sample, self._turns(problem)) for problem, sample in jobs]
+        talks = [Conversation(problem, sample, self.turns(problem)) for problem, sample in jobs]
         _go_on(talks)
         while waiting := [talk for talk in talks if talk.agent is not None]:
             for name in self.playing:
@@ -149,7 +149,8 @@ class Writer:
         overrides = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
         return generation_of(policy, overrides, self.benchmark.stop if self.kind == "completion" else ())
 
-    def _turns(self, problem: Problem) -> Turns:
+    def turns(self, problem: Problem) -> Turns:
+        """The prompts of a sample of the problem, one after another, each with its author."""
         if self.team is None:
             return _one_turn(self.author, (self.request.prompt or PROMPT).replace(PROMPT, problem.prompt))
         return _team_turns(copy.copy(self.team), problem)
@@ -159,7 +160,7 @@ class Writer:
         longest one."""
         first: list[tuple[str, str, list[int]]] = []  # task id, policy and token ids
         for problem in problems:
-            agent, text = self._turns(problem).send(None)
+            agent, text = self.turns(problem).send(None)
             name = self.authors.agents[agent]
             policy = self.authors.policies[name]
             try:

@@ -103,7 +103,8 @@ class RedisCache:
         self._away = False
         self._ask_from = 0.0
         self._complain_from = 0.0
-        self._under_way = 0
+        self.under_way = 0
+        """Number of requests to Redis that have not been answered yet."""
 
     async def get(self, key: bytes) -> bytes | None:
         stored: bytes | None = await self._ask(lambda: self._redis.get(PREFIX + key))
@@ -121,13 +122,13 @@ class RedisCache:
             _log.warning("cache: %s was not closed: %s", self._where, one_line(error))
 
     async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
-        if self._clock() < self._ask_from or self._under_way >= CONNECTIONS:
+        if self._clock() < self._ask_from or self.under_way >= CONNECTIONS:
             return None
         # Only the first request after the pause asks Redis; the others skip the cache until it answers.
         first = self._away
         if first:
             self._ask_from = self._clock() + PAUSE_S
-        self._under_way += 1
+        self.under_way += 1
         try:
             async with asyncio.timeout(DEADLINE_S):
                 answer = await command()
@@ -140,7 +141,7 @@ class RedisCache:
             self._away = True
             return None
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
         if first:
             self._away, self._ask_from = False, 0.0
         return answer

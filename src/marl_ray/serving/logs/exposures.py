@@ -170,7 +170,7 @@ class ExposureLog:
             self.rejected += 1
             _log.error("an exposure in %s is lost: %s", batch[0].experiment, error)
 
-    def _spill(self) -> None:
+    def spill(self) -> None:
         """Move the queue to disk. Raises OSError, and keeps the rest queued, if the disk is full or fails."""
         assert self.spool is not None
         left = len(self._queue)
@@ -233,7 +233,7 @@ class ExposureLog:
 
     def _try_to_spill(self, quiet: bool) -> bool:
         try:
-            self._spill()
+            self.spill()
         except OSError as error:
             if not quiet:
                 _log.error("exposures wait in memory: %s", one_line(error))

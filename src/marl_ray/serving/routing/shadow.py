@@ -71,6 +71,11 @@ class Shadows:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    @property
+    def under_way(self) -> int:
+        """Number of copies that have not been answered yet."""
+        return len(self._tasks)
+
     def send(
         self,
         arm: str,
@@ -107,7 +112,7 @@ class Shadows:
 
     def _send(self, arm: str, compare: Callable[[], Awaitable[Compared]], deadline_s: float) -> bool:
         totals = self.totals.setdefault(arm, ShadowTotals())
-        if self._closed or len(self._tasks) >= self._limit:
+        if self._closed or self.under_way >= self._limit:
             totals.dropped += 1
             return False
         task = asyncio.create_task(self._copy(arm, compare, deadline_s))

@@ -41,10 +41,10 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
         policy = learner.policy
         learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
         with naming_the_pass(f"policy {name!r}, before the first step", 1):
-            one_row = _peak(policy, 1, learn_entropy)
-            two_fit = all(gather(2 * one_row <= USABLE_MEMORY_SHARE * _free(policy)))
-            two_rows = _peak(policy, 2, learn_entropy) if two_fit else math.inf
-            usable = USABLE_MEMORY_SHARE * _free(policy) - coming
+            one_row = peak_bytes(policy, 1, learn_entropy)
+            two_fit = all(gather(2 * one_row <= USABLE_MEMORY_SHARE * free_bytes(policy)))
+            two_rows = peak_bytes(policy, 2, learn_entropy) if two_fit else math.inf
+            usable = USABLE_MEMORY_SHARE * free_bytes(policy) - coming
             limits[name] = min(gather(rows_that_fit(one_row, two_rows, usable)))
             if not policy.model.gathers_once:
                 rows = min(limits[name], policy.pass_size or limits[name])
@@ -71,7 +71,7 @@ def naming_the_pass(where: str, rows: int | None, policy: str | None = None, mos
         ) from error
 
 
-def _free(policy: TrainedPolicy) -> int:
+def free_bytes(policy: TrainedPolicy) -> int:
     """Bytes of a GPU that nothing holds."""
     free, _ = torch.cuda.mem_get_info(policy.device)
     return free + torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
@@ -105,7 +105,7 @@ def rehearse(model: Any, rows: int, learn_entropy: bool) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def _peak(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
+def peak_bytes(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
     """Bytes that a forward and a backward pass of `rows` sequences takes besides what is allocated before it."""
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)

@@ -50,7 +50,7 @@ def test_an_arm_that_hangs_has_failed_also_those_that_wait_for_it(text_gateway):
         async with serving(text_gateway) as (client, app):
             router = app.service.endpoints.routers["exp"]
             hung, stuck, going_on = router.arms["four"], threading.Event(), threading.Event()
-            hung._patience_s = 0.3
+            hung.patience_s = 0.3
             batch = hung.batch("writer")
             step = batch.step
             batch.step = lambda number: (stuck.set(), going_on.wait(60), step(number))[-1]
@@ -149,7 +149,7 @@ def test_waiting_too_long_for_a_turn_is_not_the_arms_fault(text_gateway):
     async def run():
         async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, app):
             for arm in app.service.endpoints.routers["exp"].arms.values():
-                arm._patience_s = 0.02
+                arm.patience_s = 0.02
             calls = [client.post("/generate", json=ASK | {"max_tokens": 200, "seed": k}) for k in range(4)]
             answers = await asyncio.gather(*calls)
             assert {answer.status_code for answer in answers} <= {200, 503}
@@ -163,7 +163,7 @@ def test_a_whole_answer_may_take_longer_than_a_token_may(text_gateway):
     async def run():
         async with serving(text_gateway) as (client, app):
             for arm in app.service.endpoints.routers["exp"].arms.values():
-                arm._patience_s = 0.5
+                arm.patience_s = 0.5
             full = await post(client, "/generate", ASK | LONG)
             parts = await events(client, "/generate", ASK | LONG)
             assert len(full["tokens"]) == LONG["max_tokens"]

@@ -69,7 +69,7 @@ def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(
     monkeypatch.setattr(process_module, "CLOSE_S", 0.2)
     process = BrowserGymProcess(program(tmp_path, "sleep 300 & sleep 300"))
     begun = time.monotonic()
-    own = psutil.Process(process._process.pid)
+    own = psutil.Process(process.pid)
     while len(own.children(recursive=True)) < 2:
         time.sleep(0.01)
         assert time.monotonic() - begun < 10

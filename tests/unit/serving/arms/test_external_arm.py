@@ -199,8 +199,8 @@ def test_a_unit_whose_cost_nobody_knows_has_none(other_gateway, tmp_path, body, 
             store.clock = lambda: now[0]
             finished = chunk(delta={"content": "a"}) + chunk(finish_reason="stop")
             for session, replies in (("a", finished + usage), ("b", body), ("b", finished + usage)):
-                transport = httpx.ASGITransport(Replies(200, replies))
-                arm._client = httpx.AsyncClient(transport=transport, base_url="http://theirs/v1/")
+                arm.close()
+                arm.transport = httpx.ASGITransport(Replies(200, replies))
                 sent = await client.post("/generate", json=ASK | {"session_id": session})
                 assert sent.status_code == (status if replies is body else 200)
             app.service.unit_reports.write()

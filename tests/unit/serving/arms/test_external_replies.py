@@ -29,7 +29,7 @@ def said(replies: Replies, deadline_s: float = 5.0, price: object = PRICE):
     async def run():
         config = parse_config(ArmConfig, external("http://theirs/v1", price=price, deadline_s=deadline_s))
         arm = ExternalArm(external_model("http://theirs/v1", "m", None), config, 10.0)
-        arm._client = httpx.AsyncClient(transport=httpx.ASGITransport(replies), base_url="http://theirs/v1/")
+        arm.transport = httpx.ASGITransport(replies)
         reply = arm.write(TextRequest("assistant", "hello", 1))
         try:
             pieces = [await reply.next()]

@@ -240,7 +240,7 @@ def test_concurrent_answers_do_not_get_mixed_up_even_when_clients_leave(server):
             answers = await asyncio.gather(*gets, return_exceptions=True)
             for i, answer in enumerate(answers):
                 assert answer == b"value %d" % i or (i % 3 == 0 and isinstance(answer, asyncio.CancelledError))
-        return cache._under_way
+        return cache.under_way
 
     assert with_redis(server.url, body) == 0
 

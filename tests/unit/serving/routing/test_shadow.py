@@ -22,7 +22,7 @@ def answers(a, b) -> Answer:
 
 async def settled(shadows: Shadows) -> None:
     """All copies have ended."""
-    await until_async(lambda: not shadows._tasks, "the end of all copies")
+    await until_async(lambda: not shadows.under_way, "the end of all copies")
 
 
 def test_agreement_is_counted_per_decision_and_copies_are_greedy():
@@ -180,6 +180,6 @@ def test_close_does_not_wait_for_ever_for_an_arm_that_ignores_it():
         shadows.send("new", act, SEEN, {}, answers(1, 1))
         await asyncio.sleep(0)
         await shadows.close()
-        return len(shadows._tasks)
+        return shadows.under_way
 
     assert asyncio.run(body()) == 1

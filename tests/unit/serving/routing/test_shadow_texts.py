@@ -81,7 +81,7 @@ def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bundles, t
             too_long = replace(ASKED, changes={"max_tokens": 4000})
             assert shadows.send_text("short", short, too_long, [65], [-1.0], "A")
             assert not shadows.send_text("short", short, ASKED, [65], [-1.0], "A")  # two are under way
-            await until_async(lambda: not shadows._tasks, deadline_s=30)
+            await until_async(lambda: not shadows.under_way, deadline_s=30)
             return shadows.totals
         finally:
             failing.close()
@@ -133,7 +133,7 @@ def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
         for name, teller in tellers.items():
             shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")
         shadows.send_text("own", own, ASKED, [], [], "what somebody else's model said")
-        await until_async(lambda: not shadows._tasks, deadline_s=10)
+        await until_async(lambda: not shadows.under_way, deadline_s=10)
         own.close()
         assert all(teller.left for teller in tellers.values())
         return shadows.totals

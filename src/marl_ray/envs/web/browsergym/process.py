@@ -46,6 +46,11 @@ class BrowserGymProcess:
         self._miniwob = environment.get("MINIWOB_URL", "")
         self._rest, self._idle = b"", True
 
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
     def call(self, name: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
         """The answer of a method of `marl_ray.envs.web.browsergym.worker.GymPlayer`.
 

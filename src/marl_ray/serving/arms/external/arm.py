@@ -58,6 +58,8 @@ class ExternalArm:
                 raise MarlRayError(
                     f"api_key_env: expected printable ASCII without blanks around it in {config.api_key_env}"
                 )
+        self.transport: httpx.AsyncBaseTransport | None = None
+        """The way to the server, if it is not HTTP; read when the client is made."""
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -72,6 +74,7 @@ class ExternalArm:
             self._client = httpx.AsyncClient(
                 base_url=f"{str(self.config.url).rstrip('/')}/",
                 headers={"authorization": f"Bearer {self._key}"} if self._key else {},
+                transport=self.transport,
                 timeout=None,  # the caller enforces `deadline_s`
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             )

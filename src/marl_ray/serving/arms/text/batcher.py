@@ -41,7 +41,7 @@ class TextBatcher:
         self.bundle = bundle
         self.step_number = new_pass()
         """The number of the current step, or of the last one."""
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         policies = bundle.policies
         policy = policies.apart if served_engine(engine).loads_adapters else policies.__getitem__
         self._batches: dict[str, TokenBatch] = {}
@@ -72,7 +72,7 @@ class TextBatcher:
         return self._busy() + len(self._waiting)
 
     def write(self, request: TextRequest) -> BatchedReply:
-        return BatchedReply(self, self.model(request.agent), request, self._patience_s)
+        return BatchedReply(self, self.model(request.agent), request, self.patience_s)
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """See `ScoringArm.score`."""
