@@ -46,9 +46,9 @@ class CompiledBatch:
         masks, actions = batch.action_masks, int(self.networks[0].widths[-1])
         self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
         floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
-        self.data = DecisionArrays(
-            _array(batch.actions.flatten(), np.int64), *(_array(x.flatten(), np.float32) for x in floats), heads
-        )
+        log_probs, advantages, returns, values = (_array(x.flatten(), np.float32) for x in floats)
+        chosen = _array(batch.actions.flatten(), np.int64)
+        self.data = DecisionArrays(chosen, log_probs, advantages, returns, values, heads)
         low, high = hyper.clip_range
         self.terms = PPOTerms(
             float(low),
