@@ -120,7 +120,7 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, Any], biased: b
         assert torch.equal(first, other), name
     for (name, first), other in zip(policy.named_parameters(), complete.parameters(), strict=True):
         sent = sent_to_first(first.detach(), dist.group.WORLD)
-        assert sent is None if rank else torch.equal(sent, other), name
+        assert sent is None if rank else sent is not None and torch.equal(sent, other), name
     nothing = responses(0)
     assert policy.evaluate(*nothing).log_probs.shape == nothing[2].shape
 
@@ -128,7 +128,7 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, Any], biased: b
 def _of_four_heads(model: dict[str, Any], biased: bool) -> TokenPolicy:
     torch.manual_seed(0)
     tokenizer = byte_tokenizer(64)
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -138,7 +138,7 @@ def _of_four_heads(model: dict[str, Any], biased: bool) -> TokenPolicy:
         "eos_token_id": tokenizer.eos_token_id,
         "tie_word_embeddings": True,
     }
-    more = {"attention_bias": True, "mlp_bias": True, "bos_token_id": None}
+    more: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "bos_token_id": None}
     lm: Any = LlamaForCausalLM(LlamaConfig(**sizes, **more)) if biased else Qwen2ForCausalLM(Qwen2Config(**sizes))
     config = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": 64} | model)
     if config.lora is not None:
