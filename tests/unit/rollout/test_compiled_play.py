@@ -1,7 +1,7 @@
 """The compiled loop of a batch gives what single steps give, to the last bit."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numba
 import numpy as np
@@ -82,6 +82,7 @@ class Relay:
 TEAMS = {
     "simple_spread": (EnvConfig(id="mpe2.simple_spread_v3"), {"all": ["agent_0", "agent_1", "agent_2"]}),
     "budget_dag": (EnvConfig(id="budget_dag", kwargs={"workers": 3}), {"all": ["worker_0", "worker_1", "worker_2"]}),
+    "many agents": (EnvConfig(id="mpe2.simple_spread_v3", kwargs={"N": 9}), {"all": [f"agent_{i}" for i in range(9)]}),
     "relay": (None, {"pair": ["b", "a"], "one": ["c"]}),
 }
 
@@ -151,3 +152,55 @@ def test_faults_of_an_environment_are_named_by_both(compiled: bool) -> None:
         collector("relay", CollectPlan(9), compiled, fault=1).collect(players("relay"), 0)
     with pytest.raises(ValueError, match="a state that the environment does not know"):
         collector("relay", CollectPlan(9), compiled, fault=2).collect(players("relay"), 0)
+
+
+class Rules(NamedTuple):
+    """A class that another process may lack."""
+
+    length: int
+
+
+@numba.njit
+def stand(
+    states: Any, alive: Any, actions: Any, rewards: Any, costs: Any, terminated: Any, truncated: Any, rules: Any = 1
+) -> None:
+    pass
+
+
+@numba.njit
+def number(
+    states: Any, alive: Any, actions: Any, rewards: Any, costs: Any, terminated: Any, truncated: Any, rules: Any
+) -> int:
+    return 1
+
+
+@numba.njit
+def blind(states: Any, copies: Any, agents: Any, rows: Any, rules: Any = 1) -> None:
+    pass
+
+
+STRIDED = "void(f8[:, :], b1[:, :], i8[:, :], f4[:, :], f4[:, :, :], b1[:, :], b1[:, :], i8)"
+
+
+class OwnSteps(ArrayBatch):
+    """A batch that may step in a way of its own."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "parameters", "has"),
+    [
+        (ArrayBatch, stand, ((2, 0.5, np.arange(3)[::2]),), True),
+        (OwnSteps, stand, (1,), False),
+        (ArrayBatch, number, (1,), False),
+        (ArrayBatch, numba.njit(STRIDED)(stand.py_func), (1,), False),
+        (ArrayBatch, stand, (), False),
+        (ArrayBatch, stand, (Rules(1),), False),
+        (ArrayBatch, stand, (np.zeros,), False),
+        (ArrayBatch, stand, ({},), False),
+    ],
+)
+def test_the_loop_takes_functions_that_it_can_call_and_plain_parameters(
+    kind: type[ArrayBatch], function: Any, parameters: Any, has: bool
+) -> None:
+    envs = kind(Relay(), 2, [["b", "a"], ["c"]], 2, lambda seed: np.zeros(1), function, blind, None, parameters)
+    assert has_compiled_loop(envs, players("relay"), {}) is has

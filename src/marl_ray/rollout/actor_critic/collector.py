@@ -260,8 +260,9 @@ class Collector:
             self.decisions[:, p] += buffer.mask[t].sum(1) * playing
         actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in parts]
         step = envs.step(actions)
-        team_costs, truncated = step.costs.sum(1), step.truncated
-        self.returns += step.rewards.mean(1)
+        # Agent after agent, as the compiled loop adds: NumPy's `sum` adds many of them in another order.
+        team_costs, truncated = step.costs.cumsum(1)[:, -1], step.truncated
+        self.returns += step.rewards.cumsum(1)[:, -1] / np.float32(step.rewards.shape[1])
         self.costs += team_costs
         self.lengths += playing
         if cut and t + 1 == self.plan.steps:

@@ -5,17 +5,18 @@ for all of them, and each of them stays the newest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import numba
 import numpy as np
 import torch
 from numba import types
+from numba.core.errors import NumbaError
 from numba.extending import is_jitted
 
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.batch import BatchStep, EnvBatch
-from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs, NetworkShape
 from marl_ray.policies.actor_critic.compiled.kernels import evaluate
 from marl_ray.policies.actor_critic.compiled.sampling import act
@@ -257,7 +258,7 @@ class CompiledPlay:
             )
         )
         self.functions = envs.play, envs.look, envs.allow, envs.parameters, evaluate, act
-        self.loop = _entry(self.functions, self.world, self.parts)
+        self.loop = _entry(envs, self.functions, self.world, self.parts)
 
     def play(self, t: int) -> int:
         """Play from step `t` until something ends; returns the last step. Raises MarlRayError if an agent is left without
@@ -282,14 +283,16 @@ class CompiledPlay:
 
 
 def has_compiled_loop(envs: EnvBatch, players: Mapping[str, Player], buffers: Mapping[str, Buffer]) -> bool:
-    """True if the environment's functions and all policies are compiled, and the policies read vectors of float32."""
-    if not isinstance(envs, ArrayBatch):
+    """True if the environment's functions and all policies are compiled, the policies read vectors of float32, and the loop
+    can call the functions: with exactly its types of arguments, and nothing returned."""
+    if type(envs) is not ArrayBatch:  # a subclass may step in another way
         return False
     return (
-        all(is_jitted(function) for function in (envs.play, envs.look, envs.allow or envs.look))
-        and all(player.actor is not None and not player.actor.layout.coded for player in players.values())
+        all(player.actor is not None and not player.actor.layout.coded for player in players.values())
         and all(isinstance(player.model.distribution, Categorical) for player in players.values())
         and all(buffer.rows.dtype == np.float32 for buffer in buffers.values())
+        and all(is_jitted(function) for function in (envs.play, envs.look, envs.allow or envs.look))
+        and _environment_types(envs) is not None
     )
 
 
@@ -325,20 +328,16 @@ def _policy_arrays(
     )
 
 
-def _entry(functions: tuple[Any, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]) -> Callable[..., int]:
+def _entry(
+    envs: ArrayBatch, functions: tuple[Any, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]
+) -> Callable[..., int]:
     """The compiled `play_until_end` for arguments of these types. It takes compiled functions and calls them by their
     addresses, so their errors are raised."""
-    play, look, allow, parameters, evaluate, act = functions
-    part, step = parts[0], world.step
+    part = parts[0]
     rows = part.rows[0].reshape(len(part.outputs), -1)
-    inputs = NetworkInputs(rows, *EMPTY)
-    copies = np.empty(0, np.int64)
     kinds = [
-        _by_address(play, world.states, world.alive, world.moves, *step, *parameters),
-        _by_address(look, world.states, copies, part.members, part.rows[0], *parameters),
-        types.none if allow is None else _by_address(allow, world.states, world.masks, *parameters),
-        numba.typeof(parameters),
-        _by_address(evaluate, part.weights, part.shape, inputs, part.outputs),
+        *cast(list[types.Type], _environment_types(envs)),
+        _by_address(evaluate, part.weights, part.shape, NetworkInputs(rows, *EMPTY), part.outputs),
         _by_address(act, part.outputs, part.permitted, part.noise[0], part.greedy, part.chosen[0, 0], part.log_probs),
     ]
     kinds += [numba.typeof(world), numba.typeof(parts), types.int64, types.int64, types.boolean]
@@ -346,10 +345,44 @@ def _entry(functions: tuple[Any, ...], world: WorldArrays, parts: tuple[PolicyAr
     return entry
 
 
-def _by_address(function: Any, *arguments: Any) -> types.FunctionType:
-    """The type of a compiled function that takes such arguments and returns nothing. MarlRayError if it returns
-    something, for the caller would write that into foreign memory."""
-    signature = types.void(*map(numba.typeof, arguments))
-    if (returned := function.get_compile_result(signature).signature.return_type) != types.none:
-        raise MarlRayError(f"{function.py_func.__qualname__}: returns {returned}, expected nothing")
-    return types.FunctionType(signature)
+def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
+    """The types of `play`, `look`, `allow` and `parameters` as arguments of the loop; None if it cannot take one."""
+    step = BatchStep.zeros(*envs.alive.shape, envs.signals)
+    numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
+    try:
+        of_parameters = numba.typeof(parameters)
+    except ValueError:  # numba has no type for one of them
+        return None
+    kinds = [
+        _by_address(envs.play, envs.states, envs.alive, envs.moves, *step, *parameters),
+        _by_address(envs.look, envs.states, numbers, numbers, rows, *parameters),
+        types.none if envs.allow is None else _by_address(envs.allow, envs.states, envs.masks, *parameters),
+        of_parameters if _is_plain(of_parameters) else None,
+    ]
+    return None if None in kinds else kinds
+
+
+def _is_plain(kind: types.Type) -> bool:
+    """True for numbers, arrays of them, and tuples of both. numba keeps the types of a loop in one file on disk for all
+    loops, and none of them can be read where the package of a class in it is missing."""
+    if isinstance(kind, types.BaseTuple):
+        own = not isinstance(kind, types.BaseNamedTuple) or kind.instance_class.__module__.startswith("marl_ray.")
+        return own and all(map(_is_plain, kind))
+    number = kind.dtype if isinstance(kind, types.Array) else kind
+    return isinstance(number, types.Number | types.Boolean | types.NoneType)
+
+
+def _by_address(function: Any, *arguments: Any) -> types.FunctionType | None:
+    """The type of a compiled function that takes such arguments and returns nothing. None for another: the caller would
+    write what it returns into foreign memory."""
+    return _type_of_function(function, tuple(map(numba.typeof, arguments)))
+
+
+@lru_cache(64)
+def _type_of_function(function: Any, arguments: tuple[types.Type, ...]) -> types.FunctionType | None:
+    signature = types.void(*arguments)
+    try:
+        returned = function.get_compile_result(signature).signature.return_type
+    except (NumbaError, TypeError):  # it has signatures of its own, defaults, or an error that a single step shows
+        return None
+    return types.FunctionType(signature) if returned == types.none else None
