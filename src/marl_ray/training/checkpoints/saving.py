@@ -186,7 +186,12 @@ def _write_bundle(
         contents.bundle(trained)
         return
     (folder,) = folders
-    contents.bundle(folder / BUNDLE, trained)
+    try:
+        contents.bundle(folder / BUNDLE, trained)
+    except MarlRayError:
+        raise
+    except Exception as error:  # an error of safetensors names no file
+        raise UnwritableCheckpointError(f"{files.place / BUNDLE} cannot be written: {named(error)}") from error
     files.copy_in(folder / BUNDLE, BUNDLE)
 
 

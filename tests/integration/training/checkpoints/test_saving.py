@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from processes.two_workers import FORKS, two_workers
+from safetensors import SafetensorError
 from toys.runs import config, timeless, weights
 
 from marl_ray.training.checkpoints import saving
@@ -91,6 +92,16 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run: Run, tmp_p
     run.step()
     run.save(folder_here(tmp_path / "checkpoint_3"))  # an error is raised once
     run.saver.wait()
+
+
+def test_a_full_disk_is_one_line_while_safetensors_writes_the_bundle(run: Run, tmp_path: Path, monkeypatch):
+    def full_disk(*arguments: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("marl_ray.policies.bundles.actor_critic.save_file", full_disk)
+    run.save(folder_here(tmp_path / "checkpoint_1"))
+    with pytest.raises(UnwritableCheckpointError, match=r"checkpoint_1/bundle cannot be written: .*No space left"):
+        run.saver.wait()
 
 
 def test_the_next_checkpoint_waits_for_the_last_and_gets_its_error(run: Run, tmp_path: Path):
