@@ -50,7 +50,7 @@ def arm_of(bundle: str) -> TextBatcher:
 
 
 def process_of(arm: TextBatcher):
-    return arm.batch("writer")._vllm.process
+    return arm.batch("writer").engine.process
 
 
 def requests(count: int = 4, tokens: int = 12) -> list[TextRequest]:
@@ -162,7 +162,7 @@ def test_all_responses_fail_with_their_process_once_and_the_next_are_written_by_
 def test_a_prompt_that_vllm_refuses_is_its_arms_affair(arms):
     async def body() -> list[Piece]:
         writing = asyncio.create_task(written(arms["one"], requests(1, tokens=50)[0]))
-        decoder = arms["two"].batch("writer")._vllm.decoder()
+        decoder = arms["two"].batch("writer").engine.decoder()
         with pytest.raises(EngineRefusedError, match="64"):
             await asyncio.to_thread(decoder.add, [Prompt((1, 2), 0), Prompt(tuple(range(1, 90)), 1)], 0, WARM_UP)
         return await writing
@@ -183,7 +183,7 @@ def test_an_adapter_of_another_base_has_no_place_in_the_process(arms, bundles, t
     own, _ = vllm_shared._join(
         load_bundle(other).policies.apart("lm")
     )  # whose process would start with its first token
-    assert own is not arms["one"].batch("writer")._vllm._base is arms["two"].batch("writer")._vllm._base
+    assert own is not arms["one"].batch("writer").engine._base is arms["two"].batch("writer").engine._base
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* is not of the base model that it names"):
         arm_of(posing(other, bundles["one"], tmp_path / "posing"))
 

@@ -16,19 +16,19 @@ class TokenBatch:
     def __init__(self, model: ServedModel):
         """Load the engine. Raises MarlRayError for a model that cannot be decoded here."""
         self.model = model
-        self._engine = model.server(model.policy)
-        self.bytes_per_row = self._engine.bytes_per_row
+        self.engine = model.server(model.policy)
+        self.bytes_per_row = self.engine.bytes_per_row
         self.rows: dict[int, BatchedReply] = {}
-        self._engine.decoder()
+        self.engine.decoder()
 
     def clear(self) -> None:
         """Begin with an empty batch."""
         self.rows.clear()
-        self._engine.abandon()
+        self.engine.abandon()
 
     def close(self) -> None:
         """Release what the engine holds."""
-        self._engine.close()
+        self.engine.close()
 
     def add(self, new: Sequence[BatchedReply]) -> None:
         groups: dict[GenerationConfig, list[BatchedReply]] = {}
@@ -36,7 +36,7 @@ class TokenBatch:
             groups.setdefault(reply.generation, []).append(reply)
         for generation, group in groups.items():
             # The request's seed is the stream of a common one, so that prompts can be read together.
-            handles = self._engine.decoder().add([reply.prompt for reply in group], 0, generation)
+            handles = self.engine.decoder().add([reply.prompt for reply in group], 0, generation)
             self.rows.update(zip(handles, group, strict=True))
             for reply in group:
                 reply.joined = True
@@ -45,7 +45,7 @@ class TokenBatch:
         """Draw the next token of every row; a row with logits that are not finite gets its failure instead."""
         arrived: list[tuple[BatchedReply, Arrived]] = []
         not_finite: list[int] = []
-        for token in self._engine.decoder().step(not_finite):
+        for token in self.engine.decoder().step(not_finite):
             arrived.append((self.rows[token.handle], token))
             if token.finish is not None:
                 del self.rows[token.handle]
@@ -59,4 +59,4 @@ class TokenBatch:
         if handle is not None:
             del self.rows[handle]
             with contextlib.suppress(EngineLostError):  # which the next step reports
-                self._engine.decoder().remove(handle)
+                self.engine.decoder().remove(handle)
