@@ -4,7 +4,9 @@ vLLM's engine core runs inside this process, so that no part of vLLM outlives it
 arguments); an answer is (True, value) or (False, one line of an error).
 """
 
+import ctypes
 import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -22,6 +24,8 @@ EXCLUDED = -9999.0
 """Log-probability of a token that cannot be drawn, as in OpenAI's API: JSON has no infinity."""
 LINE = 400
 """Most characters of an error line; errors about vLLM's settings take several lines."""
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+"""Numbers of Linux: the system call, its request for a part of the processor's state, and the tiles' part."""
 DOOR = "marl_ray.policies.engines.vllm_process.shared_transfer.WeightDoor"
 
 
@@ -41,6 +45,7 @@ class Server:
         """Load vLLM with random weights, which `load` replaces, and write a response with them: kernels that vLLM lacks are
         missed only then."""
         rank = settings.adapter_rank
+        _allow_tiles()
         adapters: dict[str, Any] = {
             "enable_lora": True,
             "max_lora_rank": next(known for known in RANKS if known >= rank),
@@ -198,6 +203,14 @@ def main() -> None:
         except Exception as error:
             answer = False, f"{type(error).__name__}: {' '.join(str(error).split())[:LINE]}"
         connection.send(answer)
+
+
+def _allow_tiles() -> None:
+    """Ask Linux for the tile registers of Intel's AMX, which vLLM's kernels for bfloat16 use on a processor that has them:
+    without permission their first instruction ends the process (Linux, Documentation/arch/x86/xstate.rst). Other processors
+    refuse, which changes nothing."""
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
 
 
 if __name__ == "__main__":
