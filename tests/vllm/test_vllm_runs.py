@@ -168,9 +168,7 @@ def test_an_engine_that_refuses_to_start_ends_the_run_with_one_line(ray_cluster:
     odd = config(f"storage={tmp_path}", ENGINE, "resources.engines=1", "resources.tensor_parallel=2")
     with pytest.raises(MarlRayError, match=r"expected a divisor of the 3 attention heads of team.speaker.model"):
         check_run(odd)
-    with pytest.raises(
-        MarlRayError, match=r"failed: worker 0: resources\.engines: engine of policy speaker: .* heads"
-    ):
+    with pytest.raises(MarlRayError, match=r"failed: worker 0: resources\.engines: engine of policy speaker: .* heads"):
         train(odd)
 
 
