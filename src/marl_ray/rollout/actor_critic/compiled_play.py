@@ -17,14 +17,11 @@ from numba.extending import is_jitted
 
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.batch import BatchStep, EnvBatch
-from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs, NetworkShape
+from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs, NetworkShape, of_vectors
 from marl_ray.policies.actor_critic.compiled.kernels import evaluate
 from marl_ray.policies.actor_critic.compiled.sampling import act
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.rollout.actor_critic.buffers import Buffer, Player
-
-EMPTY = np.empty((0, 0), np.int32), np.empty(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64)
-"""The rest of a network's inputs that are vectors: no codes."""
 
 
 class WorldArrays(NamedTuple):
@@ -337,7 +334,7 @@ def _entry(
     rows = part.rows[0].reshape(len(part.outputs), -1)
     kinds = [
         *cast(list[types.Type], _environment_types(envs)),
-        _by_address(evaluate, part.weights, part.shape, NetworkInputs(rows, *EMPTY), part.outputs),
+        _by_address(evaluate, part.weights, part.shape, of_vectors(rows), part.outputs),
         _by_address(act, part.outputs, part.permitted, part.noise[0], part.greedy, part.chosen[0, 0], part.log_probs),
     ]
     kinds += [numba.typeof(world), numba.typeof(parts), types.int64, types.int64, types.boolean]

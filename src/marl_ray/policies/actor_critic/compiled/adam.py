@@ -18,8 +18,6 @@ class AdamSettings(NamedTuple):
     """(weights,) float32 learning rates."""
     decays: np.ndarray
     """(weights,) float32 weight decays."""
-    bounds: np.ndarray
-    """(parts + 1,) int64: where each part begins whose gradient is clipped by its own norm, and where the last one ends."""
     max_norm: float
     beta: float
     """Decay of the running mean of the gradient."""
@@ -32,29 +30,24 @@ class AdamSettings(NamedTuple):
 def adam_step(
     weights: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, settings: AdamSettings, step: int
 ) -> float:
-    """Clip the gradient of each part by its own norm, and take step number `step` (from 1) of AdamW (Loshchilov and Hutter
-    2019, arXiv 1711.05101), in place.
+    """Clip the gradient by its norm, and take step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019, arXiv
+    1711.05101), in place.
 
     `weights`, `gradient` and the running means `first`, of the gradient, and `second`, of its square, are (weights,)
-    float32. Returns the norm of the first part.
+    float32. Returns the norm.
     """
-    rates, decays, bounds = settings.rates, settings.decays, settings.bounds
-    norm_of_first = 0.0
+    rates, decays, square = settings.rates, settings.decays, F(0)
     correction, spread = F(1 - settings.beta**step), F(math.sqrt(1 - settings.beta_square**step))
     keep, keep_square, small = F(settings.beta), F(settings.beta_square), F(settings.eps)
-    for part in range(len(bounds) - 1):
-        low, high, square = bounds[part], bounds[part + 1], F(0)
-        for k in range(low, high):
-            square += gradient[k] * gradient[k]
-        norm = math.sqrt(square)
-        scale = settings.max_norm / (norm + 1e-6)
-        factor = F(1) if scale > 1 else F(scale)
-        if part == 0:
-            norm_of_first = norm
-        for k in range(low, high):
-            g = gradient[k] * factor
-            first[k] += (F(1) - keep) * (g - first[k])
-            second[k] = keep_square * second[k] + (F(1) - keep_square) * g * g
-            size = F(np.sqrt(second[k])) / spread + small
-            weights[k] = weights[k] * (F(1) - rates[k] * decays[k]) - rates[k] / correction * first[k] / size
-    return norm_of_first
+    for k in range(len(gradient)):
+        square += gradient[k] * gradient[k]
+    norm = math.sqrt(square)
+    scale = settings.max_norm / (norm + 1e-6)
+    factor = F(1) if scale > 1 else F(scale)
+    for k in range(len(weights)):
+        g = gradient[k] * factor
+        first[k] += (F(1) - keep) * (g - first[k])
+        second[k] = keep_square * second[k] + (F(1) - keep_square) * g * g
+        size = F(np.sqrt(second[k])) / spread + small
+        weights[k] = weights[k] * (F(1) - rates[k] * decays[k]) - rates[k] / correction * first[k] / size
+    return norm

@@ -150,13 +150,17 @@ def _take_steps(
     """
     adam = hyper.max_grad_norm, *hyper.adam_betas, hyper.adam_eps
     states = [
-        (flat.weights[part], flat.first[part], flat.second[part], flat.rates[part], flat.decays[part])
+        (
+            flat.weights[part],
+            flat.first[part],
+            flat.second[part],
+            AdamSettings(flat.rates[part], flat.decays[part], *adam),
+        )
         for part in batch.parts
     ]
 
     def step(k: int, number: int, gradient: np.ndarray) -> float:
-        weights, first, second, rates, decays = states[k]
-        settings = AdamSettings(rates, decays, np.array([0, len(weights)]), *adam)
+        weights, first, second, settings = states[k]
         norm: float = adam_step(weights, gradient, first, second, settings, number)
         return norm
 
