@@ -38,6 +38,9 @@ PEER = ROOT / "benchmarks/peers/rllib_gridworld.py"
 PACKAGES = ("torch==2.13.0", "ray[rllib]==2.60.0", "multigrid==0.1.0", "pettingzoo")
 WARM_UP = 2
 """First iterations that are not counted."""
+OWN_ITERATIONS = 10
+"""Iterations of marl-ray that are measured for one of RLlib: they take about as long."""
+ONE_WORKER = "resources.workers=1"
 PHASES = ("rollout", "update", "other")
 CLOCK = ("steps_per_second", *(f"time/{phase}" for phase in PHASES))
 TARGET = 0.93
@@ -72,14 +75,14 @@ def run_marl_ray(config: RunConfig, keys: Sequence[str]) -> dict[str, list[tuple
     return {key: tracker.history(key) for key in keys}
 
 
-def measure_marl_ray(algorithm: str, iterations: int) -> dict[str, Any]:
+def measure_marl_ray(algorithm: str, iterations: int, *layout: str) -> dict[str, Any]:
     """One short run: steps per second by iteration, and where the time went."""
     load = os.getloadavg()[0]
-    steps = iterations * run_config(algorithm).batch_steps
+    steps = OWN_ITERATIONS * iterations * run_config(algorithm).batch_steps
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage:
         # RLlib is not evaluated either.
         overrides = (f"storage={storage}", f"train.total_steps={steps}", "evaluation.every=0")
-        history = run_marl_ray(run_config(algorithm, *overrides), CLOCK)
+        history = run_marl_ray(run_config(algorithm, *overrides, *layout), CLOCK)
     median = {key: statistics.median(value for _, value in history[key][WARM_UP:]) for key in CLOCK}
     return {
         "steps_per_second": median["steps_per_second"],
@@ -209,11 +212,13 @@ def speed(options: argparse.Namespace) -> None:
             "raw": measure_raw(workers),
             "rllib": measure_rllib(python, best, options.iterations, "--count-gradient-steps"),
             "ippo": measure_marl_ray("ippo", options.iterations),
+            "ippo_alone": measure_marl_ray("ippo", options.iterations, ONE_WORKER),
             "rllib_sixteen": measure_rllib(python, SIXTEEN, options.iterations, "--count-gradient-steps"),
             "rllib_fast_env": measure_rllib(
                 python, best, options.iterations, "--count-gradient-steps", "--env=marl_ray"
             ),
             "mappo": measure_marl_ray("mappo", options.iterations),
+            "mappo_alone": measure_marl_ray("mappo", options.iterations, ONE_WORKER),
         }
         rounds.append(row)
         rates = {key: round(part["steps_per_second"]) for key, part in row.items() if not key.startswith("raw")}
@@ -229,43 +234,52 @@ def speed_table(result: dict[str, Any]) -> str:
     rates = {key: [row[key]["steps_per_second"] for row in rounds] for key in rounds[0] if not key.startswith("raw")}
     raw, package = ([sum(row[key]) for row in rounds] for key in ("raw", "raw_package"))
     names = {
-        "ippo": "marl-ray IPPO",
-        "mappo": "marl-ray MAPPO",
+        "ippo": "marl-ray IPPO, 2 workers",
+        "ippo_alone": "marl-ray IPPO, 1 worker",
+        "mappo": "marl-ray MAPPO, 2 workers",
+        "mappo_alone": "marl-ray MAPPO, 1 worker",
         "rllib": "RLlib PPO, its fastest setting",
         "rllib_sixteen": "RLlib PPO, sixteen copies in one process",
         "rllib_fast_env": "RLlib PPO playing marl-ray's environment",
     }
+    best = max(("ippo", "ippo_alone"), key=lambda key: statistics.median(rates[key]))
+    own_name = names[best].partition(", ")[2]
     lines = [
         "# Gridworld: environment steps per second, learning included",
         "",
         "`MultiGrid-Empty-8x8-v0`, two agents with a shared policy and reward; 4,096 environment steps per iteration,",
-        f"four epochs. Medians of the iterations after the first {WARM_UP}; of {len(rounds)} rounds,",
-        "median (least-most). A ratio is IPPO's speed over that row's in the same round.",
+        f"four epochs. Medians of the iterations after the first {WARM_UP}, of which marl-ray has {OWN_ITERATIONS} times as",
+        f"many; of {len(rounds)} rounds, median (least-most). A ratio is the speed of IPPO with {own_name} over that",
+        "row's in the same round.",
         "",
         "| | steps/s | ratio | rollout / update / other |",
         "|---|---|---|---|",
     ]
     for key, name in names.items():
-        ratios = [own / other for own, other in zip(rates["ippo"], rates[key], strict=True)]
+        ratios = [own / other for own, other in zip(rates[best], rates[key], strict=True)]
         shares = [row[key]["shares"] for row in rounds if "shares" in row[key]]
         parts = [f"{statistics.median(s[part] for s in shares):.0%}" for part in PHASES if shares]
-        ratio = "" if key == "ippo" else f"{spread(ratios, 1)}"
+        ratio = "" if key == best else f"{spread(ratios, 1)}"
         lines.append(f"| {name} | {spread(rates[key])} | {ratio} | {' / '.join(parts)} |")
-    share = [own / bound for own, bound in zip(rates["ippo"], raw, strict=True)]
+    share = [own / bound for own, bound in zip(rates[best], raw, strict=True)]
     lines += [
         f"| marl-ray's environment alone, {len(rounds[0]['raw'])} processes | {spread(raw)} | | |",
         f"| MultiGrid's environment alone, {len(rounds[0]['raw'])} processes | {spread(package)} | | |",
         "",
-        f"IPPO trains at {statistics.median(share):.0%} of the speed at which its workers step the environment alone.",
+        f"IPPO with {own_name} trains at {statistics.median(share):.0%} of the speed at which two processes",
+        "step marl-ray's environment alone.",
         "",
         f"RLlib: {result['best_setting']}; "
         f"{statistics.median(row['rllib']['gradient_steps'] for row in rounds):.1f} gradient steps of "
         f"{statistics.median(row['rllib']['gradient_rows'] for row in rounds):,.0f} rows per iteration.",
         "",
     ]
-    peaks, shown = Work(*result["peaks"]), rounds[-1]["ippo"]
-    near = roofline_lines(run_config("ippo"), peaks, shown["steps_per_second"], shown["shares"], len(rounds[0]["raw"]))
-    lines += ["IPPO in the last round. " + peaks_line(peaks), "", *(f"- {line}" for line in near), ""]
+    peaks, shown = Work(*result["peaks"]), rounds[-1][best]
+    cores = 1 if best == "ippo_alone" else len(rounds[0]["raw"])
+    near = roofline_lines(run_config("ippo"), peaks, shown["steps_per_second"], shown["shares"], cores)
+    lines += [f"IPPO with {own_name} in the last round. " + peaks_line(peaks)]
+    lines += ["Each decision counts in full, though equal observations of a batch are evaluated once.", ""]
+    lines += [*(f"- {line}" for line in near), ""]
     lines += ["| round | " + " | ".join(names.values()) + " |", "|---" * (1 + len(names)) + "|"]
     for number, row in enumerate(rounds, 1):
         cells = [f"{row[key]['steps_per_second']:,.0f}" for key in names]

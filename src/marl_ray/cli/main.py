@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python` does, so that an `env.id` may name a module that lies here
-    # Modules leave no garbage, so Python looks for it less often while it imports them, and not again as the process ends: with
-    # torch, Ray and MLflow loaded these searches take four seconds.
+    # Modules leave no garbage, so Python looks for it less often while it imports them, and not again as the process ends:
+    # with torch, Ray and MLflow loaded these searches take four seconds.
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
     # pygame's own, at every import of a gridworld or of mpe2

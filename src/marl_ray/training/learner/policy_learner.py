@@ -156,11 +156,15 @@ class Learner:
 
     def plain(self) -> dict[str, Any]:
         """Everything besides tensors that changes, as plain data for a checkpoint."""
-        return self.state.plain() | {"groups": self._groups()}
+        return self.state.plain() | {"groups": self._groups(), "refused": self.why_torch if self._compared else ""}
 
     def load_state(self, plain: Mapping[str, Any]) -> None:
         """Continue from `plain()`; the tensors were loaded before. Every worker takes part."""
         self.state = self.state.restored(plain)
+        if plain[
+            "refused"
+        ]:  # another comparison could end otherwise, and then the run would not equal one that never stopped
+            self.why_torch, self._compared = plain["refused"], True
         for group, saved in zip(self.policy.optimizer.param_groups, plain["groups"], strict=True):
             group |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         self.policy.refresh_rollout_model()

@@ -158,7 +158,13 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.Monk
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)
+        kept = run.team.learners["all"].plain()
         run.close()
+        monkeypatch.undo()
+        resumed = team_of(config).learners["all"]
+        assert resumed.compiled
+        resumed.load_state(kept)
+        assert resumed.why_torch == kept["refused"]
     (line,) = lines
     assert line.startswith(
         "policy 'all': torch takes its gradient steps, because compiled gradients differ from torch's"
