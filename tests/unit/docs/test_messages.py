@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from docs.pages import ROOT
@@ -33,6 +34,12 @@ def template(node: ast.expr) -> str | None:
     return None
 
 
+@cache
+def source_texts() -> list[str]:
+    """All templates of the source that are long enough for a message."""
+    return [text for text in dict.fromkeys(templates()) if len(text) >= LEAST]
+
+
 def templates() -> Iterator[str]:
     """All texts of the source; those of a field and its message also as the error prints them."""
     for path in sorted((ROOT / "src").rglob("*.py")):
@@ -44,15 +51,12 @@ def templates() -> Iterator[str]:
                 yield ": ".join(texts)
 
 
-SOURCE = [text for text in dict.fromkeys(templates()) if len(text) >= LEAST]
-
-
 @pytest.mark.parametrize("message", quoted())
 def test_an_explained_message_is_one_of_the_source(message: str) -> None:
     parts = [part.strip() for part in re.split(r"\.\.\.|\b(?:NAME|KEY)\b", message) if part.strip()]
     assert sum(map(str.isalpha, "".join(parts))) >= LEAST
     pattern = re.compile(".*?".join(map(re.escape, parts)), re.DOTALL)
-    assert any(pattern.search(text) for text in SOURCE), f"no text of the source fits {message!r}"
+    assert any(pattern.search(text) for text in source_texts()), f"no text of the source fits {message!r}"
 
 
 def test_the_page_explains_many_messages() -> None:
