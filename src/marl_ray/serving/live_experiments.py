@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
+from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiment_store import AssignmentState, ExperimentStore
 from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
@@ -62,7 +63,7 @@ class LiveExperiments:
         config = experiment.arms[arm]
         if isinstance(bundle, ExternalModel):
             return ExternalArm(bundle, config, self.config.request_timeout_s / 2)
-        if config.engine != "torch" and not is_text(bundle):
+        if config.engine != DEFAULT_ENGINE and not is_text(bundle):
             where = f"experiments.{experiment.name}.arms.{arm}.engine={config.engine}"
             raise MarlRayError(f"{where}: {config.reference!r} holds actor-critics, expected language models")
         if experiment.placement == "replica":

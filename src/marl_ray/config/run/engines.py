@@ -26,6 +26,8 @@ class EngineSpec:
     """True if it computes with the policy's own modules, so that its log-probabilities are those of a training pass."""
     package: str | None = None
     """The Python package that it needs, where that is an extra of marl-ray."""
+    needs_start: bool = True
+    """False if it can sample as soon as it is made; a run then neither starts it nor brings it weights before it trains."""
     start_s: float = 0.0
     """Seconds that it may take to start; workers wait so much longer for each other."""
     largest_rank: int | None = None
@@ -39,7 +41,10 @@ class EngineSpec:
 
 ENGINES = {
     "torch": EngineSpec(
-        architectures="decoded", same_modules=True, server="marl_ray.policies.engines.torch_engine:ServedTorch"
+        architectures="decoded",
+        same_modules=True,
+        needs_start=False,
+        server="marl_ray.policies.engines.torch_engine:ServedTorch",
     ),
     "transformers": EngineSpec(architectures="paged", same_modules=True),
     "vllm": EngineSpec(

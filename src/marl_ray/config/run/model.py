@@ -8,6 +8,8 @@ from marl_ray.config.base import Config
 
 Preset = Literal["tiny-0.2m", "tiny-1m", "tiny-6m"]
 """Models built without a download: a byte-level tokenizer and a small decoder with random weights."""
+DEFAULT_ENGINE = "torch"
+"""The built-in decoder, which samples and serves where a config names no engine."""
 
 
 class LoraConfig(Config):
@@ -61,6 +63,6 @@ class GenerationConfig(Config):
     """Sample among the fewest tokens that together have this probability."""
     stop: tuple[str, ...] = ()
     """A response ends with the token that completes one of these, special tokens included; end tokens always end it."""
-    engine: str = "torch"
+    engine: str = DEFAULT_ENGINE
     """Decoder: `torch`, the built-in batched one; `transformers`, its continuous batching; `vllm` (an extra); or
     `package.module:NAME` of an engine of your own."""

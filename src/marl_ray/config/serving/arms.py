@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 
 from marl_ray.config.base import Config
 from marl_ray.config.run.engines import serving_engine
+from marl_ray.config.run.model import DEFAULT_ENGINE
 
 LEAST = 1e-6
 """Smallest weight and probability: below it floating-point arithmetic says nothing about an experiment."""
@@ -55,7 +56,7 @@ class ArmConfig(Config):
     price: PriceConfig | None = None
     """With `url`: price of its tokens. All units of the experiment then have the metric `cost_usd`, but for those with a
     response whose tokens the server does not count."""
-    engine: Annotated[str, AfterValidator(serving_engine)] = "torch"
+    engine: Annotated[str, AfterValidator(serving_engine)] = DEFAULT_ENGINE
     """With `bundle` of language models: `torch`, the built-in decoder; `vllm` (an extra), in a process that adapters
     of one base model share; or `package.module:NAME` of an engine of your own that serves."""
     weight: Weight = 1.0
@@ -84,6 +85,6 @@ class ArmConfig(Config):
         for name in ("model", "api_key_env", "deadline_s", "price"):
             if self.url is None and getattr(self, name) is not None:
                 raise ValueError(f"{name}: only read with url, not with bundle")
-        if self.url is not None and self.engine != "torch":
+        if self.url is not None and self.engine != DEFAULT_ENGINE:
             raise ValueError("engine: only read with bundle, not with url")
         return self

@@ -18,6 +18,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from marl_ray.config import ArmConfig
+from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
@@ -118,7 +119,8 @@ def host(
     deadline_s: float,
 ) -> RemoteArm | TextArm:
     """Start the arm's application if it does not run yet, wait until it runs, and return the arm. Raises MarlRayError."""
-    name = f"arm-{bundle.digest[:16]}" + ("" if size.engine == "torch" else "-" + re.sub(r"\W", "-", size.engine))
+    engine = "" if size.engine == DEFAULT_ENGINE else "-" + re.sub(r"\W", "-", size.engine)
+    name = f"arm-{bundle.digest[:16]}{engine}"
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
         kind: type = ArmHost

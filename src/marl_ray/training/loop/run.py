@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from marl_ray.config import RunConfig
+from marl_ray.config import RunConfig, engine_spec
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.actor_critic.collector import Collector
@@ -127,7 +127,7 @@ class Run:
                     listeners.say(f"policy {name!r}: passes of at most {rows}, because larger ones ran out of memory")
         self._say_why_torch(team)
         samples = config.data is None or config.evaluates or bool(config.evaluation.benchmarks)
-        if samples and any(policy.generation.engine != "torch" for policy in config.team.values()):
+        if samples and any(engine_spec(policy.generation.engine).needs_start for policy in config.team.values()):
             listeners.phase("starting the engines")
             team.start()  # before a warm start, which may take hours, and which an engine's refusal would waste
         return team

@@ -7,6 +7,7 @@ from toy_serving.text_gateways import make_text_bundle
 
 from marl_ray.config import ArmConfig, RunConfig, engine_spec
 from marl_ray.config.run.engines import ENGINES
+from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.extensions import ENGINE, imported
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -30,6 +31,11 @@ def test_a_built_in_class_has_the_spec_that_configs_read(name):
     assert ENGINE.load(name).spec is ENGINES[name]
     for reference in (ENGINES[name].host, ENGINES[name].server):
         assert reference is None or callable(imported(reference))
+
+
+def test_all_but_the_built_in_decoder_need_a_start():
+    """Also an engine of a user's own, of which nobody knows better."""
+    assert [name for name in (*ENGINES, PLAIN) if not engine_spec(name).needs_start] == [DEFAULT_ENGINE]
 
 
 def test_a_spec_decides_about_actors_adapters_and_patience(monkeypatch):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.served_engine import served_engine
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 class TextBatcher:
     """Writes the responses of one arm."""
 
-    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: str = "torch"):
+    def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: str = DEFAULT_ENGINE):
         """Loads all models. The batch has at most `max_batch` responses, fewer if the memory for their caches is short.
         A response that waits longer than `patience_s` for its turn is refused, and one that gets no token for as long
         has failed. Raises MarlRayError for a model that cannot be decoded here."""
