@@ -18,6 +18,7 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import worker_mesh, world
 from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
+from marl_ray.training.evaluation.schedule import first_wait, next_wait
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.collection import build_collector, group_metrics
 from marl_ray.training.loop.families.family import run_family
@@ -36,12 +37,6 @@ if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
 
 UNKNOWN = -1e12
 """Score of weights that were not evaluated; it is below the score of all that were."""
-EVALUATIONS = 10
-"""Number of evaluations between a run's first and its last. `evaluation.every` overrides it, and TRAINED_PER_EVALUATED
-allows fewer."""
-TRAINED_PER_EVALUATED = 10
-"""Least number of training steps for each step of an evaluation. Playing takes a third to a half of an iteration, so
-evaluations take a few percent of a long run's time."""
 
 
 def beats(score: float, best: float) -> bool:
@@ -166,11 +161,7 @@ class Run:
         metrics: Metrics = {}
         if self.config.evaluates:
             metrics, cost = self.evaluate()
-            left = self.config.train.total_steps - self.steps
-            # Episodes may become shorter as the team learns, and evaluations cheaper, so the first wait is at most half
-            # of the run.
-            wait = max(left / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, left / 2))
-            self.state.evaluate_at = self.steps + wait
+            self.state.evaluate_at = self.steps + first_wait(self.config.train.total_steps - self.steps, cost)
         metrics |= self.measure(False)
         if metrics:
             self.metrics = {"iteration": self.iteration, "steps": self.steps} | metrics
@@ -217,8 +208,7 @@ class Run:
             return {}
         metrics, cost = self.evaluate()
         if due:  # an evaluation for another reason does not move the next one that is due
-            wait = max(TRAINED_PER_EVALUATED * cost, self.config.train.total_steps / EVALUATIONS)
-            self.state.evaluate_at = self.steps + wait
+            self.state.evaluate_at = self.steps + next_wait(self.config.train.total_steps, cost)
         return metrics
 
     def evaluate(self) -> tuple[Metrics, int]:

@@ -1,0 +1,21 @@
+"""The waits between a run's evaluations where `evaluation.every` does not give them, in environment steps."""
+
+EVALUATIONS = 10
+"""Number of evaluations between a run's first and its last. `evaluation.every` overrides it, and TRAINED_PER_EVALUATED
+allows fewer."""
+TRAINED_PER_EVALUATED = 10
+"""Least number of training steps for each step of an evaluation. Playing takes a third to a half of an iteration, so
+evaluations take a few percent of a long run's time."""
+
+
+def first_wait(left: int, cost: int) -> float:
+    """The wait after the evaluation before training, which played `cost` steps; `left` steps are to be trained.
+
+    Episodes may become shorter as the team learns, and evaluations cheaper, so it is at most half of the run.
+    """
+    return max(left / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, left / 2))
+
+
+def next_wait(total: int, cost: int) -> float:
+    """The wait after a later evaluation, which played `cost` steps, of a run of `total` steps."""
+    return max(TRAINED_PER_EVALUATED * cost, total / EVALUATIONS)
