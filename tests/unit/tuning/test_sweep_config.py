@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig, combinations, load_sweep
 from marl_ray.errors import MarlRayError
-from marl_ray.tuning.search.spaces import RandomSearch, TpeSearch, check_space, draw
+from marl_ray.tuning.search.spaces import SEARCHES, RandomSearch, TpeSearch, check_space, draw
 
 RUN = {"env": {"id": "toys.envs:countdown"}, "train": {"env_copies": 8}}
 LR = {"hyper.lr": {"grid": [0.1, 0.2]}}
@@ -130,6 +130,17 @@ def test_a_random_search_goes_through_its_grid_keys_with_each_draw():
     draws = [search.ask(number) for number in range(4)]
     assert [draw["hyper.lr"] for draw in draws] == [0.1, 0.2, 0.1, 0.2]
     assert draws[0]["hyper.entropy_coef"] == draws[1]["hyper.entropy_coef"] != draws[2]["hyper.entropy_coef"]
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_search_that_does_not_learn_can_be_asked_ahead(kind: str):
+    space = {"hyper.entropy_coef": {"choice" if kind != "grid" else "grid": [0.1, 0.2, 0.3, 0.4]}}
+    used, fresh = (SEARCHES[kind](sweep(space, search=kind, budget={"trials": 4})) for _ in range(2))
+    for number in range(4):
+        used.ask(number)
+    again, once = ([search.ask(number) for number in range(4)] for search in (used, fresh))
+    assert (again == once) or fresh.learns
+    assert fresh.learns == (kind == "tpe")
 
 
 def optimise(search: TpeSearch, first: int, last: int) -> list[float]:

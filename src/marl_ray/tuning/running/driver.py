@@ -8,7 +8,7 @@ own, and `Tuner.restore` reads that; the sweep's records are JSON.
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,10 @@ from marl_ray.tuning.running.capacity import TrialResources, need_of, slots
 from marl_ray.tuning.running.trial_files import Leg, Takeover, take_over
 from marl_ray.tuning.search.plan import SweepPlan, retry_failed
 from marl_ray.tuning.search.schedulers import Exploit
-from marl_ray.tuning.search.spaces import check_space
+from marl_ray.tuning.search.spaces import Values, check_space
+
+MOST_COMING = 1000
+"""Most configurations whose needs are compared before a sweep begins."""
 
 
 @dataclass(frozen=True)
@@ -169,28 +172,34 @@ class _Sweep:
         return self.lease.lost.is_set() or bool(self.plan.used_up())
 
     def _biggest_need(self) -> TrialResources:
-        """The largest need among the configurations of a grid; for another search the need of the first
-        configuration."""
-        first: TrialResources | None = None
+        """The largest need, by CPUs, among the configurations of trials that have not started. Raises MarlRayError if the
+        cluster can run none of them."""
+        biggest: TrialResources | None = None
         problem = ""
-        for number in range(len(self.records.trials), len(self.records.trials) + 1000):
-            values = self.plan.search.ask(number) if self.config.search.kind != "tpe" else {}
-            if values is None:
-                break
+        for values in self._coming():
             try:
                 need = self._need(values)
             except MarlRayError as error:
                 problem = str(error)
                 continue
-            if first is None or need.total["CPU"] > first.total["CPU"]:
-                first = need
-            if self.config.search.kind == "tpe":
-                break
-        if first is None:
-            if problem:
-                raise MarlRayError(problem)
-            return TrialResources(1, 1.0, False)
-        return first
+            if biggest is None or need.total["CPU"] > biggest.total["CPU"]:
+                biggest = need
+        if biggest is None and problem:
+            raise MarlRayError(problem)
+        return biggest or TrialResources(1, 1.0, False)
+
+    def _coming(self) -> Iterator[Values]:
+        """The configurations of trials that have not started, at most MOST_COMING; of a search that learns only the run's
+        own, because asking would change what it suggests."""
+        if self.plan.search.learns:
+            yield {}
+            return
+        begun = len(self.records.trials)
+        for number in range(begun, begun + MOST_COMING):
+            values = self.plan.search.ask(number)
+            if values is None:
+                return
+            yield values
 
     def _need(self, values: Mapping[str, Any]) -> TrialResources:
         config = self._run_config(values)

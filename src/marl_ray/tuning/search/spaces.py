@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,6 +18,9 @@ CHECKED_CONFIGURATIONS = 32
 
 class Search(Protocol):
     """A source of configurations. `number` counts them from 0, so that a search can be continued."""
+
+    learns: ClassVar[bool]
+    """True if a configuration depends on what was asked and told before; else it is a function of its number alone."""
 
     def ask(self, number: int) -> Values | None:
         """The configuration with this number; None if there are no more."""
@@ -101,6 +104,8 @@ def clip_value(dimension: DimensionConfig, value: float) -> Any:
 class GridSearch:
     """Every combination once."""
 
+    learns = False
+
     def __init__(self, config: SweepConfig):
         self.listed = combinations(config)
 
@@ -113,6 +118,8 @@ class GridSearch:
 
 class RandomSearch:
     """Independent draws; every draw is tried with every combination of the `grid` keys."""
+
+    learns = False
 
     def __init__(self, config: SweepConfig):
         self.config = config
@@ -131,6 +138,8 @@ class TpeSearch:
     A search that is continued learns all known results, in the order of the trials' numbers; with a seed it then
     suggests what it would have suggested if the same trials had ended before.
     """
+
+    learns = True
 
     def __init__(self, config: SweepConfig):
         import optuna
