@@ -18,7 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.evaluation.arena_starts import ArenaPlayer
-from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
+from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
 from marl_ray.training.loop.run import UNKNOWN, Run, beats
 from marl_ray.training.loop.start import RunStart
@@ -124,11 +124,11 @@ def arena(copies: int, cap: int = 100, **kwargs) -> tuple:
 def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
     torch.manual_seed(0)
     many, players = arena(7)
-    starts = [FixedStart(number, kind, greedy) for kind in (0, 1) for greedy in (False, True) for number in range(5)]
+    starts = [FixedStart(number, start_set, greedy) for start_set in (0, 1) for greedy in (False, True) for number in range(5)]
     played = many.play(players, starts)
     few, _ = arena(2)
     assert few.play(players, starts[::-1])[::-1] == played
-    assert played[:5] != played[10:15]  # the kinds share no start
+    assert played[:5] != played[10:15]  # the sets share no start
     assert [episode.length for episode in played] == [6] * 20 and not any(episode.cut for episode in played)
 
 
@@ -217,8 +217,8 @@ def test_confirmation_plays_other_starts_than_the_choice():
     env = make_env(run.env)
     team = team_of(run)
     judge = Evaluator(run, ArenaPlayer(run, env, team.agents))
-    chosen, confirmed = (judge.evaluate(team.players(), kind, 0) for kind in (SCORED, CONFIRMED))
-    assert chosen == judge.evaluate(team.players(), SCORED, 0)
+    chosen, confirmed = (judge.evaluate(team.players(), start_set, 0) for start_set in StartSet)
+    assert chosen == judge.evaluate(team.players(), StartSet.SELECTION, 0)
     assert chosen.metrics["return"] != confirmed.metrics["return"] and "greedy_return" not in confirmed.metrics
     judge.close()
 

@@ -7,7 +7,7 @@ import torch
 from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
-from marl_ray.policies.engines.engine_host import SHARED, EngineHost, PackedTensor, unpacked
+from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpacked
 from marl_ray.policies.engines.torch_engine import ServedTorch, TorchEngine
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sampling_copy import detached, fill_with_zeros, sampling_weights
@@ -64,8 +64,8 @@ class Plain(TorchEngine):
 class PlainHost(EngineHost):
     """Decodes in an actor as the built-in engine does in the worker."""
 
-    def __init__(self, policy: TokenPolicy, tensor_parallel: int, memory_share: float, transfer: str) -> None:
-        assert transfer == SHARED
+    def __init__(self, policy: TokenPolicy, tensor_parallel: int, memory_share: float, transfer: HostTransfer) -> None:
+        assert transfer is HostTransfer.OBJECT_STORE
         self.policy, self.tokens = policy, 0
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 
-NCCL, SHARED = "nccl", "shared"
-"""Names of the ways that weights come to a host: from the trainer's GPU to its own, and through Ray's object store."""
+class HostTransfer(StrEnum):
+    """The way that weights come to a host."""
+
+    NCCL = "nccl"
+    """From the trainer's GPU to the host's own, through `EngineHost.take`."""
+    OBJECT_STORE = "shared"
+    """Through Ray's object store, where all hosts of a machine read one copy, and `EngineHost.load`."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,12 @@ class EngineHost(Protocol):
     The methods may be called from several threads at once.
     """
 
-    def __init__(self, policy: "TokenPolicy", tensor_parallel: int, memory_share: float, transfer: str) -> None:
+    def __init__(
+        self, policy: "TokenPolicy", tensor_parallel: int, memory_share: float, transfer: HostTransfer
+    ) -> None:
         """The host owns `policy` from now on, whose weights count as version `policy.version`. It spreads the model over
-        `tensor_parallel` GPUs and takes `memory_share` of their memory. `transfer` is `nccl` if the weights of all versions
-        arrive through `take`, and `shared` if they arrive through `load`; then weights on the meta device are zeros."""
+        `tensor_parallel` GPUs and takes `memory_share` of their memory. With the `transfer` OBJECT_STORE weights on the
+        meta device are zeros until they are loaded."""
 
     @staticmethod
     def weight_group(address: str, port: int, engines: int, tensor_parallel: int) -> WeightGroup:

@@ -13,7 +13,7 @@ import torch
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, EngineLostError, Prompt
-from marl_ray.policies.engines.engine_host import NCCL, SHARED, EngineHost, PackedTensor, unpacked
+from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpacked
 from marl_ray.policies.engines.vllm_engine import VllmEngine, reports_processed, reports_trained
 from marl_ray.policies.engines.vllm_process import messages
 from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
@@ -24,7 +24,7 @@ from marl_ray.policies.language.sampling_copy import fill_with_zeros
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
-BACKENDS = {NCCL: messages.NCCL, SHARED: messages.SHARED}
+BACKENDS = {HostTransfer.NCCL: messages.NCCL, HostTransfer.OBJECT_STORE: messages.SHARED}
 """The way that weights come to the host -> the backend of vLLM's weight transfer."""
 WEIGHTS_S = 300.0
 """Seconds that a call waits for the version of the weights that it asks for."""
@@ -55,12 +55,16 @@ class VllmHost(EngineHost):
     """
 
     def __init__(
-        self, policy: "TokenPolicy", tensor_parallel: int = 1, memory_share: float = 0.5, transfer: str = SHARED
+        self,
+        policy: "TokenPolicy",
+        tensor_parallel: int = 1,
+        memory_share: float = 0.5,
+        transfer: HostTransfer = HostTransfer.OBJECT_STORE,
     ) -> None:
-        """The host owns `policy` from now on, whose weights count as version `policy.version`. With the transfer `nccl`
+        """The host owns `policy` from now on, whose weights count as version `policy.version`. With the transfer NCCL
         these weights are not read, and all versions arrive through `take`. Weights on the meta device are zeros until they
         are loaded."""
-        if transfer == SHARED:
+        if transfer is HostTransfer.OBJECT_STORE:
             fill_with_zeros(policy)
         self._policy = policy
         self._engine = VllmEngine(

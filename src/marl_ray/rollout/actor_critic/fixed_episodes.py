@@ -1,6 +1,6 @@
 """Play whole episodes from fixed starts, to measure actor-critics: only the results of the episodes are kept.
 
-An episode is a function of (weights, seed, kind, number). The numbers of workers and copies do not change it, and
+An episode is a function of (weights, seed, set of starts, number). The numbers of workers and copies do not change it, and
 training draws none of its random numbers.
 """
 
@@ -25,7 +25,7 @@ class FixedStart(NamedTuple):
     """The episode to play, and the way to choose its actions."""
 
     number: int
-    kind: int
+    start_set: int
     """0 or 1: the set of starts; the two sets share no random number."""
     greedy: bool
     """True: play the most likely actions; False: draw them."""
@@ -86,7 +86,7 @@ class Arena:
         widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
         greedy = np.array([start.greedy for start in starts])
         for c, start in enumerate(starts):
-            envs.reset(c, episode_seed(self.seed, start.number, EVALUATION + start.kind))
+            envs.reset(c, episode_seed(self.seed, start.number, EVALUATION + start.start_set))
         returns, costs, lengths = np.zeros(count), np.zeros((count, self.signals)), np.zeros(count, np.int64)
         for t in range(self.most_steps):
             alive = envs.alive.copy()
@@ -110,7 +110,7 @@ class Arena:
     def _noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:
         """(BLOCK, copies, width) uniforms."""
         drawn = [
-            action_noise(self.seed, EVALUATION + (start.kind << _BLOCK_BITS) + block, [start.number], BLOCK, width)
+            action_noise(self.seed, EVALUATION + (start.start_set << _BLOCK_BITS) + block, [start.number], BLOCK, width)
             for start in starts
         ]
         return torch.from_numpy(np.concatenate(drawn, axis=1))

@@ -9,7 +9,7 @@ from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
 from marl_ray.training.collectives import gather, world
-from marl_ray.training.evaluation.fixed_starts import SCORED, PlayedStarts
+from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet
 
 
 class ArenaPlayer:
@@ -19,11 +19,11 @@ class ArenaPlayer:
         self.config, self.env, self.agents = config, env, agents
         self.arena: Arena | None = None
 
-    def play(self, players: Mapping[str, Player], kind: int) -> PlayedStarts:
+    def play(self, players: Mapping[str, Player], start_set: StartSet) -> PlayedStarts:
         """Each of the n workers plays every n-th episode."""
         count = self.config.evaluation_episodes
-        ways = (False, True) if kind == SCORED else (False,)
-        starts = [FixedStart(number, kind, greedy) for greedy in ways for number in range(count)]
+        ways = (False, True) if start_set is StartSet.SELECTION else (False,)
+        starts = [FixedStart(number, start_set, greedy) for greedy in ways for number in range(count)]
         rank, workers = world()
         own = range(rank, len(starts), workers)
         played = self._arena(len(starts)).play(players, [starts[k] for k in own])

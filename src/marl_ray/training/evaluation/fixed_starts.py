@@ -6,15 +6,24 @@ cannot do that: they favour short episodes, which end first, and they lag behind
 
 import math
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
 from marl_ray.training.errors import DivergedError
 
-SCORED, CONFIRMED = 0, 1
-"""Kinds of starts. Episodes from the first kind choose the best policy, and episodes from the second kind measure it.
-The best of several noisy scores is too high on average; a score that chose nothing is not."""
+
+class StartSet(IntEnum):
+    """The two sets of starts of a run, whose numbers are keys of random numbers.
+
+    The best of several noisy scores is too high on average; a score that chose nothing is not.
+    """
+
+    SELECTION = 0
+    """Episodes from these starts choose the best policy."""
+    CONFIRMATION = 1
+    """Episodes from these starts measure the policy that was chosen."""
 
 
 class EpisodeResult(Protocol):
@@ -43,7 +52,7 @@ class PlayedStarts(NamedTuple):
 
     sampled: Sequence[EpisodeResult]
     greedy: Sequence[EpisodeResult]
-    """Episodes of the same starts, in which every policy takes its most likely action; empty for the kind CONFIRMED."""
+    """Episodes of the same starts, in which every policy takes its most likely action; empty for CONFIRMATION."""
     samples: int
     """Number of neighbouring sampled episodes that have one start, and are so not independent of each other."""
     metrics: dict[str, float]
@@ -53,8 +62,8 @@ class PlayedStarts(NamedTuple):
 class StartsPlayer(Protocol):
     """Plays the episodes of a run's evaluations; every worker makes the same calls."""
 
-    def play(self, players: Mapping[str, Any], kind: int) -> PlayedStarts:
-        """Play the starts of a kind; with SCORED, greedy episodes too. Changes nothing that training reads."""
+    def play(self, players: Mapping[str, Any], start_set: StartSet) -> PlayedStarts:
+        """Play the starts of a set; with SELECTION, greedy episodes too. Changes nothing that training reads."""
 
     def close(self) -> None:
         """Release what only evaluations use."""
@@ -69,14 +78,14 @@ class Evaluator:
     def close(self) -> None:
         self.starts.close()
 
-    def evaluate(self, players: Mapping[str, Any], kind: int, steps: int) -> Evaluation:
-        """Play and score sampled episodes, and for the kind SCORED greedy episodes too. Errors name `steps`, the
-        training steps so far.
+    def evaluate(self, players: Mapping[str, Any], start_set: StartSet, steps: int) -> Evaluation:
+        """Play and score sampled episodes, and for SELECTION greedy episodes too. Errors name `steps`, the training
+        steps so far.
 
         Raises DivergedError if a return or a cost is not finite.
         """
         config = self.config
-        sampled, greedy, each, extra = self.starts.play(players, kind)
+        sampled, greedy, each, extra = self.starts.play(players, start_set)
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
             raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite")

@@ -9,7 +9,7 @@ from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.training.collectives import gather, world
-from marl_ray.training.evaluation.fixed_starts import SCORED, PlayedStarts
+from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet
 
 
 class HeldOutPlayer:
@@ -18,9 +18,9 @@ class HeldOutPlayer:
     def __init__(self, config: RunConfig, collector: TextCollector):
         self.config, self.collector = config, collector
 
-    def play(self, players: Mapping[str, TokenPlayer], kind: int) -> PlayedStarts:
+    def play(self, players: Mapping[str, TokenPlayer], start_set: StartSet) -> PlayedStarts:
         """Each of the n workers plays every n-th task."""
-        sampled, greedy = play_held_out(self.config, self.collector, players, kind, kind == SCORED)
+        sampled, greedy = play_held_out(self.config, self.collector, players, start_set)
         samples = self.config.evaluation.samples
         return PlayedStarts(sampled, greedy, samples, solved_shares(sampled, greedy, samples))
 
@@ -29,22 +29,23 @@ class HeldOutPlayer:
 
 
 def play_held_out(
-    config: RunConfig, collector: TextCollector, players: Mapping[str, TokenPlayer], kind: int, with_greedy: bool
+    config: RunConfig, collector: TextCollector, players: Mapping[str, TokenPlayer], start_set: StartSet
 ) -> tuple[list[TextEpisode], list[TextEpisode]]:
-    """Play `evaluation.samples` sampled episodes of each held-out task, and a greedy one if `with_greedy`.
+    """Play `evaluation.samples` sampled episodes of each held-out task, and for SELECTION a greedy one.
 
-    Each of the n workers plays every n-th task. All of a run's evaluations of one `kind` draw the same random numbers,
-    so that only the policies differ between them. Evaluations of kind 1 share no random numbers with those of kind 0,
-    and play the tasks that come after theirs, if the environment has enough tasks.
+    Each of the n workers plays every n-th task. All of a run's evaluations of one set draw the same random numbers, so
+    that only the policies differ between them. Evaluations of CONFIRMATION share no random numbers with those of
+    SELECTION, and play the tasks that come after theirs, if the environment has enough tasks.
     """
     rank, workers = world()
     env, settings = collector.copies[0].env, config.evaluation
     known = getattr(env.unwrapped, "held_out", None)
     count = settings.tasks if known is None else min(settings.tasks, known)
-    first = kind * count if known is None or known >= (kind + 1) * count else 0
+    first = start_set * count if known is None or known >= (start_set + 1) * count else 0
     own = range(first, first + count)[rank::workers]
-    alone = collector.play(players, own, greedy=True, key=kind) if with_greedy else []
-    drawn = collector.play(players, own, samples=settings.samples, key=kind)
+    selects = start_set is StartSet.SELECTION
+    alone = collector.play(players, own, greedy=True, key=start_set) if selects else []
+    drawn = collector.play(players, own, samples=settings.samples, key=start_set)
     everywhere = gather((drawn, alone))
     sampled, greedy = ([episode for part in everywhere for episode in part[which]] for which in (0, 1))
     return (

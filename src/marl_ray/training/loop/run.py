@@ -16,7 +16,7 @@ from marl_ray.training.checkpoints.origin import holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import worker_mesh, world
-from marl_ray.training.evaluation.fixed_starts import CONFIRMED, SCORED, Evaluator
+from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.schedule import first_wait, next_wait
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
@@ -219,11 +219,11 @@ class Run:
         """
         players = self.team.players()
         with self.clock.phase("evaluation"):
-            scored = self.evaluator.evaluate(players, SCORED, self.steps)
+            scored = self.evaluator.evaluate(players, StartSet.SELECTION, self.steps)
             self.evaluated = max(scored.score, UNKNOWN)
             metrics, steps = {f"eval/{key}": value for key, value in scored.metrics.items()}, scored.steps
             if self.best:
-                confirmed = self.evaluator.evaluate(players, CONFIRMED, self.steps)
+                confirmed = self.evaluator.evaluate(players, StartSet.CONFIRMATION, self.steps)
                 metrics |= {f"best/{key}": value for key, value in confirmed.metrics.items()} | {
                     "best/steps": self.steps
                 }

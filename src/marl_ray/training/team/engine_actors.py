@@ -30,7 +30,7 @@ from marl_ray.policies.engines.base import (
     tokens_of,
 )
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
-from marl_ray.policies.engines.engine_host import NCCL, SHARED, PackedTensor, WeightGroup, engine_host, packed
+from marl_ray.policies.engines.engine_host import HostTransfer, PackedTensor, WeightGroup, engine_host, packed
 from marl_ray.policies.language.sampling_copy import detached, in_parts, outline, sampling_weights, taking_all
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import from_first, world
@@ -62,7 +62,8 @@ class EngineActors(Engine):
         """The actors, which only worker 0 made and must end; empty on other workers."""
         self._actors = self._made
         # Adapters are small, and reach the engine as files.
-        self._transfer = NCCL if policy.device.type == "cuda" and policy.config.lora is None else SHARED
+        by_nccl = policy.device.type == "cuda" and policy.config.lora is None
+        self._transfer = HostTransfer.NCCL if by_nccl else HostTransfer.OBJECT_STORE
         self._group: WeightGroup | None = None
         """The group that the engines' GPUs have joined."""
         self._sent = {} if policy.source is not None else _state(policy)
@@ -77,7 +78,7 @@ class EngineActors(Engine):
         if policy.source is not None:
             if self._sent != state:
                 self._bring(first=not self._sent)
-        elif self._rank == 0 and self._transfer == NCCL and (state != self._sent or self._group is None):
+        elif self._rank == 0 and self._transfer is HostTransfer.NCCL and (state != self._sent or self._group is None):
             self._broadcast(sampling_weights(policy))
         elif self._rank == 0 and state != self._sent:
             self._load({key for key, value in state.items() if value != self._sent.get(key)})
@@ -88,12 +89,12 @@ class EngineActors(Engine):
         ones; the others never change, and worker 0 reads them from their files the `first` time."""
         import ray
 
-        policy, every = self._policy, self._rank == 0 and (first or self._transfer == NCCL)
+        policy, every = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
         with taking_all(sampling_weights(policy, frozen=every)) as weights:
             if self._rank != 0:
                 for _ in weights:
                     pass
-            elif self._transfer == NCCL:
+            elif self._transfer is HostTransfer.NCCL:
                 self._broadcast(weights)
             else:
                 for part in in_parts(weights):
@@ -165,7 +166,7 @@ class EngineActors(Engine):
 
         need, empty = self._config.resources, self._policy.source is not None
         policy = detached(self._policy) if empty else copy.deepcopy(self._policy).to("cpu")
-        if empty or self._transfer == NCCL:
+        if empty or self._transfer is HostTransfer.NCCL:
             policy.version = -1  # every version has to come
         gpus = need.tensor_parallel if self._policy.device.type == "cuda" else 0
         labels = [
@@ -231,7 +232,7 @@ class EngineActors(Engine):
 class EngineActor:
     """The class of the actors: a host, and the name of its machine."""
 
-    def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int, transfer: str) -> None:
+    def __init__(self, policy: TokenPolicy, tensor_parallel: int, threads: int, transfer: HostTransfer) -> None:
         torch.set_num_threads(threads)
         self._host = engine_host(policy.generation.engine)(
             policy,

@@ -13,8 +13,7 @@ from marl_ray.policies.language.padding import padded
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
-SCORED = 16
-"""Number of responses that are scored together."""
+RESPONSES_PER_PASS = 16
 
 
 def with_trained_log_probs(
@@ -29,9 +28,9 @@ def with_trained_log_probs(
     if policy.source is not None:
         return list(completions)
     exact: list[Completion] = []
-    for start in range(0, len(prompts), SCORED):
-        own = completions[start : start + SCORED]
-        scores = _scores(policy, prompts[start : start + SCORED], [completion.ids for completion in own])
+    for start in range(0, len(prompts), RESPONSES_PER_PASS):
+        own = completions[start : start + RESPONSES_PER_PASS]
+        scores = _scores(policy, prompts[start : start + RESPONSES_PER_PASS], [completion.ids for completion in own])
         exact += [replace(completion, log_probs=score) for completion, score in zip(own, scores, strict=True)]
     return exact
 
