@@ -9,7 +9,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, Published, best, best_whole, published
+from marl_ray.training.checkpoints.index import BUNDLE, PublishedCheckpoint, best, best_whole, published
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.all_sinks import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
@@ -128,7 +128,7 @@ def make_result(
     return result, best_score_of(config, metrics)
 
 
-def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -> Published:
+def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -> PublishedCheckpoint:
     """The best checkpoint whose bundle is not damaged. DamagedCheckpointError ones are withdrawn, with a line about each."""
     checkpoint, damaged = best_whole(published(folder))
     for place, line in damaged:

@@ -273,7 +273,15 @@ def test_reports_of_one_batch_are_answered_one_by_one(store):
     reports = [("u", 2.0), ("v", 3.0), ("stranger", 1.0), ("w", math.inf), ("x", 5.0), ("x", 6.0), ("u", 1.0)]
     results = store.record("exp", [Report(unit, {"outcome": value}) for unit, value in reports])
     assert [type(result).__name__ for result in results] == [
-        *("OutcomeConflictError", "Recorded", "UnknownUnitError", "MarlRayError", "Recorded", "Recorded", "Recorded")
+        *(
+            "OutcomeConflictError",
+            "RecordedReport",
+            "UnknownUnitError",
+            "MarlRayError",
+            "RecordedReport",
+            "RecordedReport",
+            "RecordedReport",
+        )
     ]
     assert [results[k].assignment.arm for k in (1, 4, 5, 6)] == ["b", "a", "a", "a"]
     assert [results[k].late_s for k in (1, 4, 5, 6)] == [400.0, None, None, 400.0]

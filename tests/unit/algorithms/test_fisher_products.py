@@ -19,7 +19,7 @@ from marl_ray.algorithms.constraints.trust_region import (
 )
 from marl_ray.config import NetworkConfig
 from marl_ray.policies.actor_critic.distributions import Categorical, Gaussian
-from marl_ray.policies.actor_critic.policy import ActorCritic, Prepared
+from marl_ray.policies.actor_critic.policy import ActorCritic, EncodedRows
 
 BOX = np.ones(2, dtype=np.float32)
 HEADS = {
@@ -163,7 +163,7 @@ def test_fisher_product_of_an_actor_critic_is_the_derivative_of_the_gradient_of_
     policy = ActorCritic(observations, actions, NetworkConfig(hidden=[8]))
     observations.seed(0)
     rows = torch.stack([torch.as_tensor(observations.sample()).reshape(-1) for _ in range(9)])
-    prepared = Prepared.from_rows(policy.actor, rows)
+    prepared = EncodedRows.from_rows(policy.actor, rows)
     parameters = dict(policy.actor.named_parameters())
 
     def function(p):

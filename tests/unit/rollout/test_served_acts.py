@@ -14,7 +14,7 @@ from pyarrow import parquet
 from toy_serving.logged_acts import SCHEMA, sequence, write
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.served.acts import Logged, read_logged
+from marl_ray.rollout.served.acts import LoggedUnits, read_logged
 
 CATEGORIES = spaces.MultiDiscrete([4, 3])
 AGENTS = {"a": "p", "b": "p", "c": "q"}
@@ -34,7 +34,7 @@ def q_row(unit: int, steps: int = 2, outcome: float = 1.0, **other: Any) -> dict
     return sequence(unit, "c", outcome, seen, [(0.25, -0.5)] * steps, [0.7] * steps) | other
 
 
-def read(path: str) -> Logged:
+def read(path: str) -> LoggedUnits:
     return read_logged(path, AGENTS, SPACES)
 
 

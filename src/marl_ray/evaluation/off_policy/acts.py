@@ -19,7 +19,7 @@ from marl_ray.experiments.statistics.off_policy import ExposureGate, PolicyValue
 from marl_ray.policies.actor_critic.distributions import Gaussian
 from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities
 from marl_ray.policies.bundles.actor_critic import Bundle
-from marl_ray.rollout.served.acts import Logged, read_logged
+from marl_ray.rollout.served.acts import LoggedUnits, read_logged
 
 FOLDS = 5
 """Number of parts across which the model of the doubly robust estimate is fitted."""
@@ -90,13 +90,13 @@ def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) ->
     return gate(value, floor=floor, min_effective=min_effective)
 
 
-def logged_for(bundle: Bundle, path: str) -> Logged:
+def logged_for(bundle: Bundle, path: str) -> LoggedUnits:
     """Read exported decisions in the form that the bundle's policies take; raises MarlRayError if they do not fit."""
     policies = {name: (policy.observation_space, policy.action_space) for name, policy in bundle.policies.items()}
     return read_logged(path, bundle.agents, policies)
 
 
-def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> PolicyValue:
+def evaluate_bundle(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
     """Mean outcome of a unit under the bundle, by self-normalised importance sampling
     (`experiments.statistics.off_policy.snips`)."""
     logged = logged_for(bundle, data) if isinstance(data, str) else data
@@ -104,7 +104,7 @@ def evaluate_bundle(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> 
     return snips(weights[used], logged.outcomes[used], alpha)
 
 
-def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.05) -> PolicyValue:
+def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
     """Mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
 
     The model predicts a unit's outcome from its first observations, with the same prediction for the logged actions and
@@ -119,7 +119,7 @@ def evaluate_doubly_robust(bundle: Bundle, data: Logged | str, alpha: float = 0.
     return doubly_robust(chosen, outcomes, predicted, predicted, alpha)
 
 
-def log_weights(bundle: Bundle, logged: Logged) -> np.ndarray:
+def log_weights(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
     """Log importance weights (units,): sums of target - behaviour log-probabilities over own decisions of stochastic acts.
 
     Raises MarlRayError if a continuous action lies at its bound: the log does not hold the chance that the action was
@@ -148,7 +148,7 @@ def log_weights(bundle: Bundle, logged: Logged) -> np.ndarray:
     return sums
 
 
-def greedy_units(logged: Logged) -> np.ndarray:
+def greedy_units(logged: LoggedUnits) -> np.ndarray:
     """(units,) bool: True for a unit in which an agent acted greedily."""
     greedy = np.zeros(len(logged.units), bool)
     for batch in logged.policies.values():
@@ -156,14 +156,14 @@ def greedy_units(logged: Logged) -> np.ndarray:
     return greedy
 
 
-def _used(logged: Logged) -> np.ndarray:
+def _used(logged: LoggedUnits) -> np.ndarray:
     used = ~greedy_units(logged)
     if not used.any():
         raise MarlRayError("data: expected units whose actions were drawn, but in every one an agent acted greedily")
     return used
 
 
-def start_features(bundle: Bundle, logged: Logged) -> np.ndarray:
+def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
     """The first observations of all agents side by side, (units, at most MOST_FEATURES). Entries with few categories
     are one-hot."""
     blocks = []

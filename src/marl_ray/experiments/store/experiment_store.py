@@ -43,7 +43,7 @@ from marl_ray.experiments.store.records import (
     read_all,
     version_of,
 )
-from marl_ray.experiments.store.reports import OutcomeConflictError, Recorded, Report, UnknownUnitError
+from marl_ray.experiments.store.reports import OutcomeConflictError, RecordedReport, Report, UnknownUnitError
 from marl_ray.experiments.store.rules import (
     allowed_arms,
     check_arms_kept,
@@ -64,7 +64,7 @@ __all__ = [
     "Outcome",
     "OutcomeConflictError",
     "Production",
-    "Recorded",
+    "RecordedReport",
     "Report",
     "StaleEpochError",
     "StoreError",
@@ -211,8 +211,7 @@ class ExperimentStore(EvidenceStore):
         self, name: str, weights: Mapping[str, float], *, epoch: int, actor: str, reason: str
     ) -> ExperimentRecord:
         """Give a running `thompson` experiment other weights (see `lifecycle.reallocated`), as a new epoch with its
-        audit
-        entry. Raises as `change` does."""
+        audit entry. Raises as `change` does."""
         with self.transaction(self.writer) as connection:
             stored = read(connection, name, lock=True)
             if stored is None:

@@ -48,7 +48,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedReport:
     """A report that is stored."""
 
     assignment: Assignment
@@ -70,7 +70,7 @@ class Changes:
     """(Unit, metric) -> when it came about."""
     corrections: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, report: Report) -> Recorded | MarlRayError:
+    def add(self, report: Report) -> RecordedReport | MarlRayError:
         if report.unit not in self.units:
             return UnknownUnitError(f"session_id: {report.unit!r} has no exposure in experiment {self.experiment!r}")
         try:
@@ -103,7 +103,7 @@ class Changes:
             self.changed[key] = report.at
         arrived = [self.known[report.unit, metric][1] for metric in report.values]
         late = max(arrived, default=self.now) - closes_at
-        return Recorded(assignment, late if late > 0 else None)
+        return RecordedReport(assignment, late if late > 0 else None)
 
     def _differs(self, report: Report, metric: str, value: float, closes_at: float) -> bool:
         old, arrived_at = self.known.get((report.unit, metric), (None, None))

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.database import schema, windows
-from marl_ray.experiments.store.reports import Changes, Recorded, Report, StoredValues
+from marl_ray.experiments.store.reports import Changes, RecordedReport, Report, StoredValues
 
 NO_REPORT_RULES = windows.ReportRules(0.0, {})
 
@@ -147,7 +147,7 @@ class UnitStore:
 
     def record(
         self, experiment: str, reports: Sequence[Report], actor: str = "client"
-    ) -> list[Recorded | MarlRayError]:
+    ) -> list[RecordedReport | MarlRayError]:
         """Store clients' reports in one transaction; a report with an error is not stored, and its error is in its
         place.
 

@@ -14,7 +14,7 @@ from marl_ray.policies.actor_critic.networks import Network
 
 
 @dataclass(frozen=True)
-class Prepared:
+class EncodedRows:
     """Inputs of one network, encoded once per batch and reused by every epoch."""
 
     values: Tensor
@@ -26,19 +26,19 @@ class Prepared:
     evaluated."""
 
     @classmethod
-    def from_rows(cls, network: Network, rows: Tensor) -> "Prepared":
+    def from_rows(cls, network: Network, rows: Tensor) -> "EncodedRows":
         """Encode the rows (N, D) of a batch for `network`."""
         if not network.categorical:
             return cls(*network.prepare(rows), None)
         distinct, index = distinct_rows(rows)
         return cls(*network.prepare(distinct), index)
 
-    def rows(self, chosen: Tensor) -> "Prepared":
+    def rows(self, chosen: Tensor) -> "EncodedRows":
         """The part of the batch at the positions `chosen`."""
         if self.index is None:
-            return Prepared(self.values[chosen], self.columns, None)
+            return EncodedRows(self.values[chosen], self.columns, None)
         used, index = torch.unique(self.index[chosen], return_inverse=True)
-        return Prepared(self.values[used], self.columns, index)
+        return EncodedRows(self.values[used], self.columns, index)
 
     def spread(self, outputs: Tensor) -> Tensor:
         """Copy the outputs (U, ...) of the evaluated rows to the rows of the batch, (N, ...)."""
@@ -94,7 +94,7 @@ class ActorCritic(nn.Module):
             *(critic(critic_values, critic_columns) for critic in self.critics),
         )
 
-    def evaluate(self, actor: Prepared, critic: Prepared, allowed: Tensor | None = None) -> tuple[Tensor, ...]:
+    def evaluate(self, actor: EncodedRows, critic: EncodedRows, allowed: Tensor | None = None) -> tuple[Tensor, ...]:
         """Normalised action parameters (N, P) and values of whole batches, with gradients; `allowed` (N, choices)."""
         outputs, *values = self(actor.values, actor.columns, critic.values, critic.columns)
         if allowed is None:  # each distinct row is normalised once

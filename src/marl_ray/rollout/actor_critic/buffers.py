@@ -88,7 +88,7 @@ class CriticInputs(NamedTuple):
 
 
 @dataclass
-class Played:
+class PlayedBatch:
     """A batch as it was played: one buffer per policy, and the observations where episodes were cut."""
 
     buffers: dict[str, Buffer]

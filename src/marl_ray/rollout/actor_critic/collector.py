@@ -12,7 +12,7 @@ from marl_ray.envs.batch import EnvBatch
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.rollout.actor_critic.action_history import packed, unpacked
-from marl_ray.rollout.actor_critic.buffers import Buffer, Played, Player
+from marl_ray.rollout.actor_critic.buffers import Buffer, PlayedBatch, Player
 from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import ATTEMPT_BITS, action_noise, episode_seed
@@ -134,7 +134,7 @@ class Collector:
         }
         copies, group_size = np.array(self.numbers), self.plan.group_size if self.plan.episodes else 1
         greedy = (copies % group_size == 0) & self.plan.greedy
-        played = Played(buffers, 0, {}, copies // group_size, self.episode.copy(), greedy)
+        played = PlayedBatch(buffers, 0, {}, copies // group_size, self.episode.copy(), greedy)
         self.starts = iteration * self.plan.steps - self.lengths * (not self.plan.episodes)
         if self.plan.episodes:
             episodes, steps = self._whole_episodes(players, played, iteration)
@@ -144,7 +144,7 @@ class Collector:
         return Batch({name: played.trajectories(name, players) for name in players}, episodes, steps)
 
     def _whole_episodes(
-        self, players: Mapping[str, Player], played: Played, iteration: int
+        self, players: Mapping[str, Player], played: PlayedBatch, iteration: int
     ) -> tuple[list[Episode], int]:
         """Play one episode per copy. Groups whose members all score the same are played again from other starts, at most
         `refills` times."""
@@ -170,14 +170,14 @@ class Collector:
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
 
-    def _compare(self, played: Played, fresh: np.ndarray) -> None:
+    def _compare(self, played: PlayedBatch, fresh: np.ndarray) -> None:
         """Add the scores of the groups of the copies `fresh`, (copies,) bool, to `group_sums`."""
         for name, buffer in played.buffers.items():
             scores = buffer.rewards[: played.steps].sum(0, dtype=np.float64)
             members = [(played.groups == group) & ~played.greedy for group in np.unique(played.groups[fresh])]
             self.group_sums[name] += GroupSums.from_scores([scores[own] for own in members])
 
-    def _uninformative(self, played: Played) -> np.ndarray:
+    def _uninformative(self, played: PlayedBatch) -> np.ndarray:
         """(copies,) bool: members of groups in which every agent of every policy of `refill_policies` scores the same."""
         teaching = np.full(len(self.numbers), not self.plan.refill_policies)
         for name in self.plan.refill_policies:
@@ -188,7 +188,7 @@ class Collector:
         return ~teaching
 
     def _play(
-        self, players: Mapping[str, Player], played: Played, iteration: int, restart: bool, attempt: int = 0
+        self, players: Mapping[str, Player], played: PlayedBatch, iteration: int, restart: bool, attempt: int = 0
     ) -> tuple[list[Episode], int]:
         """Play the copies that are not over; with `restart` ended ones begin their next episode."""
         buffers, envs = played.buffers, self.envs
@@ -233,7 +233,7 @@ class Collector:
         return episodes, ended + int(self.lengths.sum()) - steps_before
 
     def _compiled(
-        self, players: Mapping[str, Player], played: Played, noise: Sequence[torch.Tensor], cut: bool
+        self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], cut: bool
     ) -> "CompiledPlay | None":
         """The compiled loop over this batch, where environment and policies have one."""
         if not isinstance(self.envs, ArrayBatch):
@@ -246,7 +246,7 @@ class Collector:
         return CompiledPlay(self.envs, players, played.buffers, noise, played.greedy, counts, cut)
 
     def _step(
-        self, players: Mapping[str, Player], played: Played, noise: Sequence[torch.Tensor], t: int, cut: bool
+        self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], t: int, cut: bool
     ) -> tuple[list[list[np.ndarray]], np.ndarray, np.ndarray]:
         """Play step `t`, whose uniforms are `noise`; with `cut` the batch's last step cuts all agents. Returns the step's
         actions by policy, as the only ones of a list; the copies that played (copies,) bool; and who was cut (copies,

@@ -48,7 +48,7 @@ Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
 @dataclass(frozen=True)
-class Logged:
+class LoggedUnits:
     """Logged units and the decisions in them."""
 
     policies: dict[str, Trajectories]
@@ -62,7 +62,7 @@ class Logged:
     """(units,) float64."""
 
 
-def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Spaces]) -> Logged:
+def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Spaces]) -> LoggedUnits:
     """Read a file, all `*.parquet` of a folder and the folders in it, or either of them as a URI (`s3://...`).
 
     `agents` says which policy plays which agent (its order is the agents' order), `spaces` what each policy sees and does.
@@ -95,7 +95,7 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
             part.columns["episode"] = number
         if own:
             policies[policy], lengths[policy] = _trajectories(own)
-    return Logged(policies, lengths, tuple(units), outcomes[first])
+    return LoggedUnits(policies, lengths, tuple(units), outcomes[first])
 
 
 def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str, int, pa.Table]]:

@@ -12,7 +12,7 @@ import orjson
 
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import OutcomeConflictError, Recorded, Report, UnknownUnitError
+from marl_ray.experiments.store.experiment_store import OutcomeConflictError, RecordedReport, Report, UnknownUnitError
 from marl_ray.experiments.store.reports import METRIC_LENGTH
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
@@ -145,11 +145,11 @@ async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) 
 
 def _write(
     service: Service, actor: str, reported: Sequence[_ReadReport]
-) -> list[tuple[Router, Recorded] | MarlRayError]:
+) -> list[tuple[Router, RecordedReport] | MarlRayError]:
     """Store the reports, in one transaction for each experiment."""
     service.exposures.flush()  # the session's exposure may still be queued here
     service.unit_reports.write()
-    results: dict[int, tuple[Router, Recorded] | MarlRayError] = {}
+    results: dict[int, tuple[Router, RecordedReport] | MarlRayError] = {}
     left, depth = list(range(len(reported))), 0
     while left:
         of_router: dict[str, tuple[Router, list[int]]] = {}
@@ -184,7 +184,7 @@ def _report(router: Router, reported: _ReadReport) -> Report:
     return Report(reported.session, reported.values, reported.at, measured)
 
 
-def _answer(reported: _ReadReport, result: tuple[Router, Recorded] | MarlRayError) -> OutcomeResult:
+def _answer(reported: _ReadReport, result: tuple[Router, RecordedReport] | MarlRayError) -> OutcomeResult:
     if isinstance(result, UnknownUnitError):
         return RequestError(
             404, "session_id", f"no session {reported.session!r} has acted in experiment {reported.name!r}"

@@ -53,7 +53,7 @@ class ReplacedError(MarlRayError):
     """Another group of workers has begun in place of this one."""
 
 
-class Published(NamedTuple):
+class PublishedCheckpoint(NamedTuple):
     """A complete checkpoint, as far as its manifest tells."""
 
     place: StoredFolder
@@ -166,7 +166,7 @@ def _strange(place: StoredFolder, identity: str) -> str:
     return ""
 
 
-def published(folder: StoredFolder) -> list[Published]:
+def published(folder: StoredFolder) -> list[PublishedCheckpoint]:
     """The checkpoints whose manifests can be read, the oldest first; empty where the folder cannot be listed."""
     listed = []
     with contextlib.suppress(OSError, MarlRayError):
@@ -174,7 +174,7 @@ def published(folder: StoredFolder) -> list[Published]:
             with contextlib.suppress(OSError, MarlRayError):
                 manifest = read_manifest(place)
                 if manifest is not None:
-                    listed.append(Published(place, manifest))
+                    listed.append(PublishedCheckpoint(place, manifest))
     return listed
 
 
@@ -183,18 +183,18 @@ def is_checkpoint(place: StoredFolder) -> bool:
     return bool(place.filesystem.get_file_info((place / MANIFEST).path).type == fs.FileType.File)
 
 
-def newest(folder: StoredFolder) -> Published | None:
+def newest(folder: StoredFolder) -> PublishedCheckpoint | None:
     """The newest checkpoint; None where there is none."""
     return next(reversed(published(folder)), None)
 
 
-def best(checkpoints: Sequence[Published]) -> Published | None:
+def best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint | None:
     """The best of these that have a bundle. Equal scores are those of a run that scores nothing: then the newest counts."""
     with_bundle = [checkpoint for checkpoint in checkpoints if checkpoint.has_bundle]
     return max(with_bundle, key=lambda each: (each.manifest.score, each.name), default=None)
 
 
-def check_bundle(checkpoint: Published, sizes: bool = False) -> None:
+def check_bundle(checkpoint: PublishedCheckpoint, sizes: bool = False) -> None:
     """Raise DamagedCheckpointError, which names it, if a file of the checkpoint's bundle is not as it was written, or
     OSError. With `sizes` the files are not read, and only their sizes are compared."""
     for name, file in checkpoint.manifest.files.items():
@@ -203,8 +203,8 @@ def check_bundle(checkpoint: Published, sizes: bool = False) -> None:
 
 
 def best_whole(
-    checkpoints: Sequence[Published], sizes: bool = False
-) -> tuple[Published | None, list[tuple[StoredFolder, str]]]:
+    checkpoints: Sequence[PublishedCheckpoint], sizes: bool = False
+) -> tuple[PublishedCheckpoint | None, list[tuple[StoredFolder, str]]]:
     """The best of these whose bundle is as it was written, compared as by `check_bundle`, or None; and those that would be
     better and are damaged, each with a line that says how. Raises OSError."""
     damaged: list[tuple[StoredFolder, str]] = []
@@ -228,7 +228,7 @@ def resume_line(config: RunConfig) -> str:
     return f"kept iteration {at.iteration:,}, step {at.steps:,} in {latest.place}; the same command goes on from there"
 
 
-def unneeded(checkpoints: Sequence[Published], keep: int, interval: int | None) -> list[Published]:
+def unneeded(checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: int | None) -> list[PublishedCheckpoint]:
     """The checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and the first of
     every `interval` iterations."""
     needed = {checkpoint.name for checkpoint in checkpoints[-keep:]}

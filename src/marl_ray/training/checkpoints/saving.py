@@ -45,7 +45,7 @@ def envs_file(rank: int) -> str:
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointContents:
     """The parts of a checkpoint besides the tensors; the training changes none of them any more."""
 
     state: RunState
@@ -77,7 +77,9 @@ class CheckpointSaver:
         self.place: StoredFolder | None = None
         self.began = 0.0
 
-    def save(self, place: StoredFolder, contents: Contents, published: Callable[[], None] = lambda: None) -> None:
+    def save(
+        self, place: StoredFolder, contents: CheckpointContents, published: Callable[[], None] = lambda: None
+    ) -> None:
         """Begin to copy the state and to write it to `place`; an update must call `wait_for_copy` first. Rank 0 calls
         `published`, which must not raise, when the checkpoint is complete; all workers wait for it with their next one.
         Raises as `wait` does, for the checkpoint before."""
@@ -91,7 +93,7 @@ class CheckpointSaver:
         self.written = self.thread.submit(self._write, copy, place, contents, published)
 
     def _write(
-        self, copy: Callable[[], None], place: StoredFolder, contents: Contents, published: Callable[[], None]
+        self, copy: Callable[[], None], place: StoredFolder, contents: CheckpointContents, published: Callable[[], None]
     ) -> None:
         def copied() -> None:
             try:
@@ -130,7 +132,7 @@ class CheckpointSaver:
 def write(
     place: StoredFolder,
     tensors: Mapping[str, Tensor],
-    contents: Contents,
+    contents: CheckpointContents,
     group: Any,
     published: Callable[[], None] = lambda: None,
 ) -> None:
@@ -159,7 +161,7 @@ def write(
     _together(complete if rank == 0 else lambda: None, group)
 
 
-def _write_plain(files: StoredFiles, rank: int, contents: Contents, scalars: Mapping[str, float]) -> None:
+def _write_plain(files: StoredFiles, rank: int, contents: CheckpointContents, scalars: Mapping[str, float]) -> None:
     files.write(envs_file(rank), json.dumps(contents.envs()).encode())
     if rank != 0:
         return
@@ -175,7 +177,7 @@ def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
 
 
 def _write_bundle(
-    files: StoredFiles, tensors: Mapping[str, Tensor], contents: Contents, folders: Sequence[Path], group: Any
+    files: StoredFiles, tensors: Mapping[str, Tensor], contents: CheckpointContents, folders: Sequence[Path], group: Any
 ) -> None:
     assert contents.bundle is not None
 
@@ -203,7 +205,7 @@ def _together(action: Callable[[], None], group: Any) -> None:
         raise UnwritableCheckpointError(named(error)) from error
 
 
-def _manifest(contents: Contents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
+def _manifest(contents: CheckpointContents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
     state = contents.state
     metrics = {**state.metrics, "iteration": state.iteration, "steps": state.steps, "score": contents.score}
     return CheckpointManifest(

@@ -24,11 +24,11 @@ from marl_ray.algorithms.advantages.returns import reward_to_go
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.actor_critic.policy import Prepared
+from marl_ray.policies.actor_critic.policy import EncodedRows
 from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_size
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.rng import permutation
-from marl_ray.rollout.served.acts import Logged, read_logged
+from marl_ray.rollout.served.acts import LoggedUnits, read_logged
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
@@ -72,7 +72,7 @@ class Decisions:
     """(N,) the row of `states` at each decision."""
 
 
-def read_decisions(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> Logged:
+def read_decisions(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> LoggedUnits:
     """Read the logged data of a warm start for each policy (policy -> its agents); raises MarlRayError."""
     settings = cast(WarmStartConfig, config.warm_start)
     spaces = {name: (env.observation_space(own[0]), env.action_space(own[0])) for name, own in agents.items()}
@@ -114,7 +114,7 @@ class _Fit:
     """One policy, its logged decisions, and an optimiser for the warm start alone: the run begins with a fresh one."""
 
     def __init__(
-        self, name: str, learner: Learner, logged: Logged, env: ParallelEnv, team: Team, settings: WarmStartConfig
+        self, name: str, learner: Learner, logged: LoggedUnits, env: ParallelEnv, team: Team, settings: WarmStartConfig
     ):
         model, hyper = learner.policy.model, learner.policy.hyper
         self.name, self.learner, self.batch = name, learner, settings.batch
@@ -153,9 +153,9 @@ class _Fit:
         share = 1.0 if len(own) else 0.0
         # This worker has no part of the minibatch, but takes part in the collectives of the pass.
         own = own if len(own) else chosen[:1]
-        actor = Prepared.from_rows(policy.model.actor, data.rows[own])
+        actor = EncodedRows.from_rows(policy.model.actor, data.rows[own])
         central = policy.model.central
-        critic = Prepared.from_rows(policy.model.critics[0], data.states[data.state[own]]) if central else actor
+        critic = EncodedRows.from_rows(policy.model.critics[0], data.states[data.state[own]]) if central else actor
         allowed = None if data.allowed is None else data.allowed[own]
         outputs, *values = policy.model.evaluate(actor, critic, allowed)
         likelihood = policy.model.distribution.log_prob(outputs, data.actions[own])
@@ -185,7 +185,7 @@ def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
     return chosen
 
 
-def _decisions(name: str, policy: TrainedPolicy, logged: Logged, env: ParallelEnv, team: Team, top: float) -> Decisions:
+def _decisions(name: str, policy: TrainedPolicy, logged: LoggedUnits, env: ParallelEnv, team: Team, top: float) -> Decisions:
     batch = logged.policies[name]
     mask = batch.mask
     returns = reward_to_go(batch.rewards, mask, batch.terminated | batch.truncated, policy.hyper.gamma)
@@ -217,7 +217,7 @@ def _decisions(name: str, policy: TrainedPolicy, logged: Logged, env: ParallelEn
     )
 
 
-def joint_states(logged: Logged, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
+def joint_states(logged: LoggedUnits, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
     """Build the inputs of a central critic, (units, T, S); returns them and the units in which they are known, (units,)
     bool.
 

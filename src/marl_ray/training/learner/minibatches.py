@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marl_ray.policies.actor_critic.policy import Prepared
+from marl_ray.policies.actor_critic.policy import EncodedRows
 from marl_ray.rollout.rng import permutation
 
 
@@ -65,7 +65,7 @@ class Selection:
             array = array.unflatten(0, (-1, agents))[self.copies].flatten(0, 1)
         return array if self.times is None else array[:, self.times]
 
-    def rows(self, inputs: Prepared, shape: Shape, agents: int) -> Prepared:
+    def rows(self, inputs: EncodedRows, shape: Shape, agents: int) -> EncodedRows:
         """The selection's part of the prepared inputs of (copies * agents * T) rows."""
         if self.copies is None and self.times is None:
             return inputs

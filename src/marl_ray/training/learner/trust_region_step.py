@@ -20,7 +20,7 @@ from marl_ray.algorithms.constraints.trust_region import (
 )
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.policies.actor_critic.distributions import Categorical, Distribution
-from marl_ray.policies.actor_critic.policy import Prepared
+from marl_ray.policies.actor_critic.policy import EncodedRows
 from marl_ray.training.collectives import total
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -77,7 +77,7 @@ class _ActorProblem:
         self.weights = self.mask.float() / max(float(total(self.mask.sum().float())), 1.0)
         self.sizes = self.distribution.sizes if isinstance(self.distribution, Categorical) else None
         self.values, self.columns = rows.values.cpu(), None if rows.columns is None else rows.columns.cpu()
-        self.spread = Prepared(self.values, self.columns, None if rows.index is None else rows.index.cpu())
+        self.spread = EncodedRows(self.values, self.columns, None if rows.index is None else rows.index.cpu())
         self.parameters: Parameters = {name: p.detach().clone() for name, p in self.actor.named_parameters()}
 
     def outputs(self, at: Parameters) -> Tensor:

@@ -13,7 +13,7 @@ from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.training.checkpoints.origin import holds_of, play_of
-from marl_ray.training.checkpoints.saving import CheckpointSaver, Contents
+from marl_ray.training.checkpoints.saving import CheckpointContents, CheckpointSaver
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import worker_mesh, world
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
@@ -281,7 +281,7 @@ class Run:
             elif best:
                 bundle = self.team.weights_sender()
             learners = {name: learner.plain() for name, learner in self.team.learners.items()}
-            contents = Contents(replace(self.state), learners, self.collector.snapshot(), score, bundle)
+            contents = CheckpointContents(replace(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)
         self.evaluated, self.measured = None, False
 

@@ -10,7 +10,7 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import (
-    Published,
+    PublishedCheckpoint,
     ReplacedError,
     best,
     check_last_group,
@@ -46,16 +46,16 @@ def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int
     return place
 
 
-def listed(*scores: float | None) -> list[Published]:
+def listed(*scores: float | None) -> list[PublishedCheckpoint]:
     """Checkpoints of iterations 1, 2, ...; those without a score have no bundle."""
     nowhere = folder_here(Path("/nowhere"))
     return [
-        Published(nowhere / checkpoint_name(k, 1), manifest(k, score or 0.0, score is not None))
+        PublishedCheckpoint(nowhere / checkpoint_name(k, 1), manifest(k, score or 0.0, score is not None))
         for k, score in enumerate(scores, 1)
     ]
 
 
-def iterations(checkpoints: list[Published]) -> list[int]:
+def iterations(checkpoints: list[PublishedCheckpoint]) -> list[int]:
     return [checkpoint.manifest.iteration for checkpoint in checkpoints]
 
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from marl_ray.policies.actor_critic.policy import ActorCritic, Prepared
+from marl_ray.policies.actor_critic.policy import ActorCritic, EncodedRows
 from marl_ray.training.collectives import world
 from marl_ray.training.learner.families.family import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
@@ -20,8 +20,8 @@ from marl_ray.trajectories import Trajectories
 class EncodedInputs(NamedTuple):
     """Encoded inputs of a batch."""
 
-    actor: Prepared
-    critic: Prepared
+    actor: EncodedRows
+    critic: EncodedRows
 
 
 def set_up(
@@ -100,12 +100,12 @@ def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None
 
 def inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
     """Encode the inputs of actor and critics."""
-    own = Prepared.from_rows(model.actor, batch.observations.flatten(0, 1))
+    own = EncodedRows.from_rows(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
         # Both networks of a local critic read the same rows, whose encoding depends on no weights.
         return EncodedInputs(own, own)
     assert batch.states is not None
-    return EncodedInputs(own, Prepared.from_rows(model.critics[0], batch.states.flatten(0, 1)))
+    return EncodedInputs(own, EncodedRows.from_rows(model.critics[0], batch.states.flatten(0, 1)))
 
 
 def evaluate(
