@@ -75,8 +75,7 @@ def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default
     """Choose the values of k to report; `counts` are the numbers of samples by problem.
 
     Without `wanted`, they are those of `default` for which every problem has enough samples, as in the official
-    harness.
-    Raises FieldError naming a problem with fewer samples than a wanted k.
+    harness. Raises FieldError naming a problem with fewer samples than a wanted k.
     """
     task_id, fewest = min(counts.items(), key=lambda item: item[1])
     if wanted is None:

@@ -38,7 +38,7 @@ orders."""
 
 
 class TextBatch(NamedTuple):
-    """The gathered batch; the first three fields are those of `collector.Batch`."""
+    """The gathered batch; the first three fields are those of `Batch` of actor-critics."""
 
     trajectories: dict[str, Trajectories]
     """Policy -> its rows, one per response."""

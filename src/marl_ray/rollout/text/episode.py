@@ -17,7 +17,7 @@ from marl_ray.policies.engines.base import Completion
 
 
 class TextEpisode(NamedTuple):
-    """A finished episode; the first five fields, `start` and `decisions` are those of `collector.Episode`."""
+    """A finished episode; the first five fields, `start` and `decisions` are those of `Episode` of actor-critics."""
 
     step: int
     """Number of the turn, of all agents, at which it ended; -1 if nobody could read the first prompt."""
@@ -43,7 +43,7 @@ class TextEpisode(NamedTuple):
     decisions: dict[str, int]
     """Policy -> number of its decisions: the tokens of its agents' responses."""
     start: int = 0
-    """The same as in `collector.Episode`. Every batch is whole episodes, so no episode waits for another."""
+    """The same as in `Episode`. Every batch is whole episodes, so no episode waits for another."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class TextCopy:
     """The observation of that agent."""
     turns: list[EpisodeTurn] = field(default_factory=list)
     states: "list[TextCopy]" = field(default_factory=list)
-    """The states of the running episode before some of its turns, in order (see `keep`)."""
+    """The states of the running episode before some of its turns, in order (`keep` adds one)."""
 
     def __post_init__(self) -> None:
         priced = getattr(self.env.unwrapped, "cost", ())

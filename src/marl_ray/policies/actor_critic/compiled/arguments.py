@@ -77,7 +77,7 @@ def of_vectors(rows: np.ndarray) -> NetworkInputs:
 
 
 def layout(widths: list[int], norm: bool, tanh: bool, coded: bool) -> NetworkShape:
-    """The layout of a network with these widths."""
+    """The shape of a network with these widths."""
     products = [a * b for a, b in itertools.pairwise(widths)]
     size = sum(products) + sum(widths[1:]) + 2 * widths[0] * norm
     space, dense = sum(widths[1:]) + widths[0] * norm, products[coded:]

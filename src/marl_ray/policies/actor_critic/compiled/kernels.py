@@ -21,7 +21,7 @@ FAST = {"contract", "nsz", "arcp", "reassoc"}
 """Liberties of the compiler that leave NaN and infinity what they are, because they show a run that diverged."""
 BLOCK = 128
 """Rows that pass at once: as many as BLAS multiplies fastest."""
-FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0
+FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0  # those of distributions.py and ratios.py, whose change no cache would notice
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]  # numba has no types

@@ -7,6 +7,7 @@ import numpy as np
 
 F = np.float32
 FORBIDDEN = F(-1e9)
+"""`FORBIDDEN` of distributions.py; numba's cache on disk notices a change only in this file."""
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]  # numba has no types
