@@ -38,7 +38,7 @@ class ExtensionPoint:
 
     def names(self) -> list[str]:
         """The built-ins' names in their order, then those of installed packages in alphabetical order."""
-        return [*self.builtins, *sorted(_installed(self.group).keys() - self.builtins.keys())]
+        return [*self.builtins, *sorted(installed_points(self.group).keys() - self.builtins.keys())]
 
     def reference(self, name: str) -> str:
         """The `package.module:NAME` of a name; a reference stays as it is.
@@ -49,7 +49,7 @@ class ExtensionPoint:
             return name
         if name in self.builtins:
             return self.builtins[name]
-        installed = _installed(self.group)
+        installed = installed_points(self.group)
         if name not in installed:
             raise MarlRayError(f"{name!r} is unknown{with_colon(name) or did_you_mean(name, self.names(), REFERENCE)}")
         claims = installed[name]
@@ -244,7 +244,7 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
 
 
 @cache
-def _installed(group: str) -> dict[str, list[EntryPoint]]:
+def installed_points(group: str) -> dict[str, list[EntryPoint]]:
     """Entry points of a group by name. Reading the metadata of all packages takes tens of milliseconds."""
     points: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=group):

@@ -27,7 +27,7 @@ takes."""
 
 DashboardClient = TypeVar("DashboardClient")
 
-_poll_set: str | None = None
+poll_set: str | None = None
 """The interval that this process has set, and may change for its next group."""
 
 
@@ -130,10 +130,10 @@ def poll_often(workers: int) -> None:
 
     No argument of Ray Train sets the interval; it reads this variable.
     """
-    global _poll_set
+    global poll_set
     variable = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-    if os.environ.get(variable) in (None, _poll_set):
-        os.environ[variable] = _poll_set = str(poll_interval(workers))
+    if os.environ.get(variable) in (None, poll_set):
+        os.environ[variable] = poll_set = str(poll_interval(workers))
 
 
 def poll_interval(workers: int) -> float:

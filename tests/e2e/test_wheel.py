@@ -108,8 +108,8 @@ def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed
         "from marl_ray.tuning.reporting import report",
         "from marl_ray.evaluation.benchmarks import bigcodebench, evalplus",
         "assert all((folder / name).is_file() for folder, name in [",
-        "    (render._PAGES, 'style.css'), (render._PAGES, 'base.html'), (report._PAGES, 'report.html')])",
-        "assert bigcodebench._driver() and evalplus._driver()",
+        "    (render.PAGES, 'style.css'), (render.PAGES, 'base.html'), (report.PAGES, 'report.html')])",
+        "assert bigcodebench.driver_source() and evalplus.driver_source()",
     ]
     succeeded([installed / "python", "-c", "\n".join(read)], tmp_path)
 

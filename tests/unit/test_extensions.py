@@ -28,9 +28,9 @@ from marl_ray.tuning.search.schedulers import make_scheduler
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path whose packages have metadata as pip writes it."""
     monkeypatch.syspath_prepend(tmp_path)
-    extensions._installed.cache_clear()
+    extensions.installed_points.cache_clear()
     yield tmp_path
-    extensions._installed.cache_clear()
+    extensions.installed_points.cache_clear()
 
 
 def install(folder: Path, package: str, points: str) -> None:

@@ -28,6 +28,11 @@ VAGUE_PARTS = VAGUE - {"of", "one", "whole"}
 """Words that say nothing in longer names either, unless a question begins with `is`."""
 STORED = {("marl_ray.serving.logs.act_log", "asked")}
 """Fields of records on disk, whose names are those of the files."""
+FOREIGN = {
+    ("tests/integration/training/tracking/test_deliveries.py", "_client"),  # MLflow's
+    ("tests/unit/policies/prompting/test_prompts.py", "_tokenizer"),  # of transformers
+}
+"""Private names of other libraries that the product has too, and the tests that use them."""
 
 
 @cache
@@ -165,6 +170,43 @@ def test_no_test_imports_a_private_name():
         if alias.name != "__version__"
     ]
     assert private == []
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("_")
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """The private names that a module gives: of functions, methods and attributes."""
+    names = {name_of(node) for node in nodes(tree)} | set(top_names(tree))
+    return {name for name in names if is_private(name)}
+
+
+def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Private names that a test reads of anything but itself, or replaces by `setattr`, each with its line."""
+    for node in nodes(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
+                continue
+            case ast.Attribute(attr=name) if is_private(name):
+                yield node.lineno, name
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=arguments):
+                texts = [part.value for part in arguments if isinstance(part, ast.Constant)]
+                yield from ((node.lineno, name) for text in texts if is_private(name := str(text).split(".")[-1]))
+
+
+def test_no_test_reads_a_private_name_of_the_product():
+    """What a test needs to see is public, so that whoever changes the private rest reads no test."""
+    given = set().union(*map(private_names, trees().values()))
+    read = [
+        f"{file}:{line}: {name}"
+        for file, tree in trees_beside_the_sources().items()
+        if file.startswith("tests/")
+        for line, name in private_uses(tree)
+        if name in given and (file, name) not in FOREIGN
+    ]
+    assert read == []
+    assert [name for _, name in private_uses(ast.parse("a._b = self._c\npatch.setattr('m._d', 1)"))] == ["_b", "_d"]
 
 
 def name_of(node: ast.AST) -> str:

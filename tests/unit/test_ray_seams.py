@@ -11,7 +11,7 @@ INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 
 
 def test_looks_after_workers_are_rarer_the_more_there_are(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ray_seams, "_poll_set", None)
+    monkeypatch.setattr(ray_seams, "poll_set", None)
     monkeypatch.setenv(INTERVAL, "x")
     monkeypatch.delenv(INTERVAL)
     intervals = []

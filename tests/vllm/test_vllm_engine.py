@@ -50,7 +50,7 @@ def request(handle: int) -> VllmRequest:
 
 def update(sampled: Sampled, version: int) -> dict[str, Any]:
     """The message about weights of this version in the engine's memory."""
-    return {"layout": sampled.engine._shared.layout, "version": version}
+    return {"layout": sampled.engine.shared.layout, "version": version}
 
 
 def gap(sampled: Sampled, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> float:
@@ -150,7 +150,7 @@ def test_an_engine_that_has_slept_takes_the_weights_again(policy, request, monke
     """On a CPU vLLM keeps its memory, so what is seen here is the order of calls."""
     engine: Sampled = request.getfixturevalue(policy)
     wanted = engine.engine.generate(PROMPTS, 1)
-    monkeypatch.setattr(engine.engine, "_sleeps", True)
+    monkeypatch.setattr(engine.engine, "sleeps", True)
     engine.engine.rest()
     engine.engine.rest()
     assert engine.engine.generate(PROMPTS, 1) == wanted
@@ -161,7 +161,7 @@ def test_an_engine_that_has_slept_takes_the_weights_again(policy, request, monke
 
 def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampled):
     wanted = sampled.engine.generate(PROMPTS, 1)
-    held, version = sampled.engine.process, sampled.engine._version
+    held, version = sampled.engine.process, sampled.engine.version
     with pytest.raises(EngineRefusedError, match=f"weights of version {version} arrived twice"):
         held.ask("load", version, update(sampled, version))
     with pytest.raises(
@@ -181,22 +181,22 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampl
 def test_settings_that_vllm_refuses_are_one_line(sampled, changes, message):
     wanted = sampled.engine.generate(PROMPTS, 1)
     with pytest.raises(EngineRefusedError, match=message) as caught:
-        sampled.engine.process.ask("start", replace(sampled.engine._settings(), **changes))
+        sampled.engine.process.ask("start", replace(sampled.engine.settings(), **changes))
     assert str(caught.value).startswith("generation.engine=vllm: ") and "\n" not in str(caught.value)
     assert sampled.engine.generate(PROMPTS, 1) == wanted
 
 
 def test_an_engine_without_room_for_its_cache_cannot_start(sampled):
     with pytest.raises(EngineRefusedError, match="memory") as caught:
-        VllmProcess(replace(sampled.engine._settings(), cache_gib=100_000), 1)
+        VllmProcess(replace(sampled.engine.settings(), cache_gib=100_000), 1)
     assert str(caught.value).startswith("generation.engine=vllm: ") and "\n" not in str(caught.value)
 
 
 def test_an_engine_that_serves_an_old_version_trains_nobody(sampled):
     wanted = sampled.engine.generate(PROMPTS, 1)
-    sampled.engine._version += 1  # as if the newest weights had been lost on their way
+    sampled.engine.version += 1  # as if the newest weights had been lost on their way
     with pytest.raises(EngineLostError, match="it samples with version"):
-        sampled.engine._generate(PROMPTS, 1, sampled.plain.generation)
+        sampled.engine.generate_once(PROMPTS, 1, sampled.plain.generation)
     assert sampled.engine.generate(PROMPTS, 1) == wanted
 
 

@@ -29,10 +29,10 @@ def host() -> Iterator[VllmHost]:
 
 
 def test_calls_at_the_same_time_get_the_responses_that_each_would_get_alone(host):
-    alone = [host.generate(host._policy.version, PROMPTS[own::2], own, LONG) for own in (0, 1)]
+    alone = [host.generate(host.policy.version, PROMPTS[own::2], own, LONG) for own in (0, 1)]
     before = host.progress()
     with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(host.generate, host._policy.version, PROMPTS[own::2], own, LONG) for own in (0, 1)]
+        calls = [threads.submit(host.generate, host.policy.version, PROMPTS[own::2], own, LONG) for own in (0, 1)]
         together = [call.result(timeout=60) for call in calls]
     for first, other in zip(together, alone, strict=True):
         assert [answer.ids for answer in first] == [answer.ids for answer in other]
@@ -40,11 +40,11 @@ def test_calls_at_the_same_time_get_the_responses_that_each_would_get_alone(host
 
 
 def test_a_call_waits_for_the_weights_that_it_asks_for(host):
-    version = host._policy.version
+    version = host.policy.version
     old = host.generate(version, PROMPTS, 3, LONG)
     with ThreadPoolExecutor(1) as threads:
         early = threads.submit(host.generate, version + 1, PROMPTS, 3, LONG)
-        own = {name: packed(weight + 0.1) for name, weight in host._policy.lm.named_parameters()}
+        own = {name: packed(weight + 0.1) for name, weight in host.policy.lm.named_parameters()}
         host.load(version + 1, own)
         new = early.result(timeout=60)
     assert {answer.version for answer in new} == {version + 1}
@@ -56,12 +56,12 @@ def test_a_call_waits_for_the_weights_that_it_asks_for(host):
 def test_a_call_for_weights_that_never_come_ends(host, monkeypatch):
     monkeypatch.setattr(vllm_host, "WEIGHTS_S", 0.2)
     with pytest.raises(EngineLostError, match=r"weights of version \d+ have not come for 0.2 s"):
-        host.generate(host._policy.version + 1, PROMPTS, 3, LONG)
+        host.generate(host.policy.version + 1, PROMPTS, 3, LONG)
 
 
 def test_weights_are_refused_twice_in_part_and_while_responses_are_written(host):
-    version, wanted = host._policy.version, host.generate(host._policy.version, PROMPTS, 3, LONG)
-    name, weight = next(iter(host._policy.lm.named_parameters()))
+    version, wanted = host.policy.version, host.generate(host.policy.version, PROMPTS, 3, LONG)
+    name, weight = next(iter(host.policy.lm.named_parameters()))
     for number, weights, message in (
         (version, {}, "arrived twice"),
         (version + 1, {name: packed(weight[:1])}, rf"{name}: expected torch.float32 .* got torch.float32"),
@@ -82,10 +82,10 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(host)
 
 
 def test_a_process_that_dies_is_replaced_and_its_responses_are_written_again(host):
-    wanted = host.generate(host._policy.version, PROMPTS, 3, LONG)
+    wanted = host.generate(host.policy.version, PROMPTS, 3, LONG)
     with ThreadPoolExecutor(1) as threads:
-        writing = threads.submit(host.generate, host._policy.version, PROMPTS, 3, LONG)
-        os.kill(host._engine.process.pid, signal.SIGKILL)
+        writing = threads.submit(host.generate, host.policy.version, PROMPTS, 3, LONG)
+        os.kill(host.engine.process.pid, signal.SIGKILL)
         assert writing.result(timeout=120) == wanted
 
 

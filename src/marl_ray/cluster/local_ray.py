@@ -90,7 +90,7 @@ def local_ray(
 
     if ray.is_initialized():
         raise MarlRayError("local_ray: Ray is already initialised in this process; leave that one first")
-    root = _short_temp_root()
+    root = short_temp_root()
     try:
         temp_dir = short_folder("ray", root)
     except OSError as error:
@@ -246,7 +246,8 @@ def _ignored_signals() -> Iterator[None]:
     yield
 
 
-def _short_temp_root() -> str:
+def short_temp_root() -> str:
+    """The folder for Ray's sockets, whose paths have a limit: the temporary folder, or /tmp if that is too long."""
     root = tempfile.gettempdir()
     return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
 

@@ -191,7 +191,7 @@ def _named(items: list[Any]) -> Any:
 
 
 _TEXTS: dict[str, Any] = {kind.__name__: kind for kind in (datetime.date, datetime.datetime, datetime.time)}
-_MAKE: dict[str, Callable[[list[Any]], Any]] = {
+MAKE: dict[str, Callable[[list[Any]], Any]] = {
     "t": tuple,
     "d": dict,
     "s": set,
@@ -209,7 +209,8 @@ _MAKE: dict[str, Callable[[list[Any]], Any]] = {
     "timedelta": lambda items: datetime.timedelta(*_ints(items)),
     "Fraction": lambda items: importlib.import_module("fractions").Fraction(*_ints(items)),
 }
-_PARSE: dict[str, Callable[[str], Any]] = {
+"""Tag -> the function that makes a value of its decoded list."""
+PARSE: dict[str, Callable[[str], Any]] = {
     "i": lambda digits: int(digits, 16),
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
@@ -241,10 +242,10 @@ def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: i
         raise MalformedMessageError("an object of several keys")
     ((tag, content),) = value.items()
     try:
-        if tag in _PARSE and type(content) is str:
-            return _PARSE[tag](content)
-        if tag in _MAKE and type(content) is list:
-            decoded = _MAKE[tag](unpack(content, largest, stream, depth))
+        if tag in PARSE and type(content) is str:
+            return PARSE[tag](content)
+        if tag in MAKE and type(content) is list:
+            decoded = MAKE[tag](unpack(content, largest, stream, depth))
             if tag == "r" and len(decoded) > largest // 2:
                 raise MalformedMessageError(f"a range of {len(decoded)} items")
             return decoded

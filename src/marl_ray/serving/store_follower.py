@@ -63,13 +63,14 @@ class StoreFollower:
         """Experiment -> moment at which it ended, for experiments that this process has seen running."""
         self._wanted: dict[str, frozenset[str]] = {}
         """Experiment -> the arms that this replica shall hold."""
-        self._missing: dict[str, dict[str, str]] = {}
+        self.missing: dict[str, dict[str, str]] = {}
         """Experiment -> arm -> the reason why its bundle could not be loaded."""
         self._loading: set[str] = set()
         self._due: dict[str, float] = {}
         """Ended experiment -> moment of its next look, by the database's clock; absent while no unit is in its outcome
         window."""
-        self._winners_at = 0.0
+        self.winners_at = 0.0
+        """Moment of the next look at promoted experiments, in monotonic seconds."""
         self._preload_at: dict[str, float] = {}
         """Reference of a bundle to preload -> moment of the next attempt, in monotonic seconds."""
         self._recorded_shadows: dict[str, Any] = {}
@@ -156,8 +157,8 @@ class StoreFollower:
         if pending := list(self._due.items()):
             moment = self._live_experiments.store.settled_at()
             names |= {name for name, due in pending if due <= moment}
-        if now >= self._winners_at:
-            self._winners_at = now + WINNER_S
+        if now >= self.winners_at:
+            self.winners_at = now + WINNER_S
             serving = (routers[name] for name, arms in self._wanted.items() if arms)
             names |= {router.config.name for router in serving if router.state.status is ExperimentStatus.PROMOTED}
         return [routers[name] for name in routers if name in names]
@@ -188,12 +189,12 @@ class StoreFollower:
     def _take_in(self, name: str, state: AssignmentState) -> None:
         """Route to an experiment that was created over HTTP; its arms are loaded later."""
         record = self._live_experiments.store.experiment(name) if state.origin == API else None
-        if record is None or name in self._missing:
+        if record is None or name in self.missing:
             return  # it belongs to another gateway's config, or this version cannot read its config
         try:
             self._live_experiments.take_in(config_of(record), state)
         except MarlRayError as error:
-            self._missing[name] = {}
+            self.missing[name] = {}
             _log.error("experiment %s is not served here: %s", name, error)
 
     def _follow(self, router: Router, state: AssignmentState, reported_at: float) -> None:
@@ -255,11 +256,11 @@ class StoreFollower:
             _log.exception("experiment %s: arms %s are not loaded", config.name, ", ".join(lacking))
             missing = dict.fromkeys(lacking, repr(error))
         finally:
-            known_errors = self._missing.get(config.name, {})
+            known_errors = self.missing.get(config.name, {})
             for arm, why in missing.items():
                 if known_errors.get(arm) != why:
                     _log.error("arm %s is not loaded, another one answers for it: %s", arm, why)
-            self._missing[config.name] = missing
+            self.missing[config.name] = missing
             self._loading.discard(config.name)
             if not missing:
                 self._tend_at = 0.0  # look again at once, because other arms may be needed by now
@@ -268,7 +269,7 @@ class StoreFollower:
         """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         state_by_arm = {}
         for name, arms in self._wanted.items():
-            router, missing = self._live_experiments.endpoints.routers[name], self._missing.get(name, {})
+            router, missing = self._live_experiments.endpoints.routers[name], self.missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:
                 state_by_arm[name] = states | {arm: "loaded" for arm in states if arm in router.arms}

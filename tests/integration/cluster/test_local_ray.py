@@ -140,7 +140,7 @@ def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path:
 
 def test_a_temporary_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("marl_ray.cluster.local_ray._short_temp_root", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr("marl_ray.cluster.local_ray.short_temp_root", lambda: str(tmp_path / "none"))
     with pytest.raises(MarlRayError, match=f"^local_ray: Ray gets no folder in {tmp_path}/none: "), local_ray():
         pass
 

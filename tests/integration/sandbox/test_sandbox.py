@@ -269,7 +269,7 @@ def test_an_interrupted_run_does_not_answer_for_the_next(pool: Pool, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "_execution", interrupted)
+        patch.setattr("marl_ray.sandbox.client.pool.execution_of", interrupted)
         for _ in pool.workers:
             with pytest.raises(KeyboardInterrupt):
                 pool.run("print('old')")

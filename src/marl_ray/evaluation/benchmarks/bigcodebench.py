@@ -105,7 +105,7 @@ class BigCodeBenchProblem(Problem):
         job = {"code": code, "test": self.test, "tests": self.tests, "hardened": mode == "hardened"}
         payload = json.dumps(job).encode()
         stdin = b"%d\n%b%b" % (len(payload), payload, nonce)
-        done = pool.run(_driver(), stdin=stdin, limits=limits)
+        done = pool.run(driver_source(), stdin=stdin, limits=limits)
         parts = done.stdout.split(b"\n" + nonce)
         passed, result = False, str(done.status) if done.status is not Status.OK else "no verdict"
         if done.status is Status.OK and len(parts) == 2:
@@ -118,7 +118,8 @@ class BigCodeBenchProblem(Problem):
 
 
 @cache
-def _driver() -> str:
+def driver_source() -> str:
+    """The program that runs a task in the sandbox."""
     return resources.files("marl_ray.evaluation.benchmarks.sandboxed").joinpath("unittest_driver.py").read_text()
 
 

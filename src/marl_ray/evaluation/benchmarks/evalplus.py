@@ -114,10 +114,10 @@ class EvalPlusProblem(Problem):
             if mode == "official":
                 arguments = f"{self._arguments(part, inputs, expected, 1.0)}, signal.ITIMER_PROF"
                 call = f"check(load({program!r}, {self.entry_point!r}), {arguments})"
-                result = pool.official(f"{_driver()}\n{call}\n", limits)
+                result = pool.official(f"{driver_source()}\n{call}\n", limits)
             else:
                 call = f"check(_function, {self._arguments(part, inputs, expected, WALL_FACTOR)})"
-                tests = f"_function = {self.entry_point}\n{_driver()}\n{call}\n"
+                tests = f"_function = {self.entry_point}\n{driver_source()}\n{call}\n"
                 candidate = program + (_ONLY_WHETHER.format(self.entry_point) if self.entry_point in NOT_NONE else "")
                 done = pool.judge(candidate, tests, entry_point=self.entry_point, limits=limits, in_place=False)
                 wall_s, cpu_s = wall_s + done.wall_s, cpu_s + done.cpu_s
@@ -138,7 +138,7 @@ def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, in
     """The reference's outputs. Raises MarlRayError if the reference fails here, because then nothing can be compared
     with it."""
     call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
-    program = f"{_driver()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
+    program = f"{driver_source()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
     limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
     done = pool.run(program, limits=limits)
     if done.status is not Status.OK:
@@ -149,7 +149,8 @@ def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, in
 
 
 @cache
-def _driver() -> str:
+def driver_source() -> str:
+    """The program that runs a task in the sandbox."""
     return (
         resources.files("marl_ray.evaluation.benchmarks.sandboxed")
         .joinpath("evalplus_driver.py")

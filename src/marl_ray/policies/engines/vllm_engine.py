@@ -73,16 +73,18 @@ class VllmEngine(Engine):
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         self._policy, self._room = policy, room
         self._processed = reports_processed(policy.generation) if processed is None else processed
-        self._shared = SharedWeights(outline(policy))
+        self.shared = SharedWeights(outline(policy))
+        """The memory through which weights come to a process on a CPU."""
         self._folder = object_folder("vllm")
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
         self._tensor_parallel, self._memory_share = tensor_parallel, memory_share
         self._transfer = transfer or (IPC if policy.device.type == "cuda" else SHARED)
-        self._sleeps = self._transfer == IPC
+        self.sleeps = self._transfer == IPC
+        """True if the process gives its memory back between batches, because the trainer shares its GPU."""
         self._adapter = 0
         """The version of the adapters that the process has; 0 for none."""
-        self._version = 0
+        self.version = 0
         """The version of the weights that the process has; counts every hand-over."""
         self._held: Any = None
         """The state of the policy's weights at the last hand-over."""
@@ -96,11 +98,6 @@ class VllmEngine(Engine):
         """The process, or None before it has started."""
         return self._process
 
-    @property
-    def version(self) -> int:
-        """The version of the weights that the process has."""
-        return self._version
-
     def close(self) -> None:
         """End the process; the next call starts another."""
         if self._process is not None:
@@ -110,7 +107,7 @@ class VllmEngine(Engine):
     def decoder(self) -> VllmDecoder:
         """An empty decoder for the policy's current weights, which must not change while the decoder writes."""
         process, policy = self.follow(), self._policy
-        return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self._version, self._adapter)
+        return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self.version, self._adapter)
 
     def start(self) -> None:
         begin = self._running if self._policy.source is not None else self.follow
@@ -130,13 +127,13 @@ class VllmEngine(Engine):
                     self._load_in_parts(self._running(), weights)
         elif self._filled is None or (not adapted and self._filled != policy.version):
             with taking_all(sampling_weights(policy)) as weights:
-                self._shared.fill(self._fills + 1, weights)
+                self.shared.fill(self._fills + 1, weights)
             self._fills += 1
             self._filled, self._held = policy.version, None
         self.follow()
 
     def rest(self) -> None:
-        if self._sleeps and self._held is not None and self._process is not None and not self._process.lost:
+        if self.sleeps and self._held is not None and self._process is not None and not self._process.lost:
             self._process.ask("sleep")
             self._held = None
 
@@ -147,8 +144,8 @@ class VllmEngine(Engine):
     def take(self, update: dict[str, Any]) -> None:
         """Let the process receive the weights that its group sends now; from then on they count as the policy's."""
         process = self.follow()
-        self._version += 1
-        process.ask("load", self._version, update)
+        self.version += 1
+        process.ask("load", self.version, update)
 
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
@@ -158,9 +155,9 @@ class VllmEngine(Engine):
         if not prompts:
             return []
         try:
-            ids, log_probs, ended = self._generate(prompts, seed, generation)
+            ids, log_probs, ended = self.generate_once(prompts, seed, generation)
         except EngineLostError:
-            ids, log_probs, ended = self._generate(prompts, seed, generation)
+            ids, log_probs, ended = self.generate_once(prompts, seed, generation)
         version = self._policy.version
         written = [Completion(*parts, version) for parts in zip(ids, log_probs, ended, strict=True)]
         trained = reports_trained(self._processed, generation)
@@ -171,9 +168,11 @@ class VllmEngine(Engine):
         [completion] = self.generate([prompt], seed, generation)
         yield from tokens_of(completion)
 
-    def _generate(
+    def generate_once(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> tuple[list[list[int]], list[list[float]], list[bool]]:
+        """Write responses by the present process: ids, log-probabilities as vLLM reports them, and whether each has ended by
+        itself. Raises EngineLostError where `generate` starts another process."""
         ids: list[list[int]] = [[] for _ in prompts]
         log_probs: list[list[float]] = [[] for _ in prompts]
         ended = [False] * len(prompts)
@@ -196,7 +195,7 @@ class VllmEngine(Engine):
         process, state = self._running(), _state(self._policy)
         if self._held == state or self._transfer == NCCL:
             return process
-        version, adapted = self._version + 1, self._policy.config.lora is not None and self._room is None
+        version, adapted = self.version + 1, self._policy.config.lora is not None and self._room is None
         if self._held is None or not adapted:
             self._load(process, version)
         if adapted:
@@ -207,7 +206,7 @@ class VllmEngine(Engine):
                 save_adapters(self._policy.lm, self._policy.config.lora, None, Path(folder))
                 process.ask("load_adapter", version, folder)
             self._adapter = version
-        self._version, self._held = version, state
+        self.version, self._held = version, state
         return process
 
     def _running(self) -> VllmProcess:
@@ -215,9 +214,9 @@ class VllmEngine(Engine):
         process = self._process
         if process is None or process.lost:
             by_parts = self._transfer == IPC and self._policy.source is not None
-            if (self._transfer == NCCL or by_parts) and self._version:
+            if (self._transfer == NCCL or by_parts) and self.version:
                 raise EngineLostError("generation.engine=vllm: its weights were lost with its process")
-            process = self._process = VllmProcess(self._settings(), torch.get_num_threads())
+            process = self._process = VllmProcess(self.settings(), torch.get_num_threads())
             self._held, self._adapter = None, 0
             if self._transfer != NCCL:
                 process.ask("join", {"packed": False} if self._transfer == IPC else {})
@@ -225,14 +224,14 @@ class VllmEngine(Engine):
 
     def _load_in_parts(self, process: VllmProcess, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Hand over weights that exist only until the next ones are asked for, on the GPU that vLLM shares."""
-        version = self._version + 1
+        version = self.version + 1
         process.ask("begin_load", version)
         for part in in_parts(weights):
             torch.cuda.synchronize()  # kernels that write the weights may still be running
             process.ask("load_part", ipc_update(part))
         process.ask("finish_load", version)
         adapted = self._policy.config.lora is not None  # then `follow` has the adapter to bring
-        self._version, self._held = version, () if adapted else _state(self._policy)
+        self.version, self._held = version, () if adapted else _state(self._policy)
 
     def _load(self, process: VllmProcess, version: int) -> None:
         """Hand over the policy's weights without those of its adapters."""
@@ -241,17 +240,18 @@ class VllmEngine(Engine):
             filled = self._filled is not None and (policy.config.lora is not None or self._filled == policy.version)
             if self._transfer == IPC or not filled:
                 raise MarlRayError(f"generation.engine=vllm: version {policy.version} of the weights has not come")
-            process.ask("load", version, {"layout": self._shared.layout, "version": self._fills})
+            process.ask("load", version, {"layout": self.shared.layout, "version": self._fills})
             return
         weights = bare_weights(policy.lm)
         if self._transfer == IPC:
             torch.cuda.synchronize()  # kernels that write the weights may still be running
             process.ask("load", version, ipc_update(weights))
         else:
-            self._shared.write(version, weights)
-            process.ask("load", version, {"layout": self._shared.layout, "version": version})
+            self.shared.write(version, weights)
+            process.ask("load", version, {"layout": self.shared.layout, "version": version})
 
-    def _settings(self) -> VllmSettings:
+    def settings(self) -> VllmSettings:
+        """The settings with which a process starts."""
         policy = self._policy
         own = policy.config.lora
         room = self._room or AdapterRoom(own.rank if own is not None else 0, 1)

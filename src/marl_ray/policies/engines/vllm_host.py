@@ -66,8 +66,8 @@ class VllmHost(EngineHost):
         are loaded."""
         if transfer is HostTransfer.OBJECT_STORE:
             fill_with_zeros(policy)
-        self._policy = policy
-        self._engine = VllmEngine(
+        self.policy = policy
+        self.engine = VllmEngine(
             policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=BACKENDS[transfer]
         )
         self._loaded = threading.Condition()
@@ -90,7 +90,7 @@ class VllmHost(EngineHost):
 
     def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
         with self._newer(version, complete):
-            named = list(self._policy.lm.named_parameters(remove_duplicate=False))
+            named = list(self.policy.lm.named_parameters(remove_duplicate=False))
             own = {bare_name(name): value for name, value in named} | dict(named)
             for name, value in weights.items():
                 if name not in own or (own[name].dtype, tuple(own[name].shape)) != (value.dtype, value.shape):
@@ -101,24 +101,24 @@ class VllmHost(EngineHost):
                     own[name].copy_(unpacked(value))
 
     def join(self, connection: dict[str, Any]) -> None:
-        self._engine.join(connection)
+        self.engine.join(connection)
 
     def take(self, version: int, update: dict[str, Any]) -> None:
         with self._newer(version):
-            self._engine.take(update)
+            self.engine.take(update)
 
     @contextmanager
     def _newer(self, version: int, complete: bool = True) -> Iterator[None]:
         """Set the version of the weights to `version` after this block, if they are `complete` then."""
         with self._loaded:
-            held = self._policy.version
+            held = self.policy.version
             if version <= held:
                 raise MarlRayError(f"weights of version {version} arrived twice: version {held} is loaded")
             if self._open:
                 raise MarlRayError(f"weights of version {version} arrived while responses are being written")
             yield
             if complete:
-                self._policy.version = version
+                self.policy.version = version
                 self._loaded.notify_all()
 
     def generate(
@@ -131,10 +131,10 @@ class VllmHost(EngineHost):
         """
         call = _Call(version, prompts, seed, generation)
         with self._loaded:
-            if not self._loaded.wait_for(lambda: self._policy.version >= version, WEIGHTS_S):
+            if not self._loaded.wait_for(lambda: self.policy.version >= version, WEIGHTS_S):
                 raise EngineLostError(f"weights of version {version} have not come for {WEIGHTS_S:g} s")
-            if self._policy.version != version:
-                raise MarlRayError(f"expected weights of version {version}, but {self._policy.version} are loaded")
+            if self.policy.version != version:
+                raise MarlRayError(f"expected weights of version {version}, but {self.policy.version} are loaded")
             self._open += 1
             self._jobs.put(call)
         try:
@@ -156,7 +156,7 @@ class VllmHost(EngineHost):
         """End the thread and vLLM's process."""
         self._jobs.put(None)
         self._thread.join()
-        self._engine.close()
+        self.engine.close()
 
     def _work(self) -> None:
         decoder: VllmDecoder | None = None
@@ -175,7 +175,7 @@ class VllmHost(EngineHost):
                 decoder = self._begin(decoder, [job])
             else:
                 try:
-                    self._engine.decoder()
+                    self.engine.decoder()
                     job.set_result(None)
                 except BaseException as error:
                     job.set_exception(error)
@@ -184,7 +184,7 @@ class VllmHost(EngineHost):
         """Begin the responses of `calls`. Returns the decoder that writes them, or None if they cannot be written."""
         try:
             if decoder is None or not len(decoder):
-                decoder = self._engine.decoder()
+                decoder = self.engine.decoder()
             for call in calls:
                 call.handles = decoder.add(call.prompts, call.seed, call.generation)
                 call.ids = {handle: [] for handle in call.handles}
@@ -220,7 +220,7 @@ class VllmHost(EngineHost):
 
     def _failed(self, error: BaseException) -> VllmDecoder | None:
         """After the first loss of a process, write the responses again; after another error, fail the calls."""
-        self._engine.close()  # else the process would go on writing responses that nobody reads
+        self.engine.close()  # else the process would go on writing responses that nobody reads
         once_more = [call for call in self._calls if isinstance(error, EngineLostError) and not call.again]
         for call in self._calls:
             if call not in once_more:

@@ -47,12 +47,12 @@ class SharedVllm(ServedEngine):
         start, or the process cannot take the adapter, because its rank is too great or its base model is another one.
         """
         self._policy = policy
-        self._base, self._number = _join(policy)
-        self._leave = weakref.finalize(self, self._base.leave, self._number)
+        self.base, self._number = join_base(policy)
+        self._leave = weakref.finalize(self, self.base.leave, self._number)
         self._port: DecoderPort | None = None
         self._decoder: VllmDecoder | None = None
         try:
-            self._base.add(self._number, policy)
+            self.base.add(self._number, policy)
             decoder = self.decoder()  # the first steps compile kernels, and no client should wait for that
             decoder.add([Prompt((0,), 0)], 0, WARM_UP)
             while len(decoder):
@@ -64,13 +64,13 @@ class SharedVllm(ServedEngine):
     @property
     def process(self) -> VllmProcess | None:
         """The process, or None before it has started."""
-        return self._base.engine.process
+        return self.base.engine.process
 
     def decoder(self) -> VllmDecoder:
         """The decoder of the unfinished responses. If it has none and its process is lost, a new one replaces it."""
         if self._decoder is None or (not len(self._decoder) and self._port is not None and self._port.lost):
-            version, self._port = self._base.port(self._number)
-            policy, adapter = self._policy, self._number if self._base.adapted else 0
+            version, self._port = self.base.port(self._number)
+            policy, adapter = self._policy, self._number if self.base.adapted else 0
             self._decoder = VllmDecoder(self._port, policy.tokenizer, policy.end_tokens, version, adapter)
         return self._decoder
 
@@ -85,12 +85,12 @@ class SharedVllm(ServedEngine):
         """Leave the process, which ends with its last policy; a second call does nothing."""
         with _joining:
             self._leave()
-            if self._base.empty:
-                self._base.engine.close()
-        self._base.drop_left()
+            if self.base.empty:
+                self.base.engine.close()
+        self.base.drop_left()
 
 
-class _Base:
+class SharedBase:
     """A base model in a process of vLLM, with adapters beside it; or a single policy without an adapter."""
 
     def __init__(self, policy: "TokenPolicy") -> None:
@@ -175,18 +175,18 @@ class _Base:
             shutil.rmtree(self._folders.pop(number), ignore_errors=True)
 
 
-_bases: "weakref.WeakValueDictionary[tuple[str, int], _Base]" = weakref.WeakValueDictionary()
+_bases: "weakref.WeakValueDictionary[tuple[str, int], SharedBase]" = weakref.WeakValueDictionary()
 """(Digest of the base model, context) -> the base."""
 _joining = threading.Lock()
 
 
-def _join(policy: "TokenPolicy") -> tuple[_Base, int]:
+def join_base(policy: "TokenPolicy") -> tuple[SharedBase, int]:
     """The base of a policy, and the policy's number there."""
     with _joining:
         key = policy.base_sha256, policy.config.context
         base = None if key[0] is None else _bases.get((key[0], key[1]))
         if base is None:
-            base = _Base(policy)
+            base = SharedBase(policy)
             if key[0] is not None:
                 _bases[key[0], key[1]] = base
         elif base.policy is not policy:

@@ -156,23 +156,9 @@ class Pool:
                 readers = {reader: limits.output_bytes for reader, _ in pipes}
                 end, received, flooded = worker.drain(readers, limits)
                 out, err = (bytes(received[reader]) for reader, _ in pipes)
-            return self._execution(end, out, err, flooded, limits)
+            return execution_of(end, out, err, flooded, limits, self.level)
 
         return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
-
-    def _execution(self, end: RunEnd, out: bytes, err: bytes, flooded: bool, limits: Limits) -> Execution:
-        returncode = None if end.signal else os.WEXITSTATUS(end.status)
-        if end.timed_out(limits):
-            status = Status.TIMEOUT
-        elif flooded or end.why == runs.FULL:
-            status = Status.OUTPUT_LIMIT
-        elif err.rpartition(b"\n")[0].rpartition(b"\n")[2].startswith(b"MemoryError") and returncode != 0:
-            status = Status.OOM
-        elif end.signal:
-            status = Status.CRASH
-        else:
-            status = Status.EXIT if returncode else Status.OK
-        return Execution(status, returncode, out, err, end.wall_s, end.cpu_s, self.level)
 
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
         """Result of openai/human-eval's harness for this program: "passed", "timed out" or "failed: " and the error.
@@ -242,3 +228,19 @@ def probe() -> Level:
     sandbox."""
     with Pool(workers=1, warm=(), min_level=Level.LIMITS) as pool:
         return pool.level
+
+
+def execution_of(end: RunEnd, out: bytes, err: bytes, flooded: bool, limits: Limits, level: Level) -> Execution:
+    """The result of a run that has ended, with what it wrote; `flooded` if it wrote more than it may."""
+    returncode = None if end.signal else os.WEXITSTATUS(end.status)
+    if end.timed_out(limits):
+        status = Status.TIMEOUT
+    elif flooded or end.why == runs.FULL:
+        status = Status.OUTPUT_LIMIT
+    elif err.rpartition(b"\n")[0].rpartition(b"\n")[2].startswith(b"MemoryError") and returncode != 0:
+        status = Status.OOM
+    elif end.signal:
+        status = Status.CRASH
+    else:
+        status = Status.EXIT if returncode else Status.OK
+    return Execution(status, returncode, out, err, end.wall_s, end.cpu_s, level)

@@ -182,6 +182,10 @@ class Filter:
         header = struct.pack("@HP", len(code), ctypes.addressof(self._code))
         self._header = ctypes.create_string_buffer(header, len(header))
 
+    def __len__(self) -> int:
+        """The number of instructions."""
+        return len(self._code) // 8
+
     @classmethod
     def of_server(cls, machine: str, spaces: bool) -> "Filter":
         """The server's filter: the calls listed here and no other. spaces: runs can write to no file system but their

@@ -114,7 +114,8 @@ class Spool:
         together, adopted ones too, grow to `limit_bytes` at most."""
         self._folder = Path(folder)
         self._limit = limit_bytes
-        self._own: list[Segment] = []
+        self.own_segments: list[Segment] = []
+        """Segments that this process has begun, the oldest first."""
         self._adopted: list[Segment] = []
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -136,10 +137,10 @@ class Spool:
             room -= len(lines[fitting]) + 1
             fitting += 1
         if fitting:
-            if not self._own or self._own[-1].size >= SEGMENT_BYTES:
-                self._own.append(Segment.create(self._folder, PREFIX, SUFFIX))
-            self._own[-1].append(b"\n".join(lines[:fitting]) + b"\n")
-            os.fsync(self._own[-1].fd)
+            if not self.own_segments or self.own_segments[-1].size >= SEGMENT_BYTES:
+                self.own_segments.append(Segment.create(self._folder, PREFIX, SUFFIX))
+            self.own_segments[-1].append(b"\n".join(lines[:fitting]) + b"\n")
+            os.fsync(self.own_segments[-1].fd)
         return fitting
 
     def adopt(self) -> None:
@@ -154,7 +155,7 @@ class Spool:
     def peek(self, adopted: bool = False) -> Chunk | None:
         """The oldest lines of this process, or of adopted segments; None if there are none. Raises OSError if the disk
         fails."""
-        segments = self._adopted if adopted else self._own
+        segments = self._adopted if adopted else self.own_segments
         if not segments:
             return None
         segment = segments[0]
@@ -172,15 +173,15 @@ class Spool:
         segment = chunk.segment
         segment.read = chunk.end
         if segment.read >= segment.size:
-            (self._own if segment in self._own else self._adopted).remove(segment)
+            (self.own_segments if segment in self.own_segments else self._adopted).remove(segment)
             segment.remove()
 
     def close(self) -> None:
         """Release all segments; the next process adopts them."""
         for segment in self._segments():
             os.close(segment.fd)
-        self._own, self._adopted = [], []
+        self.own_segments, self._adopted = [], []
 
     def _segments(self) -> Iterator[Segment]:
-        yield from self._own
+        yield from self.own_segments
         yield from self._adopted

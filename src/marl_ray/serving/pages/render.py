@@ -35,12 +35,12 @@ FIELDS = {"key": 512, "reason": 1000, "arm": 100, "epoch": 12}
 """Fields of a form and their greatest lengths in characters."""
 LIVE_S = 5
 """Seconds after which a live page and the list reload."""
-_PAGES = Path(__file__).parent
+PAGES = Path(__file__).parent
 
 
 def stylesheet() -> bytes:
     """The one style sheet, of `{base}/ui/style.css`."""
-    return (_PAGES / "style.css").read_bytes()
+    return (PAGES / "style.css").read_bytes()
 
 
 def index_page(experiments: Sequence[Mapping[str, Any]], base: str) -> bytes:
@@ -153,7 +153,7 @@ _FACTS = (("Endpoint", "endpoint"), ("Strategy", "strategy"), ("Assigned by", "r
 
 @cache
 def _environment() -> Environment:
-    loader = FileSystemLoader(_PAGES)
+    loader = FileSystemLoader(PAGES)
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["segment"] = lambda name: quote(str(name), safe="")
     made.filters["label"] = _label

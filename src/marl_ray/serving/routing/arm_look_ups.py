@@ -22,7 +22,7 @@ class LookUps:
 
     def __init__(self, read: Callable[[Sequence[UnitKey]], Answers], threads: int):
         """`read` blocks on the database; at most `threads` of its calls are under way."""
-        self._read = read
+        self.read = read
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="experiment-look-up")
         self._most, self._statements = threads, set[asyncio.Task[None]]()
         self._waiting: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
@@ -61,7 +61,7 @@ class LookUps:
 
     async def _answer(self, taken: Mapping[UnitKey, "asyncio.Future[Assignment | None]"]) -> None:
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, list(taken))
+            answers = await asyncio.get_running_loop().run_in_executor(self._threads, self.read, list(taken))
         except Exception as error:
             self._settle(taken, error=error)
         else:

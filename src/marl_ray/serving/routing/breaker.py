@@ -34,21 +34,22 @@ class Breaker:
         """Rounds of probes that have failed in a row since the circuit was last closed."""
         self._config = config
         self._clock = clock
-        self._until = 0.0  # end of the open state
+        self.until = 0.0
+        """End of the open state, in seconds of `clock`."""
         self._last = 0  # the last ticket
         self._passes: deque[int] = deque(maxlen=PASSES)
         self._enter(CircuitState.CLOSED)
 
     @property
     def state(self) -> CircuitState:
-        if self._state is CircuitState.OPEN and self._clock() >= self._until:
+        if self._state is CircuitState.OPEN and self._clock() >= self.until:
             self._enter(CircuitState.HALF_OPEN)
         return self._state
 
     @property
     def retry_after_s(self) -> float:
         """Seconds until an open circuit lets probes through; 0 in the other states."""
-        return self._until - self._clock() if self.state is CircuitState.OPEN else 0.0
+        return self.until - self._clock() if self.state is CircuitState.OPEN else 0.0
 
     def allow(self) -> int:
         """A ticket (above 0) if a request may try the arm now, else 0. Half-open, at most `probes` tickets are out.
@@ -97,7 +98,7 @@ class Breaker:
             self.failed_rounds += 1
         self._enter(CircuitState.OPEN)
         self.opened += 1
-        self._until = self._clock() + self._config.open_s
+        self.until = self._clock() + self._config.open_s
 
     def forget(self, ticket: int) -> None:
         """Take back the ticket of a request without a result, for example because its client left; a probe becomes free

@@ -75,7 +75,8 @@ class Router:
         self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
         self.shadows = Shadows(config.shadow_concurrency)
         self._log = log
-        self._remembered: dict[str, Session] = {}
+        self.remembered: dict[str, Session] = {}
+        """Unit -> its session, for the last REMEMBERED units."""
         self._absent: dict[str, float] = {}
         """Unit -> moment until which the store is not asked for it again, in monotonic seconds."""
         self.follow(state)
@@ -137,7 +138,7 @@ class Router:
         self._note_answering()
         # Meanwhile another replica may have exposed the same unit by the other table, and been the first to store it.
         since = (time.monotonic() if reported_at is None else reported_at) - OVERLAP_S
-        for session in list(self._remembered.values()):
+        for session in list(self.remembered.values()):
             if session.at > since:
                 session.sure = False
 
@@ -208,11 +209,11 @@ class Router:
 
     def session(self, unit: str) -> Session | None:
         """The unit as this replica remembers it, or None."""
-        return self._remembered.get(unit)
+        return self.remembered.get(unit)
 
     def recall(self, unit: str, cluster_id: str | None) -> UnitArm | None:
         """The unit's arm if it is known without the database."""
-        known = self._remembered.get(unit)
+        known = self.remembered.get(unit)
         if known is not None:
             return UnitArm(self._standing(known.assignment)) if known.sure else None
         past, randomize = self._past, self.config.randomize
@@ -223,7 +224,7 @@ class Router:
 
     def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
         """The unit's arm, given the store's answer."""
-        known = self._remembered.get(unit)
+        known = self.remembered.get(unit)
         if stored is not None:
             if known is not None:
                 known.assignment, known.sure = stored, True
@@ -234,7 +235,7 @@ class Router:
 
     def guess(self, unit: str, cluster_id: str | None) -> UnitArm:
         """The unit's arm while the store cannot be asked."""
-        known = self._remembered.get(unit)
+        known = self.remembered.get(unit)
         if known is not None:
             return UnitArm(self._standing(known.assignment), sure=False)
         return UnitArm(*self._drawn(unit, cluster_id), sure=False)
@@ -254,12 +255,12 @@ class Router:
     def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:
         """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm; if a
         concurrent request was faster, that is the arm which the other request noted."""
-        remembered = self._remembered.get(unit)
-        if remembered is not None:
-            return False, self._standing(remembered.assignment)
+        known = self.remembered.get(unit)
+        if known is not None:
+            return False, self._standing(known.assignment)
         assignment = unit_arm.assignment
         if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), unit_arm.cluster)):
-            if len(self._remembered) >= REMEMBERED:
-                del self._remembered[next(iter(self._remembered))]  # the oldest
-            self._remembered[unit] = Session(assignment, time.monotonic(), unit_arm.sure)
+            if len(self.remembered) >= REMEMBERED:
+                del self.remembered[next(iter(self.remembered))]  # the oldest
+            self.remembered[unit] = Session(assignment, time.monotonic(), unit_arm.sure)
         return True, assignment

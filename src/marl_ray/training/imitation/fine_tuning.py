@@ -44,7 +44,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     # program on one worker and not on another.
     examples = from_first(lambda: read_demonstrations(config, env, team.agents))
     fits = {
-        name: _Fit(
+        name: DemonstrationFit(
             name,
             learner.policy,
             encode(examples[name], learner.policy.model.lm, learner.policy.model.tokenizer, config, name),
@@ -55,7 +55,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     fit_all(config, team, fits, emit)
 
 
-class _Fit:
+class DemonstrationFit:
     """One policy, its demonstrations, and an optimiser for the warm start alone: the run begins with a fresh one."""
 
     def __init__(self, name: str, policy: TrainedPolicy, examples: list[Example], settings: WarmStartConfig):

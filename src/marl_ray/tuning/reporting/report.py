@@ -51,7 +51,7 @@ COMPARED_TRIALS = 10
 """Number of the best trials that are compared with each other."""
 AllRows = Mapping[int, Sequence[Mapping[str, float]]]
 """Trial -> its rows."""
-_PAGES = Path(__file__).with_name("pages")
+PAGES = Path(__file__).with_name("pages")
 _SIZES = (("wide", 1180.0, 420.0), ("narrow", 360.0, 300.0))
 """Two sizes of each chart; the window's width decides which one shows, because text must not shrink with the chart."""
 
@@ -122,7 +122,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     winner = None if records.winner is None else records.trials[records.winner]
     page = _pages().get_template("report.html")
     return page.render(
-        style=stylesheet().decode() + (_PAGES / "report.css").read_text(),
+        style=stylesheet().decode() + (PAGES / "report.css").read_text(),
         records=records,
         config=config,
         metric=config.metric[0],
@@ -159,7 +159,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
 @cache
 def _pages() -> Environment:
     pages = Environment(
-        loader=FileSystemLoader(_PAGES),
+        loader=FileSystemLoader(PAGES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -208,7 +208,7 @@ def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes(folde
             end(folder, "exp", Action.PROMOTE, "one")
             follower.look()
             monkeypatch.setattr(ExperimentStore, "look", counted)
-            monkeypatch.setattr(follower, "_winners_at", math.inf)
+            monkeypatch.setattr(follower, "winners_at", math.inf)
             started = now
             for _ in range(30):
                 follower.decide()

@@ -103,7 +103,7 @@ def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path)
             app.service.endpoints.hold(router, {"four": router.arms["four"]})
             lacking = await client.get("/ready")  # the control is still to come
             app.service.endpoints.hold(router, {"one": arm})
-            app.service.follower._missing["exp"] = {"four": "its bundle is gone"}
+            app.service.follower.missing["exp"] = {"four": "its bundle is gone"}
             degraded = await client.get("/ready")
             return ready, health, lacking, degraded
 

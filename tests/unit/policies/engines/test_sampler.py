@@ -223,7 +223,7 @@ def test_a_row_whose_logits_are_not_finite_takes_no_other_with_it(policy: TokenP
     decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens, rows=3)
     handles = [decoder.add([prompt], 0, generation)[0] for prompt in prompts[:3]]
     with torch.inference_mode():
-        decoder._cache._storage[1] = torch.nan
+        decoder.cache.storage[1] = torch.nan
     got: dict[int, list[int]] = {handle: [] for handle in handles}
     lost: list[int] = []
     for token in decoder.step(lost):

@@ -44,7 +44,7 @@ def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
         async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
             answers = {f"s{k}": (await ask(client, f"s{k}", STRANGE)).json() for k in range(40)}
             early, states = errors_of(app), circuits(app)
-            app.service.endpoints.routers["exp"].circuits["four"]._until = 0.0  # time for a probe
+            app.service.endpoints.routers["exp"].circuits["four"].until = 0.0  # time for a probe
             later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
             return answers, later, states, early, errors_of(app), app.service.store.experiment("exp").state.rolled_back
 

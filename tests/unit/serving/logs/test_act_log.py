@@ -21,12 +21,14 @@ from marl_ray.serving.logs.act_log import ActLog, LoggedAct, read_decisions, sor
 
 WRITER = """
 import sys, time
+from pathlib import Path
 from marl_ray.serving.logs.act_log import LoggedAct, ActLog
 log = ActLog(sys.argv[1], sys.argv[2] or None)
 log.start()
 for i in range(100):
     log.put(LoggedAct("exp", f"u{i % 7}", "a", "d", 1, 0.5, float(i), False, {"x": [i]}, {"x": 1}, {"x": -0.5}))
-while log.waiting or not any(writing.segment.size for writing in log._open.values()):
+folder = Path(sys.argv[2] or sys.argv[1])
+while log.waiting or not any(path.stat().st_size for path in folder.rglob("*.partial")):
     time.sleep(0.01)
 print("written", flush=True)
 sys.stdin.read()

@@ -146,7 +146,7 @@ def test_of_a_torn_file_the_whole_lines_are_read(tmp_path, monkeypatch, content,
 def test_a_failed_write_leaves_whole_lines(tmp_path):
     spool = Spool(str(tmp_path), LIMIT)
     spool.append([b"a"])
-    path, (segment,) = files(tmp_path)[0], spool._own
+    path, (segment,) = files(tmp_path)[0], spool.own_segments
     right, segment.fd = segment.fd, os.open(path, os.O_RDONLY)
     with pytest.raises(OSError, match="Bad file descriptor"):
         spool.append([b"b"])

@@ -59,7 +59,7 @@ class Decoder:
         self._model = model
         self._tokenizer = tokenizer
         self._ends = ends
-        self._cache = KeyValues(model.shape, rows)
+        self.cache = KeyValues(model.shape, rows)
         self._rows: list[_Row] = []
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._next_handle = 0
@@ -88,7 +88,7 @@ class Decoder:
             for index, ids in enumerate(part):
                 padded[index, : len(ids) - 1] = ids[:-1]
             self._rows += members
-            self._cache.add(self._prefill(padded), lengths, [number[row.prompt.ids] for row in members], self._room())
+            self.cache.add(self._prefill(padded), lengths, [number[row.prompt.ids] for row in members], self._room())
         return handles
 
     @torch.inference_mode()
@@ -100,8 +100,8 @@ class Decoder:
         """
         if not self._rows:
             return []
-        positions = self._device(self._cache.positions)
-        cache, hidden = self._cache.column(self._room())
+        positions = self._device(self.cache.positions)
+        cache, hidden = self.cache.column(self._room())
         logits = self._model.decode(self._device([row.newest for row in self._rows]), positions, cache, hidden)
         drawn = self._draw(logits)
         for row, (token, log_prob, _) in zip(self._rows, drawn, strict=True):
@@ -119,7 +119,7 @@ class Decoder:
                 if not_finite is None:
                     raise MarlRayError("the language model's logits are not finite")
                 not_finite.append(row.handle)
-                self._cache.clear(number)
+                self.cache.clear(number)
                 self._remove(number)
                 continue
             by_itself = token in self._ends or number in stopped or (row.state is not None and row.state.mode == "done")
@@ -139,7 +139,7 @@ class Decoder:
         raise KeyError(handle)
 
     def _remove(self, number: int) -> None:
-        self._cache.remove(number)
+        self.cache.remove(number)
         self._rows[number] = self._rows[-1]
         self._rows.pop()
 

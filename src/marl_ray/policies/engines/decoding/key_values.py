@@ -32,7 +32,7 @@ class KeyValues:
         self._shape = shape
         self._capacity = rows
         """Number of rows that there is room for; more rows make the cache grow."""
-        self._storage = torch.empty(0, 0, 0, 0, 0, 0)
+        self.storage = torch.empty(0, 0, 0, 0, 0, 0)
         """(rows, layers, 2, heads, columns, width)."""
         self._hidden = torch.empty(0, 0)
         """(rows, columns): -inf before a row's start, else 0; to be added to attention scores."""
@@ -60,11 +60,11 @@ class KeyValues:
         end = max(self._end - self._first(), longest)
         if rows > self._capacity:
             self._capacity = max(rows, 2 * self._capacity)
-        if self._capacity > len(self._storage) or longest > self._end or self._end + room > self._storage.shape[-2]:
+        if self._capacity > len(self.storage) or longest > self._end or self._end + room > self.storage.shape[-2]:
             self._rebuild(end, room)
         for source, members in _runs(sources):
             start, row = self._end - lengths[source], len(self._starts)
-            self._storage[row : row + members, ..., start : self._end, :] = prefix[source, ..., : lengths[source], :]
+            self.storage[row : row + members, ..., start : self._end, :] = prefix[source, ..., : lengths[source], :]
             self._hidden[row : row + members] = 0
             self._hidden[row : row + members, :start] = -torch.inf
             self._starts += [start] * members
@@ -75,11 +75,11 @@ class KeyValues:
         Returns the cache (R, layers, 2, heads, t, width), whose last column the caller writes, and the numbers to add
         to attention scores, (R, 1, 1, t), or None if every row sees all t columns.
         """
-        if self._end == self._storage.shape[-2]:
+        if self._end == self.storage.shape[-2]:
             self._rebuild(self._end - self._first(), room)
         self._end += 1
         rows, first = len(self._starts), self._first()
-        cache = self._storage[:rows, ..., first : self._end, :]
+        cache = self.storage[:rows, ..., first : self._end, :]
         if max(self._starts) == first:
             return cache, None
         return cache, self._hidden[:rows, None, None, first : self._end]
@@ -87,14 +87,14 @@ class KeyValues:
     def clear(self, row: int) -> None:
         """Overwrite a row with zeros before it is taken out. Its memory may become hidden columns of another row, and
         these are multiplied by 0, so they must not hold NaN."""
-        self._storage[row] = 0
+        self.storage[row] = 0
 
     def remove(self, row: int) -> None:
         """Take a row out; the last row takes its number."""
         last = len(self._starts) - 1
         if row != last:
             start = self._starts[last]
-            self._storage[row, ..., start : self._end, :] = self._storage[last, ..., start : self._end, :]
+            self.storage[row, ..., start : self._end, :] = self.storage[last, ..., start : self._end, :]
             self._hidden[row] = self._hidden[last]
             self._starts[row] = start
         self._starts.pop()
@@ -112,11 +112,11 @@ class KeyValues:
         hidden = torch.zeros((self._capacity, end + room), dtype=shape.dtype, device=shape.device)
         length = self._end - first
         if used:
-            storage[:used, ..., end - length : end, :] = self._storage[:used, ..., first : self._end, :]
+            storage[:used, ..., end - length : end, :] = self.storage[:used, ..., first : self._end, :]
             hidden[:used, end - length : end] = self._hidden[:used, first : self._end]
             hidden[:used, : end - length] = -torch.inf
         self._starts = [start - first + end - length for start in self._starts]
-        self._storage, self._hidden, self._end = storage, hidden, end
+        self.storage, self._hidden, self._end = storage, hidden, end
 
 
 def _runs(values: list[int]) -> list[tuple[int, int]]:
