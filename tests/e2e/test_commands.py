@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from processes.command_line import PROGRAM, ROOT, marl_ray, without_ray
-from toys.runs import mlflow_database
+from toy_runs.runs import mlflow_database
 
 from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.config import SPECS, RunConfig, load_config

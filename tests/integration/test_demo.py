@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from toy_runs.runs import config
 from toy_serving.gateways import write_keys
 from toy_serving.sites import running
-from toys.runs import config
 
 from marl_ray.config import GatewayConfig, RunConfig, parse_config
 from marl_ray.first_steps.demo import ROLLOUT, play, roll_out_untrained, story, table

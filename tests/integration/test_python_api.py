@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toys.runs import config
+from toy_runs.runs import config
 
 import marl_ray
 from marl_ray.cluster.local_ray import LocalRay

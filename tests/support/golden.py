@@ -13,7 +13,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
-from toys import runs as toy_runs
+from toy_runs import runs as toy_runs
 from toys import texts as toy_texts
 
 from marl_ray.config import RunConfig

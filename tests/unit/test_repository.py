@@ -129,3 +129,9 @@ def test_hints_name_extras_that_a_checkout_can_install() -> None:
     named = re.findall(r"install_hint\('([\w-]+)'\)|pip install -c constraints.txt '\.\[([\w-]+)\]'", sources)
     assert {name for pair in named for name in pair if name} <= extras.keys() and len(named) > 5
     assert "marl-ray[" not in sources
+
+
+def test_the_files_that_share_a_ray_exist() -> None:
+    """`tests/conftest.py` names them, and a renamed one would move to another Ray without a word."""
+    named = re.findall(r'"(test_\w+\.py)"', (ROOT / "tests/conftest.py").read_text())
+    assert len(named) > 5 and set(named) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}

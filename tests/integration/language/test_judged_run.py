@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.http_server import serving_http
+from servers.http_server import serving_http
 
 from marl_ray.config import RunConfig
 from marl_ray.config.load import parse_config

@@ -6,9 +6,9 @@ import pytest
 import torch
 from processes.two_workers import two_workers
 from safetensors.torch import load_file
+from toy_models.small_llama import saved_llama
+from toy_runs.runs import timeless
 from toys import texts
-from toys.runs import timeless
-from toys.small_llama import saved_llama
 from transformers import AutoModelForCausalLM
 
 ELSEWHERE = "team.speaker.generation.engine=toys.engines:Apart"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import uvicorn
-from processes.chromium import WAIT_S, browser, keep, look
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+from servers.chromium import WAIT_S, browser, keep, look
 from stores.single_reports import record_metrics, record_outcome
 from toy_serving.gateways import make_bundle, write_keys
 

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 from processes.two_workers import two_workers, workers
+from toy_models.small_llama import saved_llama
+from toy_runs import failing
 from toy_serving.logged_acts import log_countdown
-from toys import failing
-from toys.small_llama import saved_llama
 
 
 @pytest.fixture

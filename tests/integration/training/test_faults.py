@@ -25,8 +25,8 @@ from processes.interrupted_runs import (
 from processes.plain_processes import STOP, Fault
 from processes.plain_train import Ended, Start, plain_train
 from pyarrow import fs
-from toys.object_store import object_store
-from toys.runs import mlflow_database
+from servers.object_store import object_store
+from toy_runs.runs import mlflow_database
 from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config

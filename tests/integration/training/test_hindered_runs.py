@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from pyarrow.fs import LocalFileSystem
-from toys.runs import config, mlflow_database
+from toy_runs.runs import config, mlflow_database
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError

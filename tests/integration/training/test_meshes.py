@@ -9,9 +9,9 @@ import pytest
 import torch
 from processes.two_workers import workers
 from safetensors.torch import load_file
+from toy_models.small_llama import saved_llama
+from toy_runs.runs import timeless
 from toys import texts as toy_texts
-from toys.runs import timeless
-from toys.small_llama import saved_llama
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from marl_ray.config.run.model import ModelConfig

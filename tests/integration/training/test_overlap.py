@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from processes.two_workers import two_workers
-from toys.runs import config, trained
+from toy_runs.runs import config, trained
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError

@@ -22,7 +22,7 @@ WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_
 def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
     ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ):
-    run_config = texts.config(*WORKERS, f"storage={tmp_path}", f"algorithm=toys.short_memory:{name}")
+    run_config = texts.config(*WORKERS, f"storage={tmp_path}", f"algorithm=toy_runs.short_memory:{name}")
     outcome = train(run_config)
     said = capsys.readouterr().err.splitlines()
     (restart,) = [line for line in said if "its workers start again from" in line]

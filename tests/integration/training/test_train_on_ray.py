@@ -9,7 +9,7 @@ import mlflow
 import pytest
 from processes.two_workers import two_workers
 from pyarrow.fs import LocalFileSystem
-from toys.runs import config, trained
+from toy_runs.runs import config, trained
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig

@@ -8,10 +8,10 @@ import pytest
 import torch
 from processes.two_workers import two_workers, workers
 from toy_models.tokens import LORA, of_joint_workers, of_two_shards
+from toy_runs.runs import BRIEF, PLAYING, of_two, short, timeless, weights
+from toy_runs.short_memory import updated
 from toy_serving.logged_texts import served_row, write_served
 from toys import texts as toy_texts
-from toys.runs import BRIEF, PLAYING, of_two, short, timeless, weights
-from toys.short_memory import updated
 from toys.texts import TWO_AGENTS, TWO_POLICIES
 
 from marl_ray.config.run.model import GenerationConfig

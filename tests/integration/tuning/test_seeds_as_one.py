@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toys.runs import config, short
+from toy_runs.runs import config, short
 
 from marl_ray.cluster import jobs
 from marl_ray.config import RunConfig

@@ -15,7 +15,7 @@ import torch
 from ray.util.state import list_actors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from toys.runs import mlflow_database
+from toy_runs.runs import mlflow_database
 
 from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import LocalRay
@@ -134,7 +134,7 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
             tmp_path,
             space={
                 "env.id": {
-                    "grid": ["toys.envs:countdown", "toys.envs:poisoned", "toys.envs:fragile", "toys.sweeps:doomed"]
+                    "grid": ["toys.envs:countdown", "toys.envs:poisoned", "toys.envs:fragile", "toy_runs.sweeps:doomed"]
                 },
                 "env.kwargs": {
                     "grid": [fragile, {"marker": "/no/such/folder", "at": 5}],

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from ray.util.state import list_actors
-from toys.object_store import object_store
-from toys.runs import mlflow_database
+from servers.object_store import object_store
+from toy_runs.runs import mlflow_database
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import parse_config
@@ -94,7 +94,7 @@ def test_a_trial_with_workers_has_each_row_once_whichever_of_its_processes_is_ki
     killer = threading.Thread(target=kill_trial, args=(ray_cluster.dashboard_url, state, killed))
     killer.start()
     # Its steps take a moment, so that the trial still trains when it is killed.
-    beheaded = sweep(tmp_path / "trial", id="toys.sweeps:slow", kwargs={"seconds": 0.01})
+    beheaded = sweep(tmp_path / "trial", id="toy_runs.sweeps:slow", kwargs={"seconds": 0.01})
     killer.join(10)
     assert marker.exists() and killed
     for outcome in (calm, fragile, beheaded):
@@ -117,7 +117,7 @@ def test_a_sweep_on_an_object_store_goes_on_after_its_driver_was_killed(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with object_store() as bucket:
         # Its steps take a moment, so that the second trial still trains when the driver is killed.
-        data = data_of(f"{bucket}/sweeps", list(rates), id="toys.sweeps:slow", kwargs={"seconds": 0.01})
+        data = data_of(f"{bucket}/sweeps", list(rates), id="toy_runs.sweeps:slow", kwargs={"seconds": 0.01})
         command = [sys.executable, "-c", DRIVER, ray_cluster.address, json.dumps(data)]
         folder, second = Folder(data["storage"], "toy-sweep"), trial_folder(data["storage"], "toy-sweep", 1)
         driver, deadline = subprocess.Popen(command), time.monotonic() + 300

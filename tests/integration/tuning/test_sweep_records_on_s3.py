@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from pyarrow import fs
-from toys.object_store import object_store
-from toys.sweeps import ToySweep
+from servers.object_store import object_store
+from toy_runs.sweeps import ToySweep
 
 from marl_ray.runs.stored import StoredSweep, stored
 from marl_ray.training.journal.tail import Tail

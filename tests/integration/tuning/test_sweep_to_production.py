@@ -9,10 +9,10 @@ from typing import Any, Self
 import mlflow
 import pytest
 import uvicorn
-from processes.chromium import WAIT_S, browser, keep, look
 from processes.command_line import keys_of
+from servers.chromium import WAIT_S, browser, keep, look
+from toy_runs.sweeps import ToySweep, finished_sweep
 from toy_serving.gateways import make_bundle, write_keys
-from toys.sweeps import ToySweep, finished_sweep
 
 from marl_ray.cli import main
 from marl_ray.config import GatewayConfig, parse_config

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from processes.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
+from servers.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
 
 from marl_ray.envs.web import miniwob
 from marl_ray.envs.web.miniwob import MiniWob

@@ -2,7 +2,7 @@
 
 import numpy as np
 from pettingzoo.test import parallel_api_test
-from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.envs.web.miniwob import MiniWob
 from marl_ray.envs.web.miniwob_elements import MiniWobElements

@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from processes.little_site import little_site, web_record
-from processes.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
+from servers.little_site import little_site, web_record
+from servers.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
 from toy_models.tokens import tiny
 from toy_serving.gateways import LINEAGE, gateway_config, make_bundle, with_gateway
 

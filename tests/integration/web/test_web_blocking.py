@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes.http_server import serving_http
-from processes.little_site import web_record
-from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.http_server import serving_http
+from servers.little_site import web_record
+from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.envs.web.webarena.environment import WebArena
 

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 from pettingzoo.test import seed_test
-from processes.little_site import LittleSite, little_site, web_record
-from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.little_site import LittleSite, little_site, web_record
+from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env

@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from processes.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.env_copies import warm_up

@@ -15,7 +15,7 @@ from hypothesis import note as note_example
 from hypothesis import strategies as st
 from pyarrow import fs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toys.runs import timeless
+from toy_runs.runs import timeless
 from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config

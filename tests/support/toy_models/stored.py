@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from toys.runs import team_of
+from toy_runs.runs import team_of
 from toys.texts import config
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig

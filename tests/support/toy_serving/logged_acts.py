@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from pyarrow import parquet
-from toys.runs import config
+from toy_runs.runs import config
 
 from marl_ray.config import NetworkConfig, RunConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic

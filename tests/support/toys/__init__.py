@@ -1,1 +1,1 @@
-"""Small environments, runs and sweeps with known behaviour."""
+"""Stand-ins with known behaviour: environments, engines, algorithms, trackers, batches."""

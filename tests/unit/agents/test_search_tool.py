@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from processes.http_server import serving_http
+from servers.http_server import serving_http
 
 from marl_ray.agents.builtin.search import ASKED, KEY_VARIABLE, Corpus, Document, GoogleSearchSerper
 from marl_ray.agents.builtin.search_cache import SearchCache

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_runs.runs import PLAYING
 from toys.batches import batch
-from toys.runs import PLAYING
 
 from marl_ray.algorithms import Evaluated, algorithm_of
 from marl_ray.algorithms.advantages.shaping import overlong_penalty

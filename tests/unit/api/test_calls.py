@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from toys.run_configs import GOOD, run
+from toy_runs.run_configs import GOOD, run
 
 from marl_ray.api.calls import data_of, merged, named_arguments, short_interrupt
 from marl_ray.config import RunConfig, parse_config

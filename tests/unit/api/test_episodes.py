@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from toys.runs import config
+from toy_runs.runs import config
 
 import marl_ray
 from marl_ray.errors import MarlRayError

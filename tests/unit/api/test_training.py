@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from toys.runs import config
+from toy_runs.runs import config
 
 from marl_ray.api.training import shared_weights
 from marl_ray.errors import MarlRayError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from processes.http_server import serving_http
+from servers.http_server import serving_http
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError, connect
 from marl_ray.cluster.kuberay.client.resources import apply, path_of, read

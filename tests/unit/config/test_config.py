@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys.run_configs import refusal, run
+from toy_runs.run_configs import refusal, run
 
 from marl_ray.cli import main
 from marl_ray.config import (

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from toys.runs import PLAYING
+from toy_runs.runs import PLAYING
 
 from marl_ray.cli import main
 from marl_ray.config import SPECS, RunConfig, parse_config

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from toys.run_configs import language, refusal
+from toy_runs.run_configs import language, refusal
 
 from marl_ray.config import (
     SPECS,

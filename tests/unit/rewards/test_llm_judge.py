@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes.http_server import serving_http
+from servers.http_server import serving_http
 
 from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.envs.text.tasks import MathTask

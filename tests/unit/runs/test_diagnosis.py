@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys.runs import config
+from toy_runs.runs import config
 
 from marl_ray.runs.diagnosis import diagnose
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from processes.command_line import keys_of, marl_ray
 from pyarrow import fs
-from toys.runs import config, mark_delivered
+from toy_runs.runs import config, mark_delivered
 
 import marl_ray as api
 from marl_ray.config import RunConfig, parse_config

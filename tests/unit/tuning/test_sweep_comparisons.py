@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys.sweeps import ToySweep
+from toy_runs.sweeps import ToySweep
 
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.evaluation.statistics import iqm, stratified_bootstrap

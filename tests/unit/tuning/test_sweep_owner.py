@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import fs
-from toys.sweeps import ToySweep
+from toy_runs.sweeps import ToySweep
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import owners

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
-from toys.sweeps import finished_sweep
+from toy_runs.sweeps import finished_sweep
 
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, stored

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from processes.command_line import keys_of
 from rich.console import Console
-from toys.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, finished_sweep, write_rows
+from toy_runs.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, finished_sweep, write_rows
 
 from marl_ray.cli import main
 from marl_ray.cli.training.sweep import document_of, sweep_lines

@@ -11,7 +11,7 @@ import torch
 from moto.server import ThreadedMotoServer
 from processes.two_workers import two_workers
 from pyarrow import fs
-from toys.runs import config, timeless, trained, weights
+from toy_runs.runs import config, timeless, trained, weights
 
 from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published, tidy

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from processes.two_workers import two_workers
 from pyarrow import fs
+from toy_runs.runs import config, short, timeless, trained
 from toys import texts as toy_texts
-from toys.runs import config, short, timeless, trained
 
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig

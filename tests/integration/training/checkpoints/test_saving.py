@@ -12,7 +12,7 @@ import pytest
 import torch
 from processes.two_workers import FORKS, two_workers
 from safetensors import SafetensorError
-from toys.runs import config, timeless, weights
+from toy_runs.runs import config, timeless, weights
 
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, newest, tidy

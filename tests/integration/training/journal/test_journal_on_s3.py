@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 import pytest
-from toys.object_store import object_store
-from toys.runs import config
+from servers.object_store import object_store
+from toy_runs.runs import config
 
 from marl_ray.training.journal.all_sinks import Deliveries
 from marl_ray.training.journal.delivery import Mark, read_mark

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from processes.two_workers import two_workers
-from toys.runs import batch_of, short, team_of
+from toy_runs.runs import batch_of, short, team_of
 
 from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.compiled import kernels

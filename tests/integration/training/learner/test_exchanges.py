@@ -1,7 +1,7 @@
 """The passes of a gradient step exchange as little as the memory allows."""
 
 from processes.two_workers import workers
-from toys.exchanges import counted
+from toy_runs.exchanges import counted
 
 from marl_ray.policies.language.sharding.shard import GATHERED_ONCE
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from toys import runs as toy_runs
+from toy_runs import runs as toy_runs
+from toy_runs.runs import batch_of, team_of
 from toys import texts as toy_texts
-from toys.runs import batch_of, team_of
 
 from marl_ray.algorithms import Evaluated, PolicyLoss
 from marl_ray.config import SPECS, RunConfig

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 from toy_models.tokens import LORA, tiny
-from toys import runs as toy_runs
+from toy_runs import runs as toy_runs
+from toy_runs.runs import batch_of, team_of, timeless
 from toys import texts as toy_texts
-from toys.runs import batch_of, team_of, timeless
 
 from marl_ray.config import AlgorithmConfig, RunConfig
 from marl_ray.training.costs import CostStats
@@ -115,7 +115,7 @@ def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(given: str, rate: 
     keys = [f"warm_start={given}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
     run = toy_texts.config(*keys)
     assert run.warm_start is not None
-    groups = fine_tuning._Fit("speaker", learner(run).policy, [], run.warm_start).optimizer.param_groups
+    groups = fine_tuning.DemonstrationFit("speaker", learner(run).policy, [], run.warm_start).optimizer.param_groups
     assert [(group["lr"], group["betas"]) for group in groups] == [(pytest.approx(rate), (0.8, 0.95))] * 2
     assert {group["weight_decay"] for group in groups} == {0.1, 0.0}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from safetensors.torch import load_file
-from toys.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
+from toy_runs.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless, weights
 
 from marl_ray.config import SPECS
 from marl_ray.training.errors import DivergedError

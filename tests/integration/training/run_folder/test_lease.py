@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 from pyarrow import fs
-from toys.object_store import object_store
-from toys.runs import config
+from servers.object_store import object_store
+from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import exclusive_file, owners

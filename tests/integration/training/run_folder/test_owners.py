@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from pyarrow import fs
-from toys.object_store import object_store
-from toys.runs import config
-from toys.sweeps import ToySweep
+from servers.object_store import object_store
+from toy_runs.runs import config
+from toy_runs.sweeps import ToySweep
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training import driver

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import fs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toy_runs.runs import config
 from toy_serving.gateways import make_bundle
-from toys.runs import config
 from toys.trackers import taken
 from waiting import until
 

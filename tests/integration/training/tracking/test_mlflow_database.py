@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from processes.two_workers import FORKS
-from toys.runs import config
+from toy_runs.runs import config
 
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.tracking.mlflow_run import MlflowRun

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes.mlflow_server import MlflowServer
 from pyarrow import fs
+from servers.mlflow_server import MlflowServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toys.runs import config, mlflow_database, timeless, trained
-from toys.sweeps import ToySweep
+from toy_runs.runs import config, mlflow_database, timeless, trained
+from toy_runs.sweeps import ToySweep
 from toys.trackers import taken
 
 from marl_ray.cluster.local_ray import LocalRay

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from processes.http_server import serving_http
+from servers.http_server import serving_http
 from toy_serving.gateways import gateway_config, serving
 from waiting import until_async
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from processes.http_server import serving_http
+from servers.http_server import serving_http
 from stores.migrated import migrated
 from stores.single_reports import record_metrics, record_outcome
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from toys import object_graph, runs, texts
+from toy_runs import object_graph, runs
+from toys import texts
 
 from marl_ray.config import RunConfig
 from marl_ray.training.checkpoints import saving

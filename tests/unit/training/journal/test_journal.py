@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
-from toys.runs import config
+from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.journal.follower import Follower

@@ -182,7 +182,7 @@ def test_readers_and_workers_pass_rubbish_that_comes_while_a_run_goes_on(tmp_pat
 
 
 def test_rubbish_in_the_events_is_not_shown(tmp_path: Path):
-    from toys.runs import config
+    from toy_runs.runs import config
 
     class Silent:
         def phase(self, text: str) -> None:

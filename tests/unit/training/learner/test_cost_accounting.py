@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys.runs import TWO_POLICIES, batch_of, short, team_of
+from toy_runs.runs import TWO_POLICIES, batch_of, short, team_of
 
 from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.algorithms.advantages.value_norm import ValueNorm

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toys.runs import PLAYING, short, team_of
+from toy_runs.runs import PLAYING, short, team_of
 from toys.texts import config as texts
 
 from marl_ray.algorithms import algorithm_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from toys.runs import PLAYING, TWO_POLICIES, batch_of, config, short, team_of
+from toy_runs.runs import PLAYING, TWO_POLICIES, batch_of, config, short, team_of
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import SPECS, AlgorithmConfig, RunConfig, Spec, parse_config

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys.runs import batch_of, short, team_of
+from toy_runs.runs import batch_of, short, team_of
 
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import trust_region_step

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from toy_runs.runs import config
 from toys import texts
-from toys.runs import config
 from waiting import until
 
 from marl_ray.errors import MarlRayError

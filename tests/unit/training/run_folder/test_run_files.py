@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from pyarrow import fs
-from toys.runs import config
+from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from pyarrow.fs import LocalFileSystem
-from toys.runs import config, mark_delivered
+from toy_runs.runs import config, mark_delivered
 
 from marl_ray.cli import main
 from marl_ray.config import RunConfig

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from toy_models.small_llama import saved_llama
 from toys import texts
-from toys.small_llama import saved_llama
 from transformers import LlamaConfig
 
 from marl_ray.config import RunConfig, load_config, parse_config

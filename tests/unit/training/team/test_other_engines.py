@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from toy_runs.runs import batch_of, team_of
 from toys.collectors import ALONE, Scripted, collector, players
-from toys.runs import batch_of, team_of
 from toys.text_envs import Echo
 from toys.texts import config
 

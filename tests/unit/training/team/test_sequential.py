@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from toys.runs import TWO_POLICIES, batch_of, short, team_of
+from toy_runs.runs import TWO_POLICIES, batch_of, short, team_of
 
 from marl_ray.training.costs import CostStats
 from marl_ray.training.single_process import process_group

@@ -7,10 +7,10 @@ from typing import Any
 
 import mlflow
 import pytest
+from toy_runs.runs import config
+from toy_runs.sweeps import ToySweep
 from toy_serving import gateways as toy_gateways
 from toy_serving.gateways import make_bundle
-from toys.runs import config
-from toys.sweeps import ToySweep
 
 from marl_ray.config import RunConfig, tracking_uri
 from marl_ray.errors import MarlRayError

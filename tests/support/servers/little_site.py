@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from processes.http_server import serving_http
+from servers.http_server import serving_http
 
 PAGES = {
     "/": '<title>Shop</title><h1>Shop</h1><a href="/chair">Chair</a> <a href="/notes">Notes</a>',

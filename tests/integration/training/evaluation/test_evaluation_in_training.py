@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t
-from toys.runs import config, short, team_of
+from toy_runs.runs import config, short, team_of
 
 from marl_ray.algorithms.constraints.budgets import certified_rate, mean_costs, score, shares, violation
 from marl_ray.config import RunConfig, parse_config
@@ -124,7 +124,9 @@ def arena(copies: int, cap: int = 100, **kwargs) -> tuple:
 def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
     torch.manual_seed(0)
     many, players = arena(7)
-    starts = [FixedStart(number, start_set, greedy) for start_set in (0, 1) for greedy in (False, True) for number in range(5)]
+    starts = [
+        FixedStart(number, start_set, greedy) for start_set in (0, 1) for greedy in (False, True) for number in range(5)
+    ]
     played = many.play(players, starts)
     few, _ = arena(2)
     assert few.play(players, starts[::-1])[::-1] == played

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_runs.runs import timeless
 from toy_serving.gateways import serving
 from toy_serving.logged_texts import served_row, write_served
 from toy_serving.text_gateways import make_text_bundle, post, text_config
-from toys.runs import timeless
 from toys.texts import config
 
 from marl_ray.algorithms import algorithm_of
@@ -260,7 +260,7 @@ def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_p
 
 @pytest.mark.parametrize("name", ["served_texts", "preferences_dpo"])
 def test_the_configs_in_the_repository_run(name, tmp_path, monkeypatch):
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     monkeypatch.chdir(root)
     short = ["train.total_steps=16", "train.env_copies=8", "evaluation.tasks=4", f"storage={tmp_path}"]
     start = make_text_bundle(tmp_path, 1, {"solver": "lm"}, context=CONTEXT)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from toys.texts import config
 
 from marl_ray.algorithms import Evaluated, PolicyLoss, algorithm_of
 from marl_ray.config import AlgorithmConfig
@@ -17,7 +18,6 @@ from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.team.assembly import build_team
 from marl_ray.training.team.joint_update import update_team
-from toys.texts import config
 
 
 def updated(passes: int, short: int) -> str:

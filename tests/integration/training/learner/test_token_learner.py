@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys.runs import PLAYING, batch_of, team_of, timeless
+from toy_runs.runs import PLAYING, batch_of, team_of, timeless
 from toys.texts import config
 
 from marl_ray.config import SPECS, GenerationConfig, ModelConfig

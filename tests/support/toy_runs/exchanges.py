@@ -5,6 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
+from toys.texts import config
 
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.language.sharding import shard
@@ -12,7 +13,6 @@ from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.costs import CostStats
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.team.assembly import build_team
-from toys.texts import config
 
 
 class Exchanges(TorchDispatchMode):

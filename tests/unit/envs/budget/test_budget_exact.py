@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 
 from parts.budget_exact import States, Worth, score  # a script's neighbour
 
@@ -17,7 +17,7 @@ from marl_ray.envs.budget.dag import EFFORTS, TASKS
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic
 
-CONFIG = Path(__file__).parents[3] / "jobs/configs/budget_dag.yaml"
+CONFIG = Path(__file__).parents[4] / "jobs/configs/budget_dag.yaml"
 
 
 def indifferent(config: RunConfig) -> ActorCritic:

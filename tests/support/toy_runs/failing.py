@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from toys import texts
+from toys.engines import Apart
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.envs.registry import make_env
@@ -23,8 +25,7 @@ from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
 from marl_ray.training.team.assembly import build_team
-from toys import runs, texts
-from toys.engines import Apart
+from toy_runs import runs
 
 SOON_S = 20.0
 """Seconds within which all workers raise an error; the process group would wait for minutes, a checkpoint's for an hour."""

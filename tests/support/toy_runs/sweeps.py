@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from toys.envs import Countdown
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.tuning.folder import ROWS, Folder, trial_folder
 from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked
-from toys.envs import Countdown
 
 TOTAL = 50_000
 RUN = {"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}}
@@ -126,7 +126,7 @@ class Doomed(Countdown):
 
 
 def doomed(**kwargs: Any) -> Doomed:
-    """Make the environment of `env.id: toys.sweeps:doomed`."""
+    """Make the environment of `env.id: toy_runs.sweeps:doomed`."""
     return Doomed(**kwargs)
 
 
@@ -143,5 +143,5 @@ class Slow(Countdown):
 
 
 def slow(**kwargs: Any) -> Slow:
-    """Make the environment of `env.id: toys.sweeps:slow`."""
+    """Make the environment of `env.id: toy_runs.sweeps:slow`."""
     return Slow(**kwargs)

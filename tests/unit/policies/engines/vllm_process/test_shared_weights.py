@@ -46,7 +46,7 @@ def test_a_version_that_is_not_whole_is_refused():
     with pytest.raises(MarlRayError, match="expected version 1, got 0 and a part of 0"):
         list(read(shared.layout, 1))
     shared.write(1, {"a": torch.ones(2)})
-    with pytest.raises(MarlRayError, match="expected a torch.float32"):
+    with pytest.raises(MarlRayError, match=r"expected a torch\.float32"):
         shared.fill(2, [])  # a writer that begins, and does not end
     with pytest.raises(MarlRayError, match="expected version 2, got 1 and a part of 2"):
         list(read(shared.layout, 2))

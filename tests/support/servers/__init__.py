@@ -1,0 +1,1 @@
+"""Servers that tests ask, and the browser that looks at them."""

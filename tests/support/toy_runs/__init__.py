@@ -1,0 +1,1 @@
+"""Runs and sweeps with known behaviour, and functions of their workers, which other processes import."""
