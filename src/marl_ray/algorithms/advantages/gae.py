@@ -62,7 +62,7 @@ def gae_by_row(
     return advantages.reshape(rewards.shape), returns.reshape(rewards.shape)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def _rows(
     rewards: Any,
     values: Any,

@@ -21,7 +21,7 @@ class Budget(NamedTuple):
     """The most that a team is to spend in an episode."""
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def play(
     states: np.ndarray,
     alive: np.ndarray,
@@ -47,7 +47,7 @@ def play(
         terminated[c] = task + 1 == tasks
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, budget: Budget) -> None:
     """Write observations; see `arrays.ObserveRows`. The budget that is left is in the last place, if there is one."""
     tasks = states.shape[1] - 2
@@ -63,7 +63,7 @@ def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.nd
                 row[tasks + 1] = 1.0 - states[c, tasks + 1] / budget.total
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def allow(states: np.ndarray, masks: np.ndarray, budget: Budget) -> None:
     """Write the actions that are possible now: all for the agent whose turn it is, the first for others."""
     tasks, workers = states.shape[1] - 2, budget.workers

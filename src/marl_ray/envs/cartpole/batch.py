@@ -47,7 +47,7 @@ def cartpole_batch(
     return ArrayBatch(env, copies, groups, signals, _begin, play, look, parameters=(rules,))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def play(
     states: np.ndarray,
     alive: np.ndarray,
@@ -82,7 +82,7 @@ def play(
         truncated[c, 0] = state[4] >= rules.limit
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: CartPoleRules) -> None:
     """Write observations; see `arrays.ObserveRows`."""
     for c in copies:

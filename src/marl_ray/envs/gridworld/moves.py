@@ -53,7 +53,7 @@ class Prices(NamedTuple):
     action: float
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bool:
     """True if only the package's objects can tell the effect of the action.
 
@@ -78,7 +78,7 @@ def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bo
     return True
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, reward: float, rewards: np.ndarray) -> None:
     """Agent i moves to the cell before it, which does not bar it, unless another agent does. A success puts `reward`
     into `rewards` (agents,)."""
@@ -102,7 +102,7 @@ def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, rewar
                 agents[a, TERMINATED] = 1
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def move(
     grid: np.ndarray, agents: np.ndarray, i: int, action: int, rules: WorldRules, reward: float, rewards: np.ndarray
 ) -> bool:
@@ -122,7 +122,7 @@ def move(
     return True
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def turn(
     grid: np.ndarray,
     agents: np.ndarray,
@@ -152,7 +152,7 @@ def turn(
     return True
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def price(before: np.ndarray, agents: np.ndarray, i: int, action: int, prices: Prices) -> float:
     """Cost of agent i's action; `before` (agents, 2) are the positions before the step."""
     cost = prices.action if action != DONE else 0.0
@@ -161,7 +161,7 @@ def price(before: np.ndarray, agents: np.ndarray, i: int, action: int, prices: P
     return cost
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def play(
     copies: np.ndarray,
     grids: np.ndarray,
@@ -217,7 +217,7 @@ def play(
     return left
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True)
 def observe(
     copies: np.ndarray,
     grids: np.ndarray,

@@ -43,7 +43,7 @@ class Rules(NamedTuple):
     """(agents,) greatest speed."""
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def parts(state: np.ndarray, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Views of a state: positions, velocities, words, goals."""
     entities, a, b = rules.agents + rules.landmarks, 0, 0
@@ -56,20 +56,20 @@ def parts(state: np.ndarray, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.n
     return places, velocities, words, state[b : b + rules.agents]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     """The distance of two places, (2,) each."""
     return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def touch(places: np.ndarray, i: int, j: int, rules: Rules) -> bool:
     """True if the entities `i` and `j` overlap; `places` is (entities, 2)."""
     near: bool = distance(places[i], places[j]) < rules.sizes[i] + rules.sizes[j]
     return near
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def move(places: np.ndarray, velocities: np.ndarray, actions: np.ndarray, rules: Rules) -> None:
     """Add up the forces of the actions and of contacts, then move the agents."""
     agents, entities = rules.agents, len(places)
@@ -101,7 +101,7 @@ def move(places: np.ndarray, velocities: np.ndarray, actions: np.ndarray, rules:
                 velocities[i, d] = velocities[i, d] / speed * rules.speed[i]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def nearest(places: np.ndarray, landmark: int, rules: Rules) -> float:
     """Distance of a landmark from the agent that is nearest to it."""
     least = np.inf
@@ -110,7 +110,7 @@ def nearest(places: np.ndarray, landmark: int, rules: Rules) -> float:
     return least
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def own_reward(i: int, places: np.ndarray, goals: np.ndarray, rules: Rules) -> float:
     """The reward of agent i alone."""
     reward = 0.0
@@ -138,7 +138,7 @@ def own_reward(i: int, places: np.ndarray, goals: np.ndarray, rules: Rules) -> f
     return reward
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def common_reward(places: np.ndarray, goals: np.ndarray, rules: Rules) -> float:
     """The reward that all agents share."""
     reward = 0.0
@@ -152,7 +152,7 @@ def common_reward(places: np.ndarray, goals: np.ndarray, rules: Rules) -> float:
     return reward
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def succeeded(places: np.ndarray, rules: Rules) -> bool:
     """True if every landmark is covered, or every prey is caught."""
     if rules.kind == SPREAD:
@@ -169,7 +169,7 @@ def succeeded(places: np.ndarray, rules: Rules) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def play(
     states: np.ndarray,
     alive: np.ndarray,
@@ -201,7 +201,7 @@ def play(
             terminated[c] = True
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def write(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
     """Write the two numbers of `values` (entities, 2) that entity `i` has to the places of a row from `at` on; returns the
     place after them. As slices they would take ten times as long."""
@@ -209,14 +209,14 @@ def write(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
     return at + 2
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def write_seen(places: np.ndarray, i: int, j: int, row: np.ndarray, at: int) -> int:
     """Write where entity `j` is, seen from agent `i`, to a row from `at` on; returns the place after it."""
     row[at], row[at + 1] = places[j, 0] - places[i, 0], places[j, 1] - places[i, 1]
     return at + 2
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: Rules) -> None:
     """Write observations, as mpe2 orders them. See `arrays.ObserveRows`."""
     for c in copies:

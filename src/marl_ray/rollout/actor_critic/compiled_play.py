@@ -78,7 +78,7 @@ class PolicyArrays(NamedTuple):
     truncated: np.ndarray
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: PolicyArrays) -> None:
     """Write the actions of policy `p` at step `t` to its arrays and to the world's moves."""
     copies, agents = len(world.alive), len(part.members)
@@ -112,7 +112,7 @@ def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: Po
             world.moves[c, i] = part.chosen[t, c, k]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
     """Move the world by one step. Returns False if an agent then has no possible action."""
     step, alive = world.step, world.alive
@@ -149,7 +149,7 @@ def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def record(t: int, world: WorldArrays, parts: Sequence[PolicyArrays]) -> None:
     """Add the results of step `t` to the counts of the episodes and to the buffers."""
     rewards, costs, agents = world.step.rewards, world.step.costs, world.alive.shape[1]
@@ -175,7 +175,7 @@ def record(t: int, world: WorldArrays, parts: Sequence[PolicyArrays]) -> None:
                 part.truncated[t, c, k] |= world.step.truncated[c, i]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def play_until_end(
     play: Any,
     look: Any,

@@ -26,7 +26,7 @@ class AdamSettings(NamedTuple):
     eps: float
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def adam_step(
     weights: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, settings: AdamSettings, step: int
 ) -> float:

@@ -21,10 +21,10 @@ FAST = {"contract", "nsz", "arcp", "reassoc"}
 """Liberties of the compiler that leave NaN and infinity what they are, because they show a run that diverged."""
 BLOCK = 128
 """Rows that pass at once: as many as BLAS multiplies fastest."""
-FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0  # those of distributions.py and ratios.py, whose change no cache would notice
+FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0  # as in distributions.py and ratios.py; no cache would notice them change
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
     """Add the bias to (n, width) and apply the activation, in place; tanh as a ratio of polynomials (Eigen's, exact to
     3e-7)."""
@@ -52,7 +52,7 @@ def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
                 row[j] = F(0) if x < F(0) else x
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def standardise(rows: np.ndarray, out: np.ndarray) -> None:
     """Each row (N, D) less its mean, over its spread, as torch's layer norm has it."""
     for i in range(len(rows)):
@@ -67,7 +67,7 @@ def standardise(rows: np.ndarray, out: np.ndarray) -> None:
             out[i, j] = (rows[i, j] - mean) * scale
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.ndarray) -> None:
     """Write the table (codes, width): the sum of the rows of `matrix` (categories, width) that belong to each code, which
     are `parts[bounds[c] : bounds[c + 1]]`."""
@@ -80,7 +80,7 @@ def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.nd
                 out[j] += own[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def disjoin(slopes: np.ndarray, parts: np.ndarray, bounds: np.ndarray, gradient: np.ndarray) -> None:
     """Add the slopes (codes, width) of the table that `join` wrote to the gradient of the matrix."""
     for c in range(len(slopes)):
@@ -91,7 +91,7 @@ def disjoin(slopes: np.ndarray, parts: np.ndarray, bounds: np.ndarray, gradient:
                 own[j] += slope[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def gather(table: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
     """Write the sum of the rows of the table (codes, width) that each row of codes (n, K) names; `out` is (n, width)."""
     entries = codes.shape[1]
@@ -108,7 +108,7 @@ def gather(table: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
                 row[j] += w[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
     """Add each row of slopes (n, width) to the rows of `slopes` (codes, width) that its codes (n, K) name."""
     for i in range(len(codes)):
@@ -119,7 +119,7 @@ def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
                 own[j] += row[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def forward(
     weights: np.ndarray,
     net: NetworkShape,
@@ -156,7 +156,7 @@ def forward(
     return hidden
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def backward(
     weights: np.ndarray,
     gradient: np.ndarray,
@@ -214,7 +214,7 @@ def backward(
                 gradient[d + j] += slope[i, j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def copy_rows(source: np.ndarray, target: np.ndarray) -> None:
     """Copy rows (n, D) number by number: the copy of a slice takes numba a second to compile."""
     for i in range(len(source)):
@@ -222,7 +222,7 @@ def copy_rows(source: np.ndarray, target: np.ndarray) -> None:
             target[i, j] = source[i, j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.ndarray:
     """The table of the inputs' codes (codes, width); without rows for a network over vectors."""
     if not net.coded:
@@ -233,7 +233,7 @@ def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.
     return table
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outputs: np.ndarray) -> None:
     """Write the outputs (R, out) of the inputs, whose rows are raw."""
     space = np.empty(BLOCK * net.row_space, np.float32)
@@ -246,7 +246,7 @@ def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outp
         copy_rows(forward(weights, net, rows, codes, table, space), outputs[start : start + BLOCK])
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def policy_slopes(
     outputs: np.ndarray,
     allowed: np.ndarray,
@@ -300,14 +300,14 @@ def policy_slopes(
             outputs[i, j] = slopes[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def huber(error: float, delta: float) -> float:
     """The Huber loss of one error: half its square up to `delta`, linear beyond (Huber 1964)."""
     size = abs(error)
     return 0.5 * error * error if size <= delta else delta * (size - 0.5 * delta)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def value_slopes(
     values: np.ndarray,
     bounds: np.ndarray,
@@ -335,7 +335,7 @@ def value_slopes(
             values[i, head] = slopes[head]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort the decisions `chosen` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
     Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,)."""
@@ -354,7 +354,7 @@ def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndar
     return used[:rows], bounds[: rows + 1], decisions
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def network_gradient(
     weights: np.ndarray,
     net: NetworkShape,

@@ -18,7 +18,7 @@ LARGEST_GROUP = 512
 """Most combinations of neighbouring entries that share codes."""
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True)
 def number_rows(rows: np.ndarray, factors: np.ndarray, numbers: np.ndarray, firsts: np.ndarray) -> int:
     """Write the number of the distinct row that each row (N, K) of integers equals, (N,), in the order in which they first
     appear, and each distinct row's first place, (N,). Returns how many there are. `factors` (K,) int64 make the hashes;
@@ -48,7 +48,7 @@ def number_rows(rows: np.ndarray, factors: np.ndarray, numbers: np.ndarray, firs
     return count
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def number_codes(
     rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray, groups: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +88,7 @@ def number_codes(
     return parts[:filled], bounds[: count + 1]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def first_outside(rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray) -> int:
     """The first of `firsts` whose row (K,) has an entry that is none of its categories, 0 to `sizes[k] - 1`; -1 if none has.
     Such an entry would write beyond the arrays of `number_codes`."""

@@ -10,7 +10,7 @@ FORBIDDEN = F(-1e9)
 """`FORBIDDEN` of distributions.py; numba's cache on disk notices a change only in this file."""
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]  # numba has no types
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def normalize(row: np.ndarray) -> None:
     """Logits (A,) to log-probabilities, in place."""
     most, total = row[0], F(0)
@@ -23,7 +23,7 @@ def normalize(row: np.ndarray) -> None:
         row[j] -= F(math.log(total))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def act(
     outputs: np.ndarray,
     allowed: np.ndarray,
