@@ -12,7 +12,16 @@ from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.extensions import imported
 
+COMPILED = {
+    "MultiGrid-": "marl_ray.envs.gridworld.batch:compiled_batch",
+    "mpe2.": "marl_ray.envs.particles.batch:compiled_batch",
+    "gymnasium.CartPole-v1": "marl_ray.envs.cartpole.batch:compiled_batch",
+}
+"""Beginning of the ids of other packages' environments -> `package.module:NAME` of a function of (config, env, copies,
+groups, signals) that makes their compiled batch, or returns None for what it does not compile; `env` is one as `make_env`
+returns it. An environment of this package has a method `batch`, as a user's own has."""
 T = TypeVar("T")
 
 
@@ -40,26 +49,17 @@ def _own_batch(
     signals: int,
     constraints: Sequence[ConstraintConfig],
 ) -> EnvBatch | None:
-    """The compiled batch of a gridworld, a particle world or CartPole, or the one that `env` itself offers; None without
-    any, and under hard limits, which only the loop keeps."""
+    """The batch of COMPILED, or else the one that `env` itself offers; None without any, and under hard limits, which only
+    the loop keeps."""
     if any(constraint.hard_limit is not None for constraint in constraints):
         return None
-    if config.id.startswith("MultiGrid-"):
-        from marl_ray.envs.gridworld.batch import GridworldBatch
-
-        return GridworldBatch(config, copies, groups, signals)
-    if config.id.startswith("mpe2."):
-        from marl_ray.envs.particles.batch import is_compiled_particles, particle_batch
-
-        if is_compiled_particles(config.id, config.kwargs):
-            return particle_batch(config.id, config.kwargs, env, copies, groups, signals)
-    if config.id == "gymnasium.CartPole-v1":
-        from marl_ray.envs.cartpole.batch import cartpole_batch, is_compiled_cartpole
-
-        if is_compiled_cartpole(config.kwargs):
-            return cartpole_batch(config.kwargs, env, copies, groups, signals)
+    batch: EnvBatch | None = None
+    for prefix, reference in COMPILED.items():
+        if config.id.startswith(prefix):
+            batch = imported(reference)(config, env, copies, groups, signals)
     offer = getattr(env, "batch", None)
-    batch: EnvBatch | None = offer(copies, groups, signals) if callable(offer) else None
+    if batch is None and callable(offer):
+        batch = offer(copies, groups, signals)
     if batch is not None and len(batch.alive) != copies:
         raise MarlRayError(f"env.id: the batch of {config.id} has {len(batch.alive)} copies, expected {copies}")
     return batch

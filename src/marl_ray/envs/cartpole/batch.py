@@ -12,9 +12,10 @@ import numba
 import numpy as np
 from gymnasium.utils import seeding
 
+from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
 
-COMPILED = {"sutton_barto_reward", "max_episode_steps"}
+ARGUMENTS = {"sutton_barto_reward", "max_episode_steps"}
 """Arguments that the compiled batch reads. With any other, the environment runs in the loop."""
 GRAVITY, POLE_MASS, TOTAL_MASS, HALF_LENGTH, FORCE, TIME_STEP = 9.8, 0.1, 0.1 + 1.0, 0.5, 10.0, 0.02
 POLE_MOMENT = POLE_MASS * HALF_LENGTH
@@ -32,18 +33,15 @@ class CartPoleRules(NamedTuple):
     """The reward of the last step, if the pole falls or the cart leaves the track."""
 
 
-def is_compiled_cartpole(kwargs: dict[str, Any]) -> bool:
-    """True if there is a compiled batch with these arguments."""
-    limit = kwargs.get("max_episode_steps")
-    return kwargs.keys() <= COMPILED and (limit is None or limit > 0)
-
-
-def cartpole_batch(
-    kwargs: dict[str, Any], env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
-) -> ArrayBatch:
-    """`copies` of an environment with these arguments; `env` is one as `make_env` returns it."""
+def compiled_batch(
+    config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+) -> ArrayBatch | None:
+    """See `env_copies.COMPILED`."""
+    kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
+    if not kwargs.keys() <= ARGUMENTS or (limit is not None and limit <= 0):
+        return None
     rewards = (0.0, -1.0) if kwargs.get("sutton_barto_reward") else (1.0, 1.0)
-    rules = CartPoleRules(int(kwargs.get("max_episode_steps") or 500), *rewards)
+    rules = CartPoleRules(int(limit or 500), *rewards)
     return ArrayBatch(env, copies, groups, signals, _begin, play, look, parameters=(rules,))
 
 

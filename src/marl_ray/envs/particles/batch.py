@@ -8,28 +8,26 @@ from typing import Any
 import numpy as np
 from gymnasium.utils import seeding
 
+from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, look, play
 
 KINDS = {"mpe2.simple_spread_v3": SPREAD, "mpe2.simple_tag_v3": TAG, "mpe2.simple_reference_v3": REFERENCE}
-COMPILED = {"N", "local_ratio", "max_cycles", "num_good", "num_adversaries", "num_obstacles", "terminate_on_success"}
+ARGUMENTS = {"N", "local_ratio", "max_cycles", "num_good", "num_adversaries", "num_obstacles", "terminate_on_success"}
 """Arguments that the compiled worlds read. With another value than its default in any other argument, a world runs in
 the loop."""
 
 
-def is_compiled_particles(env_id: str, kwargs: dict[str, Any]) -> bool:
-    """True if there is a compiled batch of this id with these arguments."""
-    if env_id not in KINDS:
-        return False
-    defaults = _defaults(env_id)
-    return all(key in COMPILED or value == defaults.get(key) for key, value in kwargs.items())
-
-
-def particle_batch(
-    env_id: str, kwargs: dict[str, Any], env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
-) -> ArrayBatch:
-    """`copies` of a particle world with a compiled batch; `env` is one as `make_env` returns it."""
-    rules = _rules(KINDS[env_id], _defaults(env_id) | kwargs)
+def compiled_batch(
+    config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+) -> ArrayBatch | None:
+    """See `env_copies.COMPILED`."""
+    if config.id not in KINDS:
+        return None
+    defaults = _defaults(config.id)
+    if not all(key in ARGUMENTS or value == defaults.get(key) for key, value in config.kwargs.items()):
+        return None
+    rules = _rules(KINDS[config.id], defaults | config.kwargs)
     return ArrayBatch(env, copies, groups, signals, partial(_begin, rules=rules), play, look, parameters=(rules,))
 
 
