@@ -44,12 +44,12 @@ def packed(tensor: Tensor) -> PackedTensor:
     return PackedTensor(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
 
 
-def unpacked(own: PackedTensor) -> Tensor:
+def unpacked(tensor: PackedTensor) -> Tensor:
     """The tensor on CPU. Do not write to it, because other processes may read the same memory."""
     return (
-        torch.frombuffer(own.data, dtype=own.dtype).view(own.shape)
-        if own.data.size
-        else torch.empty(own.shape, dtype=own.dtype)
+        torch.frombuffer(tensor.data, dtype=tensor.dtype).view(tensor.shape)
+        if tensor.data.size
+        else torch.empty(tensor.shape, dtype=tensor.dtype)
     )
 
 

@@ -253,8 +253,8 @@ class VllmEngine(Engine):
     def settings(self) -> VllmSettings:
         """The settings with which a process starts."""
         policy = self._policy
-        own = policy.config.lora
-        room = self._room or AdapterRoom(own.rank if own is not None else 0, 1)
+        lora = policy.config.lora
+        room = self._room or AdapterRoom(lora.rank if lora is not None else 0, 1)
         return VllmSettings(
             self._folder.name,
             str(policy.lm.dtype).removeprefix("torch."),
@@ -281,5 +281,7 @@ def reports_trained(processed: bool, generation: GenerationConfig) -> bool:
 def _state(policy: "TokenPolicy") -> list[tuple[int, int]]:
     """Address and write counter of each weight; the result changes with every write to the weights, and to those that an
     empty copy does not hold."""
-    counters = [(own.data_ptr(), own._version) for own in policy.lm.parameters() if not own.is_meta]
+    counters = [
+        (parameter.data_ptr(), parameter._version) for parameter in policy.lm.parameters() if not parameter.is_meta
+    ]
     return [(0, policy.version), *counters] if policy.source is not None else counters

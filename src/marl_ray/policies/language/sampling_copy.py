@@ -84,9 +84,9 @@ def fill_with_zeros(policy: TokenPolicy) -> None:
     """Give a policy zeros on CPU in the place of weights on the meta device, so that weights can be copied into it."""
     state: dict[str, nn.Parameter] = {}
     for names in tied_names(policy.lm):
-        own = policy.lm.get_parameter(names[0])
-        if own.is_meta:
-            state |= dict.fromkeys(names, nn.Parameter(torch.zeros_like(own, device="cpu"), requires_grad=False))
+        parameter = policy.lm.get_parameter(names[0])
+        if parameter.is_meta:
+            state |= dict.fromkeys(names, nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False))
     policy.lm.load_state_dict(state, strict=False, assign=True)
 
 
@@ -96,10 +96,10 @@ def still_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
     that are not `changing`. Where all change, the copy is on the CPU, because a GPU has no room for one more."""
     everything = all(name in changing for name, _ in plain.named_parameters())
     memo: dict[int, Any] = {id(shared): shared for shared in (plain.tokenizer, plain.source)}
-    for name, own in plain.named_parameters():
-        device = "cpu" if everything else own.device
-        copied = name in changing and not own.is_meta
-        memo[id(own)] = nn.Parameter(own.to(device, copy=True), False) if copied else own
+    for name, parameter in plain.named_parameters():
+        device = "cpu" if everything else parameter.device
+        copied = name in changing and not parameter.is_meta
+        memo[id(parameter)] = nn.Parameter(parameter.to(device, copy=True), False) if copied else parameter
     return copy.deepcopy(plain, memo)
 
 
@@ -109,7 +109,9 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
     so they are not copied, nor are those that an empty copy does not hold."""
     targets = dict(plain.named_parameters())
     trainable = {
-        name: own for name, own in trained.named_parameters() if own.requires_grad and not targets[name].is_meta
+        name: parameter
+        for name, parameter in trained.named_parameters()
+        if parameter.requires_grad and not targets[name].is_meta
     }
     for name, value in zip(trainable, unsharded(trainable.values()), strict=True):
         targets[name].copy_(value)
@@ -134,13 +136,15 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
     sharded = _sharded(plain)
     gathered = unsharded(sharded.values())
     for names in _ordered(plain):
-        own = plain.lm.get_parameter(names[0])
+        parameter = plain.lm.get_parameter(names[0])
         if names[0] in sharded:
-            value = next(gathered).to(own.dtype)
+            value = next(gathered).to(parameter.dtype)
         elif not frozen:
             continue
         else:
-            value = plain.source.stored.read_complete(names, own, plain.device) if own.is_meta else own
+            value = (
+                plain.source.stored.read_complete(names, parameter, plain.device) if parameter.is_meta else parameter
+            )
         for name in names:
             yield bare_name(name), value
 
@@ -160,7 +164,7 @@ def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor
     """Put weights together to parts of at most AT_ONCE bytes, or of one weight that is larger."""
     part: dict[str, Tensor] = {}
     for name, tensor in weights:
-        if part and sum(own.nbytes for own in part.values()) + tensor.nbytes > AT_ONCE:
+        if part and sum(other.nbytes for other in part.values()) + tensor.nbytes > AT_ONCE:
             yield part
             part = {}
         part[name] = tensor
@@ -175,7 +179,11 @@ def _sharded(plain: TokenPolicy) -> dict[str, Tensor]:
     if trained is None:
         return {}
     targets = dict(plain.lm.named_parameters())
-    return {name: own for name, own in trained.lm.named_parameters() if own.requires_grad and targets[name].is_meta}
+    return {
+        name: parameter
+        for name, parameter in trained.lm.named_parameters()
+        if parameter.requires_grad and targets[name].is_meta
+    }
 
 
 def _ordered(plain: TokenPolicy) -> list[list[str]]:
@@ -227,6 +235,10 @@ class StillWeights:
                 yield names[0], self._frozen(names)
 
     def _frozen(self, names: list[str]) -> Tensor:
-        own: Tensor = self.policy.lm.get_parameter(names[0])
+        parameter: Tensor = self.policy.lm.get_parameter(names[0])
         assert isinstance(self.policy.source, WeightSource)
-        return self.policy.source.stored.read_complete(names, own, torch.device("cpu")) if own.is_meta else own
+        return (
+            self.policy.source.stored.read_complete(names, parameter, torch.device("cpu"))
+            if parameter.is_meta
+            else parameter
+        )

@@ -74,12 +74,12 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
         rows = _Rows(name, table, begin + np.arange(len(table)))
         played_by = np.array([agents.get(agent, "") for agent in rows.plain("agent")], object)
         rows.check("agent", played_by != "", f"one of {', '.join(agents)}")
-        for policy, own in parts.items():
+        for policy, parts_of_policy in parts.items():
             chosen = np.flatnonzero(played_by == policy)
             if len(chosen):
                 members = [agent for agent, player in agents.items() if player == policy]
-                own.append(_read(rows.only(chosen), members, spaces[policy]))
-    everything = [part for own in parts.values() for part in own]
+                parts_of_policy.append(_read(rows.only(chosen), members, spaces[policy]))
+    everything = [part for parts_of_policy in parts.values() for part in parts_of_policy]
     if not everything:
         raise MarlRayError(f"{path}: expected at least one logged decision sequence")
     keys = np.concatenate([part.keys for part in everything])
@@ -87,14 +87,14 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
     units, first = np.unique(keys, return_index=True)
     place = {unit: number for number, unit in enumerate(units)}
     policies, lengths = {}, {}
-    for policy, own in parts.items():
-        for part in own:
+    for policy, parts_of_policy in parts.items():
+        for part in parts_of_policy:
             number = np.array([place[key] for key in part.keys])
             expected = outcomes[first][number]
             part.rows.check("outcome", part.columns["outcome"] == expected, "the same outcome in all rows of a unit")
             part.columns["episode"] = number
-        if own:
-            policies[policy], lengths[policy] = _trajectories(own)
+        if parts_of_policy:
+            policies[policy], lengths[policy] = _trajectories(parts_of_policy)
     return LoggedUnits(policies, lengths, tuple(units), outcomes[first])
 
 

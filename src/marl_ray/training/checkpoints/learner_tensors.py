@@ -28,8 +28,8 @@ def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
         state = learner.policy.optimizer.state
         for key, value in _model_tensors(learner.policy.model):
             tensors[f"{policy}/model/{key}"] = value
-            for part, own in state.get(value, {}).items():
-                tensors[f"{policy}{OPTIMIZER}{key}/{part}"] = own
+            for part, moment in state.get(value, {}).items():
+                tensors[f"{policy}{OPTIMIZER}{key}/{part}"] = moment
     return tensors
 
 
@@ -51,9 +51,9 @@ def make_room(learners: Mapping[str, Learner], stored: Metadata, scalars: Mappin
         optimizer = learner.policy.optimizer
         optimizer.state.clear()
         for key, value in _model_tensors(learner.policy.model):
-            own = parts.get(f"{policy}{OPTIMIZER}{key}")
-            if own is not None:
-                optimizer.state[value] = {part: _room(value, facts) for part, facts in own}
+            kept = parts.get(f"{policy}{OPTIMIZER}{key}")
+            if kept is not None:
+                optimizer.state[value] = {part: _room(value, facts) for part, facts in kept}
     return {name: value for name, value in tensors_of(learners).items() if name not in scalars}
 
 
@@ -97,7 +97,7 @@ class CpuCopy:
         that copies the rest: what only an update changes, the weights and the states of the optimisers. Another thread may
         call it, and the next update must wait for it (Mohan et al. 2021, CheckFreq, section 4.2)."""
         optimizers = [learner.policy.optimizer for learner in self.learners.values()]
-        states = [id(own) for each in optimizers for state in each.state.values() for own in state.values()]
+        states = [id(moment) for each in optimizers for state in each.state.values() for moment in state.values()]
         if states != self.states or not self.tensors:
             self.states = states
             self._allocate()

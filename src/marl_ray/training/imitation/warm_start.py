@@ -75,7 +75,9 @@ class Decisions:
 def read_decisions(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> LoggedUnits:
     """Read the logged data of a warm start for each policy (policy -> its agents); raises MarlRayError."""
     settings = cast(WarmStartConfig, config.warm_start)
-    spaces = {name: (env.observation_space(own[0]), env.action_space(own[0])) for name, own in agents.items()}
+    spaces = {
+        name: (env.observation_space(members[0]), env.action_space(members[0])) for name, members in agents.items()
+    }
     table = {agent: name for name, members in agents.items() for agent in members}
     logged = read_logged(settings.data, table, spaces)
     for name in agents:
@@ -185,7 +187,9 @@ def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
     return chosen
 
 
-def _decisions(name: str, policy: TrainedPolicy, logged: LoggedUnits, env: ParallelEnv, team: Team, top: float) -> Decisions:
+def _decisions(
+    name: str, policy: TrainedPolicy, logged: LoggedUnits, env: ParallelEnv, team: Team, top: float
+) -> Decisions:
     batch = logged.policies[name]
     mask = batch.mask
     returns = reward_to_go(batch.rewards, mask, batch.terminated | batch.truncated, policy.hyper.gamma)
@@ -224,7 +228,7 @@ def joint_states(logged: LoggedUnits, env: ParallelEnv, agents: Mapping[str, Seq
     Logged rows hold no times. So the joint observations of a unit are known only if every agent has one sequence there,
     and all have the same length: then step t was the same moment for all.
     """
-    members = [(name, number) for name, own in agents.items() for number in range(len(own))]
+    members = [(name, number) for name, played in agents.items() for number in range(len(played))]
     space = joint_space([env.observation_space(agents[name][number]) for name, number in members])
     units = len(logged.units)
     longest = max(batch.mask.shape[1] for batch in logged.policies.values())

@@ -100,13 +100,15 @@ class EngineActors(Engine):
                 for part in in_parts(weights):
                     held = ray.put({name: packed(tensor) for name, tensor in part.items()})
                     self._results([actor.load.remote(policy.version, held, False) for actor in self._actors], "load")
-                self._load({name for name, own in policy.lm.named_parameters() if not own.is_meta})
+                self._load({name for name, parameter in policy.lm.named_parameters() if not parameter.is_meta})
 
     def _load(self, names: Collection[str]) -> None:
         """Hand over weights that this worker holds, by their names; with them the version is complete."""
         import ray
 
-        held = ray.put({name: packed(own) for name, own in self._policy.lm.named_parameters() if name in names})
+        held = ray.put(
+            {name: packed(parameter) for name, parameter in self._policy.lm.named_parameters() if name in names}
+        )
         self._results([actor.load.remote(self._policy.version, held) for actor in self._actors], "load")
 
     def _broadcast(self, weights: Iterator[tuple[str, Tensor]]) -> None:
@@ -279,6 +281,6 @@ def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
     """Parameter -> its address and write counter, which change with every write to it; of those that an empty copy does not
     hold, the version."""
     return {
-        name: (0, policy.version) if own.is_meta else (own.data_ptr(), own._version)
-        for name, own in policy.lm.named_parameters()
+        name: (0, policy.version) if parameter.is_meta else (parameter.data_ptr(), parameter._version)
+        for name, parameter in policy.lm.named_parameters()
     }

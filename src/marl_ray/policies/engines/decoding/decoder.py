@@ -74,8 +74,8 @@ class Decoder:
         self._next_handle += len(prompts)
         uniforms = token_uniforms(seed, [prompt.stream for prompt in prompts], generation.max_tokens)
         rows = [
-            _Row(handle, prompt, generation, own, state=prompt.guide)
-            for handle, prompt, own in zip(handles, prompts, uniforms, strict=True)
+            _Row(handle, prompt, generation, drawn, state=prompt.guide)
+            for handle, prompt, drawn in zip(handles, prompts, uniforms, strict=True)
         ]
         # Sorted by length, so that prompts of one forward pass need little padding.
         rows.sort(key=lambda row: (len(row.prompt.ids), row.prompt.ids))
@@ -158,12 +158,14 @@ class Decoder:
         drawn: list[_Drawn] = [(0, 0.0, ())] * len(self._rows)
         for setting, numbers in settings.items():
             rows = [self._rows[number] for number in numbers]
-            own = logits if len(settings) == 1 else logits[numbers]
+            scores = logits if len(settings) == 1 else logits[numbers]
             uniforms = self._device([row.uniforms[len(row.ids)] for row in rows], torch.float64)
             flags = [row.prompt.greedy for row in rows]
             greedy = self._device(flags, torch.bool) if any(flags) else None
-            tokens, log_probs = draw(own, uniforms, greedy, *setting, self._allowed(rows, own), _added(rows, own))
-            tops = _most_likely(rows, own, setting[0])
+            tokens, log_probs = draw(
+                scores, uniforms, greedy, *setting, self._allowed(rows, scores), _added(rows, scores)
+            )
+            tops = _most_likely(rows, scores, setting[0])
             for number, token, log_prob, top in zip(numbers, tokens.tolist(), log_probs.tolist(), tops, strict=True):
                 drawn[number] = (token, log_prob, top)
         return drawn
@@ -209,11 +211,11 @@ def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
     if all(row.prompt.bias is None for row in rows):
         return None
     added = torch.zeros_like(logits, dtype=torch.float32)
-    for own, row in zip(added, rows, strict=True):
+    for bias, row in zip(added, rows, strict=True):
         if row.prompt.bias is not None:
             if row.added is None:
                 row.added = row.prompt.bias.first(logits.shape[-1], logits.device)
-            own += row.added
+            bias += row.added
     return added
 
 

@@ -33,10 +33,10 @@ def write_model(
     if lm.can_generate():
         lm.generation_config.save_pretrained(folder)
     files: list[dict[str, Tensor]] = [{}]
-    for name, own in shapes.items():
-        if files[-1] and sum(other.nbytes for other in files[-1].values()) + own.nbytes > file_bytes:
+    for name, expected in shapes.items():
+        if files[-1] and sum(other.nbytes for other in files[-1].values()) + expected.nbytes > file_bytes:
             files.append({})
-        files[-1][name] = own
+        files[-1][name] = expected
     stem, count, arriving = SAFE_WEIGHTS_NAME.removesuffix(".safetensors"), len(files), iter(weights)
     places: dict[str, str] = {}
     for number, part in enumerate(files, 1):
@@ -46,7 +46,7 @@ def write_model(
     if next(arriving, None) is not None:
         raise ValueError("weights: there are more than were expected")
     if count > 1:
-        size = {"total_size": sum(own.nbytes for own in shapes.values())}
+        size = {"total_size": sum(expected.nbytes for expected in shapes.values())}
         index = json.dumps({"metadata": size, "weight_map": places}, indent=2, sort_keys=True)
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(index + "\n", encoding="utf-8")
 
@@ -54,15 +54,19 @@ def write_model(
 def _write_file(path: Path, part: Mapping[str, Tensor], arriving: Iterator[tuple[str, Tensor]]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, own in part.items():
-        header[name] = {"dtype": NAMES[own.dtype], "shape": list(own.shape), "data_offsets": [end, end + own.nbytes]}
-        end += own.nbytes
+    for name, expected in part.items():
+        header[name] = {
+            "dtype": NAMES[expected.dtype],
+            "shape": list(expected.shape),
+            "data_offsets": [end, end + expected.nbytes],
+        }
+        end += expected.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, own in part.items():
+        for name, expected in part.items():
             arrived, tensor = next(arriving)
-            if (arrived, tensor.shape, tensor.dtype) != (name, own.shape, own.dtype):
-                raise ValueError(f"weights: expected {name} {own.dtype} {list(own.shape)}, got {arrived}")
+            if (arrived, tensor.shape, tensor.dtype) != (name, expected.shape, expected.dtype):
+                raise ValueError(f"weights: expected {name} {expected.dtype} {list(expected.shape)}, got {arrived}")
             file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -79,9 +79,9 @@ def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any
     """The tokens that are trained on, the tokens of their prompts, means of roles and environment, and the drawn episodes as
     text."""
     assert isinstance(batch, TextBatch)
-    rows = [own for own in batch.trajectories.values() if own.prompts is not None]
-    trained = sum(int(own.mask.sum()) for own in rows)
-    prompts = sum(int((cast(Tensor, own.prompts) >= 0).sum()) for own in rows)
+    responses = [rows for rows in batch.trajectories.values() if rows.prompts is not None]
+    trained = sum(int(rows.mask.sum()) for rows in responses)
+    prompts = sum(int((cast(Tensor, rows.prompts) >= 0).sum()) for rows in responses)
     parts = gather((trained, prompts, batch.sums, batch.transcripts))
     counts = {
         "tokens": float(sum(part[0] for part in parts)),

@@ -82,14 +82,14 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
     their place, stay in their files until the policy is sharded or copied."""
     policies = {}
     for number, (name, members) in enumerate(agents.items()):
-        spec, own = config.spec_of(name), config.team[name]
-        assert own.model is not None
+        spec, settings = config.spec_of(name), config.team[name]
+        assert settings.model is not None
         policies[name] = build_token_policy(
-            own.model,
-            own.generation,
+            settings.model,
+            settings.generation,
             config.seed * 1000 + number,
-            not own.frozen and spec.critic != "none",
-            config.signals if spec.costs and not own.frozen else 0,
+            not settings.frozen and spec.critic != "none",
+            config.signals if spec.costs and not settings.frozen else 0,
             uri_of(config),
             unread=True,
         )
@@ -101,7 +101,7 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
                     adopt(policies[name], models[chosen])
                 else:
                     begin_with(policies[name], models.stored(chosen))
-                policies[name].base = f"{own.bundle}/{chosen}"
+                policies[name].base = f"{settings.bundle}/{chosen}"
             except MarlRayError as error:
                 raise MarlRayError(f"team.{name}.{error}") from error
     return policies
