@@ -66,7 +66,9 @@ def submit_to_kuberay(
 @cluster_app.command()
 def render(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The short config of a cluster.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as name=lab.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the manifests of a cluster.
@@ -156,7 +158,7 @@ def wait(
     until: Annotated[
         str, typer.Option("--for", metavar="PHASE", help="ready, running, succeeded, suspended or gone.")
     ] = "",
-    timeout_s: Annotated[float, typer.Option(help="How long at most.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(help="Most seconds to wait.")] = 600.0,
     context: Context = None,
     namespace: Namespace = None,
     as_json: Json = False,
@@ -205,7 +207,7 @@ def logs(
 @cluster_app.command()
 def delete(
     resource: ResourceName,
-    timeout_s: Annotated[float, typer.Option(help="How long its end may take; 0 does not wait.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(help="Most seconds to wait for its end; 0 does not wait.")] = 300.0,
     context: Context = None,
     namespace: Namespace = None,
     as_json: Json = False,

@@ -38,7 +38,7 @@ def evaluate(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Instead: policies that write the samples, or play; a bundle's folder, models:/NAME/VERSION or "
+            help="Policies that write the samples, or play, instead of --samples; a bundle's folder, models:/NAME/VERSION or "
             "models:/NAME@ALIAS. In a browser also expert, random or package.module:NAME."
         ),
     ] = None,
@@ -106,7 +106,8 @@ def evaluate(
     sha256: Annotated[
         str | None,
         typer.Option(
-            help="Digest to expect of the problems' file instead of those known; any: none.", rich_help_panel=PROBLEMS
+            help="Digest to expect of the problems' file instead of the known ones; any takes every file.",
+            rich_help_panel=PROBLEMS,
         ),
     ] = None,
     out: Annotated[
@@ -128,7 +129,9 @@ def evaluate(
     ] = None,
     timeout_s: Annotated[
         float | None,
-        typer.Option("--timeout", help="Seconds; the benchmark's own by default.", rich_help_panel=SCORING),
+        typer.Option(
+            "--timeout", help="Limit of a sample in seconds; the benchmark's own by default.", rich_help_panel=SCORING
+        ),
     ] = None,
     workers: Annotated[
         int | None,
@@ -139,7 +142,7 @@ def evaluate(
         typer.Option(help="Weakest sandbox that will do.", rich_help_panel=SCORING),
     ] = "paths",
     local: Annotated[
-        bool, typer.Option("--local", help="In this process, without Ray.", rich_help_panel=RUNNING)
+        bool, typer.Option("--local", help="Evaluate in this process, without Ray.", rich_help_panel=RUNNING)
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -223,11 +226,13 @@ def aggregate(
 
 
 def tasks(
-    kind: Annotated[Literal["python", "arithmetic"], typer.Argument(help="Functions to write, or sums.")],
+    kind: Annotated[
+        Literal["python", "arithmetic"], typer.Argument(help="python: functions to write; arithmetic: sums.")
+    ],
     split: Annotated[Literal["train", "test"], typer.Option(help="test: those that no training run sees.")] = "test",
-    count: Annotated[int, typer.Option(min=1, help="At most so many; of test 256 at most.")] = 256,
+    count: Annotated[int, typer.Option(min=1, help="Most tasks to print; the split test has 256.")] = 256,
     levels: Annotated[str, typer.Option(help="Difficulties, in equal parts.")] = "1,2",
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws; environments have 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws; environments draw with 0.")] = 0,
 ) -> None:
     """Print made tasks as JSON lines.
 

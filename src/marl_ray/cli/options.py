@@ -41,8 +41,8 @@ SweepOverrides = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")]
 Storage = Annotated[str, typer.Option(help="Folder or URI that has the runs' folders.")]
 Address = Annotated[str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; its current one where not given.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The context's where not given.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; its current one by default.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace; the context's by default.")]
 KubeRay = Annotated[
     Path | None,
     typer.Option("--kuberay", metavar="CLUSTER", help="Config of a cluster: run as a RayJob on one of its own."),

@@ -45,7 +45,7 @@ class NodeConfig(Config):
     memory: Quantity = "8Gi"
     """Memory of a pod."""
     shm: Quantity | None = None
-    """Bound of `/dev/shm`, where Ray keeps its objects; it counts as memory, which bounds it where this is not given."""
+    """Bound of `/dev/shm`, where Ray keeps its objects. It counts as memory; when not given, the pod's memory bounds it."""
     node_selector: dict[str, str] = {}
     """Labels that a machine must have to run the pod."""
     tolerations: tuple[dict[str, Any], ...] = ()
@@ -56,15 +56,15 @@ class GroupConfig(NodeConfig):
     """Pods of one kind."""
 
     replicas: Positive | tuple[Count, Positive] = 1
-    """A fixed number, which comes up together; or least and most, between which Ray scales."""
+    """Number of pods: a fixed one, which come up together; or least and most, between which Ray scales."""
     gpus: Count = 0
     """NVIDIA GPUs of a pod."""
     spot: bool = False
-    """Prefer machines that may be taken away, and fall back to others: two groups, the first with priority."""
+    """Prefer spot machines and fall back to others: the group becomes two, the first with priority."""
     resources: dict[RayResource, Positive] = {}
     """Custom resources that the group's nodes tell Ray of; Ray's autoscaler takes whole numbers alone."""
     idle_timeout_s: Seconds | None = None
-    """Seconds that a pod stays while it is not needed; 300 where not given, longer than a restart takes."""
+    """Seconds that a pod stays while nothing needs it; 300 when not given, which is longer than a restart takes."""
 
     @property
     def scales(self) -> bool:
@@ -93,7 +93,7 @@ class RedisConfig(Config):
     """The Redis that keeps the head's state, so that a cluster outlives its head."""
 
     address: Annotated[str, Field(pattern=r"^(rediss?://)?[-.\[\]:A-Za-z0-9]+$")]
-    """Such as redis://marl-ray-redis:6379; the password is in a Secret."""
+    """Address of the Redis, such as redis://marl-ray-redis:6379; the password is in a Secret."""
     password_secret: Reference | None = None
     """Secret with the key `password`."""
 
@@ -104,7 +104,7 @@ class VolumeConfig(Config):
     claim: Reference | None = None
     """A PersistentVolumeClaim that many nodes may write."""
     host: AbsolutePath | None = None
-    """Or a folder of every machine: a network file system that is mounted there, or a cluster of one machine."""
+    """In place of `claim`: a folder of every machine, such as a mounted network file system."""
     path: AbsolutePath
     """Path at which pods see it."""
 
@@ -121,23 +121,23 @@ class JobConfig(Config):
     entrypoint: Command
     """Shell command that the job runs."""
     retries: Count = 2
-    """Each is a new cluster and the same command: runs go on where their name and storage stay."""
+    """Number of further tries. Each is a new cluster and the same command; a run goes on if its name and storage stay."""
     deadline_s: Seconds = 86_400
-    """From its beginning to its end, all tries together."""
+    """Most seconds from the job's beginning to its end, all tries together."""
     start_deadline_s: Seconds = 1800
-    """Longest time for its cluster to come up."""
+    """Most seconds for its cluster to come up."""
     keep_s: Count = 300
-    """Time for which its cluster stays after a success."""
+    """Seconds for which its cluster stays after a success."""
     keep_failed_s: Count = 3600
-    """Time for which its head stays after a failure, so that somebody can look into its logs."""
+    """Seconds for which its head stays after a failure, so that you can read its logs."""
     runtime_env: dict[str, Any] = {}
     """Ray's runtime environment of the job, such as `env_vars` or `working_dir`."""
     schedule: str | None = None
-    """Five fields of cron: a job by the clock, with a cluster of its own each time."""
+    """Five fields of cron: the job runs by the clock, with a cluster of its own each time."""
     time_zone: Annotated[str, Field(pattern=r"^[A-Za-z][-+/_A-Za-z0-9]*$")] | None = None
     """Time zone of `schedule`, such as `Europe/Berlin`; that of KubeRay's operator when not given."""
     keep_record_s: Count = 7 * 86_400
-    """With `schedule`: time for which an ended RayJob stays to be looked at. Nothing else takes them away."""
+    """With `schedule`: seconds for which an ended RayJob stays, so that you can look at it. Nothing else deletes it."""
 
     @model_validator(mode="after")
     def _check(self) -> "JobConfig":
@@ -164,7 +164,7 @@ class ServiceConfig(Config):
     spool_size: Quantity = "1Gi"
     """Bound of /var/lib/marl-ray/spool, where exposures wait while the database is away."""
     delete_old_after_s: Seconds = 120
-    """Time for which a replaced cluster stays; longer than its pods take to end."""
+    """Seconds for which a replaced cluster stays; longer than its pods take to end."""
 
 
 class ClusterConfig(Config):
@@ -173,11 +173,11 @@ class ClusterConfig(Config):
     name: Name
     """Name of the cluster, and the first part of the names of its resources."""
     image: Image
-    """With marl-ray installed, the same version as here."""
+    """Image of all pods, which has marl-ray in the version of the command."""
     ray_version: Version = "2.60.0"
     """Version of Ray in the image."""
     head: NodeConfig = NodeConfig()
-    """It runs no user's work, on machines that are not taken away."""
+    """The head's pod, which runs no user's work, on machines that stay."""
     groups: dict[Name, GroupConfig] = Field(min_length=1)
     token: bool = True
     """Guard dashboard and jobs by a token, which KubeRay makes."""
@@ -189,7 +189,7 @@ class ClusterConfig(Config):
     service_account: Reference | None = None
     """Service account of the pods."""
     pull_secrets: tuple[Reference, ...] = ()
-    """Secrets with which the image is pulled."""
+    """Secrets with which Kubernetes pulls the image."""
     env: dict[Variable, str] = {}
     """Environment variables of all pods."""
     secrets: tuple[Reference, ...] = ()
@@ -198,9 +198,9 @@ class ClusterConfig(Config):
     files: Reference | None = None
     """A ConfigMap whose keys all pods see as files in /etc/marl-ray."""
     user: Positive = 1000
-    """Number of the user in the image; root is refused."""
+    """Number of the user in the image; it cannot be root."""
     drain_s: Seconds = 60
-    """Time in which a pod that ends may finish its work; Kubernetes waits 30 s longer."""
+    """Seconds in which a pod that ends may finish its work; Kubernetes waits 30 s longer."""
     job: JobConfig | None = None
     service: ServiceConfig | None = None
 

@@ -105,7 +105,7 @@ FORMS: dict[str, dict[str, str]] = {
         "marl_ray, python": "Versions.",
     },
     "aggregate": {
-        "number, mode": "What was averaged.",
+        "number, mode": "The averaged number, and its mode.",
         "value, low, high": "The weighted mean, and its interval.",
         "parts": "`variant`, `value` and `weight` of each evaluation.",
     },
@@ -120,8 +120,8 @@ FORMS: dict[str, dict[str, str]] = {
     "experiment status": EXPERIMENT,
     "experiment watch": EXPERIMENT,
     "experiment audit": {
-        "[].at, [].epoch": "When.",
-        "[].action, [].arm, [].actor, [].reason": "What, who and why.",
+        "[].at, [].epoch": "Time of the change, and the epoch that it began.",
+        "[].action, [].arm, [].actor, [].reason": "The change, its arm, who made it, and why.",
         "...": "All that `GET /v1/experiments/NAME/audit` answers.",
     },
     "experiment plan": {
@@ -132,7 +132,7 @@ FORMS: dict[str, dict[str, str]] = {
     },
     "experiment analyse": {
         "experiment, status, epoch": "The experiment.",
-        "level, units, control, covariate": "Level of the tests, kind of the units, and what was compared by.",
+        "level, units, control, covariate": "Level of the tests, kind of the units, the control, and CUPED's covariate.",
         "notes": "Sentences about what does not count.",
         "comparisons": "Of each metric and treatment: `metric`, `arm`, `treatment`, `control`, `test` (Welch's), `holm`, "
         "`adjusted` (CUPED's, or null) and `always` (exact bounds, or null).",

@@ -18,18 +18,19 @@ def plan_experiment(
         ),
     ] = None,
     effect: Annotated[
-        float | None, typer.Option(help="Gain to be proven beyond the margin, in units of the outcome; NAME's margin.")
+        float | None,
+        typer.Option(help="Gain to prove beyond the margin, in units of the outcome; NAME's margin by default."),
     ] = None,
     sd: Annotated[
-        float | None, typer.Option(help="Standard deviation of the outcomes; that of NAME's control.")
+        float | None, typer.Option(help="Standard deviation of the outcomes; that of NAME's control by default.")
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Error probability; NAME's, or 0.05.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Error probability; NAME's or 0.05 by default.")] = None,
     power: Annotated[float, typer.Option(help="Chance to find the effect.")] = 0.8,
     share: Annotated[
-        float | None, typer.Option(help="Treatment's share of the units of both arms; NAME's, or 0.5.")
+        float | None, typer.Option(help="Treatment's share of the units of both arms; NAME's or 0.5 by default.")
     ] = None,
     bounds: Annotated[
-        str | None, typer.Option(metavar="LOW,HIGH", help="Of the outcome, for the exact test; NAME's.")
+        str | None, typer.Option(metavar="LOW,HIGH", help="Bounds of the outcome, for the exact test; NAME's by default.")
     ] = None,
     database: Database = DATABASE,
     as_json: Json = False,
@@ -96,9 +97,9 @@ def analyse(
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC", help="Compare this too; A/B is the sum of A over the sum of B."),
+        typer.Option(metavar="METRIC", help="A further metric to compare; A/B is the sum of A over the sum of B."),
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Level of the tests; the experiment's own.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Level of the tests; the experiment's own by default.")] = None,
     database: Database = DATABASE,
     as_json: Json = False,
 ) -> None:

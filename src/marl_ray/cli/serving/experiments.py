@@ -92,10 +92,13 @@ def experiment_off_policy(
     bundle: Annotated[
         str, typer.Argument(metavar="BUNDLE", help="models:/name/version, models:/name@alias, or a folder.")
     ],
-    data: Annotated[str, typer.Option(help="What `marl-ray export` wrote.")],
-    floor: Annotated[float, typer.Option(help="What the lower bound of its mean outcome must exceed.")],
+    data: Annotated[str, typer.Option(help="File or folder that `marl-ray export` wrote.")],
+    floor: Annotated[float, typer.Option(help="Number that the lower bound of its mean outcome must exceed.")],
     tracking_uri: Annotated[
-        str | None, typer.Option(envvar="MLFLOW_TRACKING_URI", help="Where models:/ are; runs/mlflow.db by default.")
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI", help="MLflow server or file that knows models:/; runs/mlflow.db by default."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
