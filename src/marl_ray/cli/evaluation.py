@@ -38,8 +38,8 @@ def evaluate(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Policies that write the samples, or play, instead of --samples; a bundle's folder, models:/NAME/VERSION or "
-            "models:/NAME@ALIAS. In a browser also expert, random or package.module:NAME."
+            help="Policies that write the samples, or play, instead of --samples; a bundle's folder, models:/NAME/VERSION "
+            "or models:/NAME@ALIAS. In a browser also expert, random or package.module:NAME."
         ),
     ] = None,
     agent: Annotated[

@@ -30,7 +30,8 @@ def plan_experiment(
         float | None, typer.Option(help="Treatment's share of the units of both arms; NAME's or 0.5 by default.")
     ] = None,
     bounds: Annotated[
-        str | None, typer.Option(metavar="LOW,HIGH", help="Bounds of the outcome, for the exact test; NAME's by default.")
+        str | None,
+        typer.Option(metavar="LOW,HIGH", help="Bounds of the outcome, for the exact test; NAME's by default."),
     ] = None,
     database: Database = DATABASE,
     as_json: Json = False,

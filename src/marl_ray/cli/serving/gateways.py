@@ -16,9 +16,7 @@ def serve(
     timeout_s: Annotated[float, typer.Option(help="Most seconds that the deployment may take.")] = 120.0,
     local: Annotated[
         bool,
-        typer.Option(
-            "--local", help="Serve on a Ray of its own on this machine, until Ctrl-C, with a new admin key."
-        ),
+        typer.Option("--local", help="Serve on a Ray of its own on this machine, until Ctrl-C, with a new admin key."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -88,7 +86,8 @@ def deploy(
         typer.Option(metavar="SWEEP", help="Instead of BUNDLE, a sweep's winner: its folder, or its name in runs."),
     ] = None,
     strategy: Annotated[
-        Literal["gradual", "ab", "shadow", "replace"], typer.Option(help="Strategy of the experiment: the way in which the bundle gets traffic.")
+        Literal["gradual", "ab", "shadow", "replace"],
+        typer.Option(help="Strategy of the experiment: the way in which the bundle gets traffic."),
     ] = "gradual",
     endpoint: Annotated[
         str | None, typer.Option(help="The name that clients act on; may be left out where there is one.")
