@@ -77,6 +77,12 @@ def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = f"# {page.rsplit('/')[-1].capitalize()}\n\n{source[0]}"
 
 
+def pages_with_lists(*_: object) -> list[str]:
+    """The pages that are read at every build, because their lists change with other files: else a new page of a folder is
+    listed nowhere until everything is built anew."""
+    return [root_doc, "docs/api", *FOLDERS]
+
+
 def toctree(pages: list[str], options: str = "") -> str:
     return f"\n```{{toctree}}\n:hidden:\n{options}\n" + "\n".join(pages) + "\n```\n"
 
@@ -98,5 +104,6 @@ def documentation(line: re.Match[str]) -> str:
 
 def setup(app: Sphinx) -> None:
     app.add_lexer("mermaid", TextLexer)  # GitHub draws it, and the site shows its text
+    app.connect("env-get-outdated", pages_with_lists)
     app.connect("source-read", add_sidebar)
     app.connect("source-read", add_api)
