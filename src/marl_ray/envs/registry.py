@@ -107,15 +107,26 @@ def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signa
 
 
 def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
-    """Rewards and infos of one step with drawn actions, after a reset."""
-    env.reset(seed=0)
+    """Rewards and infos of one step with drawn actions that are possible, after a reset."""
+    begun = env.reset(seed=0)
     for agent in env.agents:
         env.action_space(agent).seed(0)
     if is_text(env):
         env.step(env.action_space(env.agent_selection).sample())
         return env.rewards, env.infos
-    _, rewards, _, _, infos = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    _, infos = begun
+    actions = {}
+    for agent in env.agents:
+        space, mask = env.action_space(agent), (infos.get(agent) or {}).get("action_mask")
+        fits = np.shape(mask) == (getattr(space, "n", None),)  # playing refuses another mask by name
+        actions[agent] = drawn_action(space, mask if fits else None)
+    _, rewards, _, _, infos = env.step(actions)
     return rewards, infos
+
+
+def drawn_action(space: Any, mask: Any) -> Any:
+    """An action drawn from those that `mask` allows; from all, if it is None."""
+    return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
 def _gridworld(config: EnvConfig) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.budget.dag import BudgetDag
-from marl_ray.envs.env_copies import EnvLoop, make_batch
+from marl_ray.envs.env_copies import EnvLoop, make_batch, warm_up
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 
@@ -98,7 +98,25 @@ class Careless(BudgetDag):
         return batch
 
 
-@pytest.mark.parametrize(("env_id", "failed"), [("budget_dag", []), ("test_array_batch:Careless", ["batch"])])
+class Narrow(BudgetDag):
+    """A budget whose batch shows a policy its first agent alone."""
+
+    def batch(self, copies: int, groups: Any, signals: int) -> Any:
+        batch = super().batch(copies, groups, signals)
+        assert batch is not None
+        look = batch.look
+
+        def look_at_one(states: Any, seen: Any, agents: Any, rows: Any, *parameters: Any) -> None:
+            look(states, seen, agents[:1], rows[:, :1], *parameters)
+
+        batch.look = look_at_one
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("env_id", "failed"),
+    [("budget_dag", []), ("test_array_batch:Careless", ["batch"]), ("test_array_batch:Narrow", ["batch"])],
+)
 def test_the_check_compares_a_batch_with_the_environment(
     env_id: str, failed: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -191,6 +209,43 @@ class Relay(ParallelEnv):
                 masks[:] = False
 
         return ArrayBatch(self, copies + (self.fault == "copies"), groups, signals, begin, play, look, allow)
+
+
+class Strict(Relay):
+    """The second agent may begin with its last action alone; another one is an error."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        seen, infos = super().reset(seed, options)
+        infos["second"]["action_mask"] = np.arange(4) == 3
+        return seen, infos
+
+    def step(self, actions: dict[str, int]) -> Any:
+        if not self.steps and actions["second"] != 3:
+            raise ValueError("the second agent's first action is not possible")
+        return super().step(actions)
+
+    def batch(self, copies: int, groups: Any, signals: int) -> Any:
+        batch = super().batch(copies, groups, signals)
+        play, allow = batch.play, batch.allow
+
+        def play_possible(states: Any, alive: Any, actions: Any, *results: Any) -> None:
+            if ((states[:, 0] == 0) & (actions[:, 1] != 3)).any():
+                raise ValueError("the second agent's first action is not possible")
+            play(states, alive, actions, *results)
+
+        def allow_last(states: Any, masks: Any) -> None:
+            allow(states, masks)
+            masks[states[:, 0] == 0, 1, :3] = False
+
+        batch.play, batch.allow = play_possible, allow_last
+        return batch
+
+
+def test_a_warm_up_takes_actions_that_are_possible(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.syspath_prepend(str(request.path.parent))
+    warm_up(EnvConfig(id="test_array_batch:Strict"))
 
 
 def test_a_batch_of_agents_that_leave_and_have_other_actions_equals_the_loop(

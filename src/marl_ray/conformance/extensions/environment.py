@@ -11,7 +11,7 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, checked
 from marl_ray.envs.batch import BatchStep, EnvBatch
 from marl_ray.envs.env_copies import EnvLoop, make_batch
-from marl_ray.envs.registry import is_text, make_env
+from marl_ray.envs.registry import drawn_action, is_text, make_env
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
 
 SEED = 7
@@ -137,7 +137,7 @@ def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, most: int)
     steps = [SeenStep(observations, {}, infos)]
     while env.agents and len(steps) <= most:
         agents = list(env.agents)
-        actions = {agent: _action(spaces[agent], infos.get(agent, {})) for agent in agents}
+        actions = {agent: drawn_action(spaces[agent], infos.get(agent, {}).get("action_mask")) for agent in agents}
         observations, rewards, terminated, truncated, infos = env.step(actions)
         for part, values in {"rewards": rewards, "terminations": terminated, "truncations": truncated}.items():
             if missing := set(agents) - set(values):
@@ -147,11 +147,6 @@ def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, most: int)
         if wrong := left ^ set(env.agents):
             raise ValueError(f"{', '.join(sorted(wrong))}: `agents` and the ends that step returned differ")
     return steps
-
-
-def _action(space: Any, info: Mapping[str, Any]) -> Any:
-    mask = info.get("action_mask")
-    return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
 def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int, most: int) -> list[SeenStep]:
@@ -197,34 +192,43 @@ def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | Non
 
 
 def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) -> str | None:
-    """Play episodes of drawn actions by the environment's own batch and by the loop over single ones."""
-    groups = [[agent] for agent in agents]
-    with (
-        closing(make_batch(config, COPIES, groups, signals)) as own,
-        closing(EnvLoop(config, COPIES, groups, signals)) as loop,
-    ):
-        return _difference(own, loop, agents, most)
+    """Play episodes of drawn actions by the environment's own batch and by the loop over single ones: with a policy for
+    each agent, and with one for all agents of the same spaces, the last of them first."""
+    with closing(make_env(config)) as env:
+        kinds: dict[str, list[str]] = {}
+        for agent in reversed(agents):
+            kinds.setdefault(f"{env.observation_space(agent)} {env.action_space(agent)}", []).append(agent)
+    single = [[agent] for agent in agents]
+    for groups in [single, list(kinds.values())][: 1 + (len(kinds) < len(agents))]:
+        with (
+            closing(make_batch(config, COPIES, groups, signals)) as own,
+            closing(EnvLoop(config, COPIES, groups, signals)) as loop,
+        ):
+            found = _difference(own, loop, most)
+        if found is not None:
+            shared = max(groups, key=len)
+            return found if groups is single else f"{found}, where one policy plays {', '.join(shared)}"
+    return None
 
 
-def _difference(own: EnvBatch, loop: EnvLoop, agents: Sequence[str], most: int) -> str | None:
+def _difference(own: EnvBatch, loop: EnvLoop, most: int) -> str | None:
     """Return what differs between a batch and the loop in EPISODES episodes of drawn actions; None if nothing does."""
     batches = own, loop
-    spaces = [loop.envs[0].observation_space(agent) for agent in agents]
+    spaces = [loop.envs[0].observation_space(group[0]) for group in loop.groups]
+    shapes = [(COPIES, len(group), row_size(space)) for group, space in zip(loop.groups, spaces, strict=True)]
     rng = np.random.default_rng(SEED)
     for number in range(EPISODES):
         for batch in batches:
             for copy in range(COPIES):
                 batch.reset(copy, SEED + number * COPIES + copy)
         for step in range(most):
-            rows = [[np.zeros((COPIES, 1, row_size(space)), row_dtype(space)) for space in spaces] for _ in batches]
+            rows = [
+                [np.zeros(shape, row_dtype(space)) for shape, space in zip(shapes, spaces, strict=True)]
+                for _ in batches
+            ]
             for batch, seen in zip(batches, rows, strict=True):
                 batch.observe(seen, np.flatnonzero(batch.alive.any(1)).tolist())
-            actions = [
-                np.array(
-                    [[_action(space, {} if masks is None else {"action_mask": masks[c, 0]})] for c in range(COPIES)]
-                )
-                for space, masks in zip(_action_spaces(loop, agents, rng), loop.action_masks, strict=True)
-            ]
+            actions = _drawn_actions(loop, rng)
             pairs = {"observations": rows, "agents": [[batch.alive.copy()] for batch in batches]}
             pairs["action masks"] = [_given(batch.action_masks) for batch in batches]
             steps = [batch.step(actions) for batch in batches]
@@ -239,12 +243,15 @@ def _difference(own: EnvBatch, loop: EnvLoop, agents: Sequence[str], most: int) 
     return None
 
 
-def _action_spaces(loop: EnvLoop, agents: Sequence[str], rng: np.random.Generator) -> list[Any]:
-    """The agents' action spaces, seeded for one draw per copy."""
-    spaces = [loop.envs[0].action_space(agent) for agent in agents]
-    for space in spaces:
+def _drawn_actions(loop: EnvLoop, rng: np.random.Generator) -> list[np.ndarray]:
+    """Per group (COPIES, agents of the group, *action shape), drawn from the actions that are possible."""
+    actions = []
+    for group, masks in zip(loop.groups, loop.action_masks, strict=True):
+        space = loop.envs[0].action_space(group[0])
         space.seed(int(rng.integers(2**31)))
-    return spaces
+        allowed = np.full((COPIES, len(group)), None) if masks is None else masks
+        actions.append(np.array([[drawn_action(space, mask) for mask in of_copy] for of_copy in allowed]))
+    return actions
 
 
 def _given(masks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
