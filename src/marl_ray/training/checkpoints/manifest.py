@@ -23,7 +23,7 @@ from marl_ray.training.checkpoints.storage import (
 )
 from marl_ray.training.run_folder.record import SHA256, digest_of
 
-FORMAT = 2
+FORMAT = 3
 """Version of a checkpoint's layout."""
 MANIFEST = "manifest.json"
 WITHDRAWN = "damaged"

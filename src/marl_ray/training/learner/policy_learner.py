@@ -161,9 +161,9 @@ class Learner:
     def load_state(self, plain: Mapping[str, Any]) -> None:
         """Continue from `plain()`; the tensors were loaded before. Every worker takes part."""
         self.state = self.state.restored(plain)
-        if plain[
-            "refused"
-        ]:  # another comparison could end otherwise, and then the run would not equal one that never stopped
+        # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
+        # has no compiled code, as one of a branch, keeps its own reason.
+        if plain["refused"] and self.compiled:
             self.why_torch, self._compared = plain["refused"], True
         for group, saved in zip(self.policy.optimizer.param_groups, plain["groups"], strict=True):
             group |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}

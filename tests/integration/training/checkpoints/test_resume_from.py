@@ -167,7 +167,7 @@ def damage(folder: Path, how: str) -> None:
         ("state", "is damaged: "),
         ("manifest", "manifest.json is no manifest: "),
         ("unpublished", "is no checkpoint, and no run that has one; looked for "),
-        ("format", "has checkpoint format 1, expected 2; it can be read by the version of marl-ray that wrote it"),
+        ("format", "has checkpoint format 1, expected 3; it can be read by the version of marl-ray that wrote it"),
         ("all", "is no checkpoint, and no run that has one; looked for "),
         ("bundle", "is a bundle, which has no optimiser; expected a run's name, its folder or a checkpoint in it"),
     ],

@@ -11,6 +11,7 @@ from toy_runs.runs import batch_of, short, team_of
 
 from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.compiled import kernels
+from marl_ray.training.checkpoints.manifest import FORMAT
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, policy_learner
 from marl_ray.training.learner.compiled import epochs
@@ -165,6 +166,12 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.Monk
         assert resumed.compiled
         resumed.load_state(kept)
         assert resumed.why_torch == kept["refused"]
+        branch = team_of(config_of(CASES["plain"] | {"hyper": {"kl_coef": 0.1}})).learners["all"]
+        branch.load_state(kept)
+        assert branch.why_torch == "hyper.kl_coef is above 0" and not branch.plain()["refused"]
+    # Checkpoints with other keys are of another format, which is refused in one line.
+    keys = ["cost_norms", "entropy_coef", "groups", "kl_coef", "multipliers", "refused", "value_norm"]
+    assert (FORMAT, sorted(kept)) == (3, keys)
     (line,) = lines
     assert line.startswith(
         "policy 'all': torch takes its gradient steps, because compiled gradients differ from torch's"

@@ -129,7 +129,7 @@ def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path:
     old = tmp_path / "checkpoint_2026-11-01_10-00-00.000000"
     old.mkdir()
     (old / "state.json").write_text('{"format": 1, "iteration": 3}')
-    with pytest.raises(MarlRayError, match=r"checkpoint_2026.* has checkpoint format 1, expected 2; it can be read by"):
+    with pytest.raises(MarlRayError, match=r"checkpoint_2026.* has checkpoint format 1, expected 3; it can be read by"):
         checkpoints_in(folder_here(tmp_path))
 
 
