@@ -1,8 +1,11 @@
 """The program: its table of commands, and the exit statuses of errors."""
 
 import atexit
+import contextlib
 import gc
+import io
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +30,8 @@ from marl_ray.errors import MarlRayError
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
 """Typer's error of a wrong word of the command line, which it does not export."""
+WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+"""The types of files that keep what is written to them for a while."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells report it."""
 COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
@@ -103,6 +108,17 @@ def _usage_line(error: Any) -> Iterator[str]:
     yield f"; {command} --help tells more\n"
 
 
+def _leave_garbage() -> None:
+    """Let Python end without a search for garbage. Files that are still open are written, as the search would write them:
+    a user's environment may keep a log in one."""
+    for each in gc.get_objects():
+        if type(each) in WRITERS:
+            with contextlib.suppress(OSError, ValueError):  # it is closed, or has no file
+                if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe could block
+                    each.flush()
+    gc.freeze()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; always raises SystemExit.
 
@@ -113,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Modules leave no garbage, so Python looks for it less often while it imports them, and not again as the process ends:
     # with torch, Ray and MLflow loaded these searches take four seconds.
     gc.set_threshold(10_000)
-    atexit.register(gc.freeze)
+    atexit.register(_leave_garbage)
     # pygame's own, at every import of a gridworld or of mpe2
     warnings.filterwarnings("ignore", "pkg_resources is deprecated", UserWarning)
     try:

@@ -248,3 +248,20 @@ def test_forms_of_results_are_those_of_their_types():
 
 def test_numbers_that_are_not_finite_are_null():
     assert plain({"a": (float("nan"), 1.5), 2: Path("x")}) == {"a": [None, 1.5], "2": "x"}
+
+
+def test_what_a_program_wrote_is_in_its_files_when_it_ends(tmp_path: Path) -> None:
+    """Files that nothing closes, in a cycle of objects, which Python writes when it searches for garbage at its end."""
+    code = f"""
+from marl_ray.cli import main
+
+class Logged:
+    def __init__(self, path, mode, line):
+        self.own, self.file = self, open(path, mode)
+        self.file.write(line)
+
+kept = Logged({str(tmp_path / "text")!r}, "w", "a line"), Logged({str(tmp_path / "bytes")!r}, "wb", b"a line")
+main(["--version"])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    assert [(tmp_path / name).read_text() for name in ("text", "bytes")] == ["a line"] * 2
