@@ -117,9 +117,10 @@ def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     _, infos = begun
     actions = {}
     for agent in env.agents:
-        space, mask = env.action_space(agent), (infos.get(agent) or {}).get("action_mask")
+        space = env.action_space(agent)
+        mask: Any = (infos.get(agent) or {}).get("action_mask")
         fits = np.shape(mask) == (getattr(space, "n", None),)  # playing refuses another mask by name
-        actions[agent] = drawn_action(space, mask if fits else None)
+        actions[agent] = drawn_action(space, np.asarray(mask, bool) if fits else None)
     _, rewards, _, _, infos = env.step(actions)
     return rewards, infos
 

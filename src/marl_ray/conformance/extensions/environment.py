@@ -204,10 +204,10 @@ def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) ->
             closing(make_batch(config, COPIES, groups, signals)) as own,
             closing(EnvLoop(config, COPIES, groups, signals)) as loop,
         ):
-            found = _difference(own, loop, most)
-        if found is not None:
+            difference = _difference(own, loop, most)
+        if difference is not None:
             shared = max(groups, key=len)
-            return found if groups is single else f"{found}, where one policy plays {', '.join(shared)}"
+            return difference if groups is single else f"{difference}, where one policy plays {', '.join(shared)}"
     return None
 
 
