@@ -2,22 +2,28 @@
 
 import json
 import shutil
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from toy_runs import texts
 from toy_runs.runs import config, short
 
 from marl_ray.cluster import jobs
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
+from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.training.errors import DivergedError
+from marl_ray.training.errors import DivergedError, PassMemoryError
+from marl_ray.training.loop.pass_sizes import FILE
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
+from marl_ray.tuning.running import worker_group
 from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
 from marl_ray.tuning.running.trial_files import Leg, TrialState, TrialWriter, read_state, write_state
 from marl_ray.tuning.running.trials import run
@@ -206,3 +212,35 @@ def test_a_bad_sweep_is_refused_before_the_cluster_is_asked(tmp_path: Path, text
     with pytest.raises(MarlRayError) as error:
         jobs.submit("sweep", tmp_path / "sweep.yaml", address="http://cluster.invalid:8265")
     assert message in str(error.value)
+
+
+def test_a_worker_of_a_trial_without_room_for_a_pass_ends_and_the_next_halves_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a worker works in the sweep's folder
+    monkeypatch.setenv(TRACKING_URI, "")
+    crowded = texts.config("train.micro_batch=4", "algorithm=toy_runs.short_memory:CROWDED").given()
+    leg = Leg("sweep", str(tmp_path), 0, 1, [crowded], [{"name": "return"}], None, True, False, 1, "", str(tmp_path))
+    payload = asdict(leg) | {"place": "attempt-1", "starts": []}
+    with process_group():
+        with pytest.raises(
+            PassMemoryError, match=r"^policy 'speaker', iteration 1, step 0: out of memory in a pass of 4 "
+        ):
+            worker_group.train_leg(payload, torch.device("cpu"))
+        assert json.loads((tmp_path / "sweep/trials/0000" / FILE).read_text()) == {"speaker": 2}
+        assert worker_group.train_leg(payload, torch.device("cpu"))["done"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_error_of_one_worker_alone_ends_its_process_and_that_of_all_is_a_result(tmp_path, monkeypatch, shared):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(TRACKING_URI, "")
+    leg = Leg("sweep", str(tmp_path), 0, 1, [short("ippo").given()], [], None, True, False, 1, "", str(tmp_path))
+    failure = MarlRayError("no room")
+    failure.shared = shared
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(worker_group, "run_leg", fail)
+    with process_group(), nullcontext() if shared else pytest.raises(MarlRayError, match="no room"):
+        result = worker_group.train_leg(asdict(leg) | {"place": "attempt-1", "starts": []}, torch.device("cpu"))
+        assert result == {"failed": "no room"}

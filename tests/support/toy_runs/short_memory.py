@@ -51,8 +51,8 @@ _passes = itertools.count()
 
 
 def _allocate(batch: Evaluated, before: int) -> None:
-    """Fail as an allocator does in a pass of more than two sequences on the second worker, after `before` passes."""
-    if dist.get_rank() == 1 and next(_passes) >= before and len(batch.log_probs) > 2:
+    """Fail as an allocator does in a pass of more than two sequences on the last worker, after `before` passes."""
+    if dist.get_rank() == dist.get_world_size() - 1 and next(_passes) >= before and len(batch.log_probs) > 2:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 

@@ -7,7 +7,7 @@ at equal progress, and never just the lucky seed. No Ray in here.
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.statistics import iqm
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import folder_here
@@ -48,16 +49,18 @@ class SeedsAsOne:
         device: torch.device,
         resume_from: Path | None,
         own_hyper: bool = False,
+        pass_sizes: Mapping[str, int] | None = None,
     ):
-        """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration. Raises
-        UnreadableCheckpointError, which names the file, for one that is damaged."""
+        """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration. `pass_sizes` are
+        those of `RunStart`. Raises UnreadableCheckpointError, which names the file, for a checkpoint that is damaged."""
         self.metrics = metrics
         self.runs: dict[int, Run] = {}
-        state = {} if resume_from is None else _objectives(resume_from / OBJECTIVES)
+        state = {} if resume_from is None else together(lambda: _objectives(resume_from / OBJECTIVES))
         try:
             for config in configs:
                 places = [] if resume_from is None else [folder_here(resume_from / f"seed-{config.seed}")]
-                self.runs[config.seed] = Run(config, device, RunStart(places, own_hyper=own_hyper))
+                start = RunStart(places, own_hyper=own_hyper, pass_sizes=pass_sizes or {})
+                self.runs[config.seed] = Run(config, device, start)
         except BaseException:
             self.close()
             raise
@@ -212,20 +215,22 @@ def load_seeds(
     configs: Sequence[RunConfig],
     metrics: Sequence[MetricConfig],
     device: torch.device,
+    pass_sizes: Mapping[str, int] | None = None,
 ) -> LoadedSeeds:
     """Begin the runs of all seeds from the first of a trial's checkpoints `names` that is whole, or anew without one. Every
-    worker calls it with the same. Raises UnreadableCheckpointError, which names what is wrong with each, if all are
-    damaged."""
+    worker calls it with the same. `pass_sizes` are those of `RunStart`. Raises UnreadableCheckpointError, which names what
+    is wrong with each, if all are damaged."""
     damages: list[str] = []
     for name in names:
         try:
             with folder.local(name) as start:
-                return LoadedSeeds(SeedsAsOne(configs, metrics, device, start, is_takeover(name)), name, damages)
+                seeds = SeedsAsOne(configs, metrics, device, start, is_takeover(name), pass_sizes)
+                return LoadedSeeds(seeds, name, damages)
         except (UnreadableCheckpointError, FileNotFoundError) as error:
             damages.append(one_line(error).removeprefix(NONE_READABLE))
     if damages:
         raise UnreadableCheckpointError(NONE_READABLE + "; ".join(damages))
-    return LoadedSeeds(SeedsAsOne(configs, metrics, device, None), None, [])
+    return LoadedSeeds(SeedsAsOne(configs, metrics, device, None, pass_sizes=pass_sizes), None, [])
 
 
 def run_leg(
@@ -256,5 +261,7 @@ def run_leg(
 
 
 def never_reported(name: str, reported: Iterable[str]) -> MarlRayError:
-    """The error for a metric that no row contains."""
-    return MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(reported))}")
+    """The error for a metric that no row contains; all workers raise it."""
+    error = MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(reported))}")
+    error.shared = True
+    return error

@@ -5,6 +5,7 @@ file and writes the trial's own files. So no process stands between the two whos
 go on after the last checkpoint that the messages name; a trial's process that dies leaves its last checkpoint to the next.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -14,11 +15,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
+from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
+from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
+from marl_ray.training.collectives import from_first, gather, world
+from marl_ray.training.errors import DivergedError, PassMemoryError
 from marl_ray.training.journal.tail import Tail
+from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
 from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import exchange_s
 from marl_ray.training.run_folder.record import work_in
@@ -32,6 +40,8 @@ MESSAGES = "messages.jsonl"
 """File in the folder of an attempt with the rows and checkpoints of its workers."""
 UNREADABLE_S = 300.0
 """Seconds after which a storage that cannot be read ends the leg."""
+TOGETHER = (DivergedError, UnreadableCheckpointError, UnwritableCheckpointError)
+"""Kinds of errors that all workers raise together, besides those that say so by `shared`."""
 
 
 def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
@@ -120,8 +130,15 @@ def worker(payload: dict[Any, Any]) -> Any:
     """The function that Ray Train starts in every worker of a nested trial."""
     import ray.train.torch
 
-    from marl_ray.training.collectives import from_first, gather, world
+    return train_leg(payload, ray.train.torch.get_device())
 
+
+def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
+    """Train a leg in one of its workers. Returns `objectives` and `done`, or under `failed` the message of an error that all
+    workers raise together, and would raise again after every restart.
+
+    Raises the error of this worker alone: the others wait for it, until its process ends, and theirs with it.
+    """
     leg = Leg(**{key: payload[key] for key in Leg.__dataclass_fields__})
     os.environ[TRACKING_URI] = leg.tracking_uri
     work_in(leg.folder)
@@ -141,16 +158,24 @@ def worker(payload: dict[Any, Any]) -> Any:
         gather(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
 
-    own = from_first(lambda: _kept(folder, place))  # the checkpoints of this attempt, if a worker has died
+    trial = StoredFolder(folder.filesystem, folder.path)
+    # The checkpoints of this attempt, if a worker has died, and the passes for which one had no room.
+    own, sizes = from_first(lambda: (_kept(folder, place), pass_sizes(trial)))
     starts = [*own, *(name for name in payload["starts"] if name not in own)]
     try:
-        seeds, start, damages = load_seeds(folder, starts, configs, metrics, ray.train.torch.get_device())
+        seeds, start, damages = load_seeds(folder, starts, configs, metrics, device, sizes)
         with seeds.closing():
             if damages:
                 send({"back": [start, seeds.iteration, seeds.steps, damages]})
             send({"begun": seeds.played})
             run_leg(seeds, leg.until, send, keep, start is not None and is_takeover(start))
-    except MarlRayError as error:  # all workers raise it together, and would raise it again after every restart
+    except PassMemoryError as error:
+        with contextlib.suppress(OSError):  # then the workers start again with passes of the same size
+            note_smaller_pass(trial, error)
+        raise
+    except MarlRayError as error:
+        if not (error.shared or isinstance(error, TOGETHER)):
+            raise
         return {"failed": str(error)}
     finally:
         if messages is not None:
