@@ -1,8 +1,12 @@
 """The errors of a training that goes nowhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from marl_ray.errors import MarlRayError
+import torch
+
+from marl_ray.errors import MarlRayError, one_line
 
 
 class DivergedError(MarlRayError):
@@ -18,3 +22,16 @@ class PassMemoryError(MarlRayError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (*self.args, self.policy, self.rows)
+
+
+@contextmanager
+def naming_the_gather(where: str) -> Iterator[None]:
+    """Within the block, in which workers gather weights for what samples, raise MarlRayError naming `where` in the place of
+    torch's error of a device that has no room."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MarlRayError(
+            f"{where}: out of memory while weights were gathered to sample with; expected more workers, "
+            f"model.cpu_offload or resources.engines, whose GPUs are their own ({one_line(error)})"
+        ) from error

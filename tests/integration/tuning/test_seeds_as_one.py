@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_runs import texts
 from toy_runs.runs import config, short
+from toys import texts
 
 from marl_ray.cluster import jobs
 from marl_ray.config import RunConfig

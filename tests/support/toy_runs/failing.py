@@ -1,10 +1,14 @@
 """The errors of several workers of which one fails; a module of its own, which other processes import."""
 
+import itertools
 import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,19 +21,26 @@ from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import EngineRefusedError
 from marl_ray.policies.language import token_policy
+from marl_ray.policies.language.sampling_copy import sampling_weights
+from marl_ray.policies.language.sharding import gather_shards, stored_weights
 from marl_ray.policies.language.sharding.shard import shard
+from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.collectives import from_first, gather, worker_mesh
 from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
 from marl_ray.training.team.assembly import build_team
 from toy_runs import runs
+from toys import engines, texts
+from toys.engines import Apart
 
 SOON_S = 20.0
 """Seconds within which all workers raise an error; the process group would wait for minutes, a checkpoint's for an hour."""
 CPU = torch.device("cpu")
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayError) -> str:
@@ -47,22 +58,50 @@ def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayEr
     return line
 
 
+@contextmanager
+def short_of(
+    rank: int, caller: ModuleType, module: ModuleType, name: str, count: int, error: Exception
+) -> Iterator[None]:
+    """Within the block a function of a module, called by another one on a worker, has room for so many calls; then it fails
+    once, as an allocator does."""
+    function, left = getattr(module, name), [count]
+
+    def fails(*arguments: Any, **more: Any) -> Any:
+        if dist.get_rank() == rank and sys._getframe(1).f_globals["__name__"] == caller.__name__:
+            left[0] -= 1
+            if left[0] == -1:
+                raise error
+        return function(*arguments, **more)
+
+    setattr(module, name, fails)
+    try:
+        yield
+    finally:
+        setattr(module, name, function)
+
+
 def of_first() -> str:
     """Worker 0 fails while the others wait for its value."""
     return all_raise(lambda: from_first(lambda: Path("/nowhere/to/be/found").read_text()))
 
 
-def loads(folders: list[str], parallel: dict[str, int]) -> str:
-    """The last worker's file ends early, after all have opened theirs."""
+def loads(folders: list[str], parallel: dict[str, int]) -> list[str]:
+    """The last worker's file ends early, after all have opened theirs; then its device has no room for what it reads."""
     rank = dist.get_rank()
     mesh = worker_mesh("cpu", 1, parallel.get("context", 1), parallel.get("tensor", 1))
-    model = ModelConfig(path=folders[rank], context=32)
-    policy = token_policy.build_token_policy(model, GenerationConfig(max_tokens=4), 0, unread=True)
+    policies = [
+        token_policy.build_token_policy(
+            ModelConfig(path=path, context=32), GenerationConfig(max_tokens=4), 0, unread=True
+        )
+        for path in (folders[rank], folders[0])
+    ]
     if rank == dist.get_world_size() - 1:
         (path,) = Path(folders[rank]).glob("*.safetensors")
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - 10)
-    return all_raise(lambda: shard(policy, mesh, False))
+    lines = [all_raise(lambda: shard(policies[0], mesh, False))]
+    with short_of(1, stored_weights, torch, "empty", 3, FULL):
+        return [*lines, all_raise(lambda: shard(policies[1], mesh, False))]
 
 
 def exports(folder: str, model: str, failing: int) -> str:
@@ -120,11 +159,15 @@ def trains(family: str, overrides: list[list[str]]) -> str:
     return all_raise(lambda: train_alone(config))
 
 
-def opens(folder: str) -> str:
-    """Worker 1 cannot open the files to read its shards alone, and reads the whole model."""
+def opens(folders: list[str]) -> list[str]:
+    """Worker 1 has the files of another model; then it cannot open the files to read its shards alone, and reads the whole
+    model."""
+    own = texts.config(f"team.speaker.model={{path: '{folders[dist.get_rank()]}', context: 32}}")
+    lines = [all_raise(lambda: runs.team_of(own))]
     if dist.get_rank() == 1:
         token_policy.empty_model = lambda path, context: None  # type: ignore[attr-defined]
-    return all_raise(lambda: runs.team_of(texts.config(f"team.speaker.model={{path: '{folder}', context: 32}}")))
+    first = texts.config(f"team.speaker.model={{path: '{folders[0]}', context: 32}}")
+    return [*lines, all_raise(lambda: runs.team_of(first))]
 
 
 def refuses(folder: str) -> str:
@@ -144,6 +187,45 @@ def refuses(folder: str) -> str:
     line = all_raise(run.step, EngineRefusedError)
     run.abandon()
     return line
+
+
+def gathers(folder: str, *overrides: str) -> dict[str, str]:
+    """A worker has no room for weights that come from others: for a bundle, for an engine that has them itself, and for the
+    copy that samples, after an update and after a checkpoint was read. Or its engine fails between two weights."""
+    gather_shards.AT_ONCE = 1 << 14
+    common = (*overrides, "train.group_size=2", f"resources.workers={dist.get_world_size()}")
+    whole, apart = texts.config(*common), texts.config(*common, "team.speaker.generation.engine=toys.engines:Apart")
+    lines: dict[str, str] = {}
+    run = Run(apart, CPU)
+    run.step()
+
+    def save() -> None:
+        run.save(folder_here(Path(folder, "broken")))
+        run.saver.wait()
+
+    with short_of(0, gather_shards, torch, "empty", 3, MemoryError("no room")):
+        lines["bundle"] = all_raise(save)
+    with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
+        lines["engine"] = all_raise(run.step)
+    run.abandon()
+
+    def three(policy: TokenPolicy) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from itertools.islice(sampling_weights(policy), 3)
+        raise RuntimeError("the engine is gone")
+
+    if dist.get_rank() == 1:
+        engines.sampling_weights = three  # type: ignore[attr-defined]
+    lines["between two"] = all_raise(lambda: Run(apart, CPU))
+    run = Run(whole, CPU)
+    run.step()
+    run.save(folder_here(Path(folder, "whole")))
+    with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
+        lines["update"] = all_raise(run.step)
+    run.abandon()
+    with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
+        start = RunStart([folder_here(Path(folder, "whole"))])
+        lines["checkpoint"] = all_raise(lambda: Run(whole, CPU, start))
+    return lines
 
 
 def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:

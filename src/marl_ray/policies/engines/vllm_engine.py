@@ -21,7 +21,7 @@ from marl_ray.policies.engines.vllm_process.messages import IPC, NCCL, SHARED, A
 from marl_ray.policies.engines.vllm_process.process import VllmProcess
 from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
-from marl_ray.policies.language.sampling_copy import in_parts, outline, sampling_weights, taking_all
+from marl_ray.policies.language.sampling_copy import in_parts, outline, sampling_weights
 from marl_ray.temporary_folders import object_folder
 
 if TYPE_CHECKING:
@@ -123,11 +123,9 @@ class VllmEngine(Engine):
         adapted = policy.config.lora is not None  # its other weights never change
         if self._transfer == IPC:
             if self._held is None or (not adapted and self._held != _state(policy)):
-                with taking_all(sampling_weights(policy)) as weights:
-                    self._load_in_parts(self._running(), weights)
+                self._load_in_parts(self._running(), sampling_weights(policy))
         elif self._filled is None or (not adapted and self._filled != policy.version):
-            with taking_all(sampling_weights(policy)) as weights:
-                self.shared.fill(self._fills + 1, weights)
+            self.shared.fill(self._fills + 1, sampling_weights(policy))
             self._fills += 1
             self._filled, self._held = policy.version, None
         self.follow()

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +128,8 @@ def outline(plain: TokenPolicy) -> dict[str, Tensor]:
 @torch.no_grad()
 def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Yield the present weights of `outline` one by one, on the policy's device and in the type that samples; those that are
-    never trained only if `frozen`. For an empty copy every worker takes part, and takes all."""
+    never trained only if `frozen`. For an empty copy every worker takes part, and takes all; one that fails in a block of
+    `together` ends that of the others too."""
     if plain.source is None:
         yield from bare_weights(plain.lm).items()
         return
@@ -147,17 +147,6 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
             )
         for name in names:
             yield bare_name(name), value
-
-
-@contextmanager
-def taking_all(weights: Iterator[tuple[str, Tensor]]) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """After an error within the block, take the rest of the weights: other workers gather them together with this one."""
-    try:
-        yield weights
-    except Exception:
-        for _ in weights:
-            pass
-        raise
 
 
 def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
@@ -298,13 +298,23 @@ def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
 def read(policy: TokenPolicy, device: torch.device) -> None:
     """Give weights that are still in files their values, on `device`; every worker takes part. Raises MarlRayError, on all
     workers together, where one cannot read its own."""
-    if policy.unread is not None:
-        unread, policy.unread = policy.unread, None
-        make = functools.partial(unread.read_into, policy.lm, device)
-        if dist.is_initialized():
-            together(make)
-        else:
-            make()
+    if policy.unread is None:
+        return
+    unread, policy.unread = policy.unread, None
+
+    def read_own() -> None:
+        try:
+            unread.read_into(policy.lm, device)
+        except torch.OutOfMemoryError as error:
+            raise MarlRayError(
+                f"model.path {policy.config.path!r}: out of memory while its weights were read; expected more workers or "
+                f"model.cpu_offload ({one_line(error)})"
+            ) from error
+
+    if dist.is_initialized():
+        together(read_own)
+    else:
+        read_own()
 
 
 def move(policy: TokenPolicy, device: torch.device) -> None:

@@ -83,7 +83,7 @@ def _try_load(
         return None, *errors[0]
     loaded, plain = own
     for name, learner in learners.items():
-        learner.load_state(plain[name])
+        learner.load_state(plain[name], f"policy {name!r}, after reading {place}")
         if own_hyper:
             learner.apply_hyper()
     return loaded, "", False

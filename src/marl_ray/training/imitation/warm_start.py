@@ -107,9 +107,9 @@ def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callab
             row |= {f"{prefix}warm_start/{key}": value for key, value in fit.epoch(config.seed, epoch).items()}
         if world()[0] == 0:
             emit(row)
-    for learner in team.learners.values():
+    for name, learner in team.learners.items():
         learner.policy.model.zero_grad(set_to_none=True)
-        learner.policy.refresh_rollout_model()
+        learner.policy.refresh_rollout_model(f"policy {name!r}, warm start")
 
 
 class _Fit:

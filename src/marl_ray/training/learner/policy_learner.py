@@ -105,7 +105,7 @@ class Learner:
         # Advantages become losses, and losses become gradients and steps.
         self.state, epoch_metrics = self._descend(prepared, where)
         metrics |= epoch_metrics
-        policy.refresh_rollout_model()  # the next batch is played with the new weights
+        policy.refresh_rollout_model(where)  # the next batch is played with the new weights
         self.state = self.state.steered(hyper, metrics, prepared.sequences)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 
@@ -158,8 +158,8 @@ class Learner:
         """Everything besides tensors that changes, as plain data for a checkpoint."""
         return self.state.plain() | {"groups": self._groups(), "refused": self.why_torch if self._compared else ""}
 
-    def load_state(self, plain: Mapping[str, Any]) -> None:
-        """Continue from `plain()`; the tensors were loaded before. Every worker takes part."""
+    def load_state(self, plain: Mapping[str, Any], where: str = "training") -> None:
+        """Continue from `plain()`; the tensors were loaded before. Every worker takes part. Errors may name `where`."""
         self.state = self.state.restored(plain)
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
         # has no compiled code, as one of a branch, keeps its own reason.
@@ -167,7 +167,7 @@ class Learner:
             self.why_torch, self._compared = plain["refused"], True
         for group, saved in zip(self.policy.optimizer.param_groups, plain["groups"], strict=True):
             group |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
-        self.policy.refresh_rollout_model()
+        self.policy.refresh_rollout_model(where)
 
     def apply_hyper(self) -> None:
         """Put this learner's hyper-parameters over those that came with a loaded state."""

@@ -164,9 +164,9 @@ class TrainedPolicy:
         workers = getattr(self.model, "joint", None)
         return 1 if workers is None else int(workers.count)
 
-    def refresh_rollout_model(self) -> None:
-        """Copy the sharded weights into the rollout copy; every worker takes part."""
-        self.family.refresh(self.models, self.settings.mixed_precision)
+    def refresh_rollout_model(self, where: str = "training") -> None:
+        """Copy the sharded weights into the rollout copy; every worker takes part. Errors may name `where`."""
+        self.family.refresh(self.models, self.settings.mixed_precision, where)
 
 
 def _needs_reference(algorithm: Algorithm, hyper: AlgorithmConfig) -> bool:

@@ -85,16 +85,29 @@ def build_team(
 
 
 def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
-    """Raise MarlRayError, on all workers, if a model's weights wait in their files on some workers only: these would
-    exchange what the others do not."""
-    parts = gather({name: getattr(model, "unread", None) is not None for name, model in models.items()})
+    """Raise MarlRayError, on all workers, if a model's weights wait in their files on some workers only, because these would
+    exchange what the others do not, or in files of another model, of which each worker would read some parts."""
+
+    def digests() -> dict[str, dict[str, str] | None]:
+        stored = {name: getattr(model, "unread", None) for name, model in models.items()}
+        return {name: None if weights is None else weights.digests() for name, weights in stored.items()}
+
+    parts = gather(together(digests))
     for name in models:
-        apart = [rank for rank, part in enumerate(parts) if part[name] != parts[0][name]]
-        if apart:
-            reader, other = (0, apart[0]) if parts[0][name] else (apart[0], 0)
+        where, first = f"team.{name}.model.path", parts[0][name]
+        for rank, part in enumerate(parts):
+            own = part[name]
+            if own == first:
+                continue
+            if first is None or own is None:
+                reader, other = (0, rank) if own is None else (rank, 0)
+                raise MarlRayError(
+                    f"{where}: worker {reader} reads its shards from the files, and worker {other} could not open them for "
+                    "that; expected the same files on every worker"
+                )
+            weight = min(key for key in first.keys() | own.keys() if first.get(key) != own.get(key))
             raise MarlRayError(
-                f"team.{name}.model.path: worker {reader} reads its shards from the files, and worker {other} could not "
-                "open them for that; expected the same files on every worker"
+                f"{where}: the files of workers 0 and {rank} differ, such as in {weight}; expected the same on every worker"
             )
 
 

@@ -31,7 +31,7 @@ from marl_ray.policies.engines.base import (
 )
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
 from marl_ray.policies.engines.engine_host import HostTransfer, PackedTensor, WeightGroup, engine_host, packed
-from marl_ray.policies.language.sampling_copy import detached, in_parts, outline, sampling_weights, taking_all
+from marl_ray.policies.language.sampling_copy import detached, in_parts, outline, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import from_first, world
 
@@ -90,17 +90,17 @@ class EngineActors(Engine):
         import ray
 
         policy, every = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
-        with taking_all(sampling_weights(policy, frozen=every)) as weights:
-            if self._rank != 0:
-                for _ in weights:
-                    pass
-            elif self._transfer is HostTransfer.NCCL:
-                self._broadcast(weights)
-            else:
-                for part in in_parts(weights):
-                    held = ray.put({name: packed(tensor) for name, tensor in part.items()})
-                    self._results([actor.load.remote(policy.version, held, False) for actor in self._actors], "load")
-                self._load({name for name, parameter in policy.lm.named_parameters() if not parameter.is_meta})
+        weights = sampling_weights(policy, frozen=every)
+        if self._rank != 0:
+            for _ in weights:
+                pass
+        elif self._transfer is HostTransfer.NCCL:
+            self._broadcast(weights)
+        else:
+            for part in in_parts(weights):
+                held = ray.put({name: packed(tensor) for name, tensor in part.items()})
+                self._results([actor.load.remote(policy.version, held, False) for actor in self._actors], "load")
+            self._load({name for name, parameter in policy.lm.named_parameters() if not parameter.is_meta})
 
     def _load(self, names: Collection[str]) -> None:
         """Hand over weights that this worker holds, by their names; with them the version is complete."""

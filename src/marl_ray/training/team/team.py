@@ -15,6 +15,7 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.actor_critic.buffers import Player
+from marl_ray.training.errors import naming_the_gather
 from marl_ray.training.learner.policy_learner import Learner
 
 if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
@@ -68,18 +69,13 @@ class Team(ABC):
         self.rest()
 
     def bring_weights(self) -> None:
-        """Let each engine take the current weights, all workers together. After an error the others do too, because workers
-        gather weights together."""
+        """Let each engine take the current weights, all workers together. Where one fails, all raise its error: while they
+        gather weights they learn of it before they gather more."""
 
         def bring_own() -> None:
-            errors: list[Exception] = []
-            for engine in self.engines.values():
-                try:
+            for name, engine in self.engines.items():
+                with naming_the_gather(f"policy {name!r}"):
                     engine.ready()
-                except Exception as error:
-                    errors.append(error)
-            for first in errors:
-                raise first
 
         together(bring_own)
 

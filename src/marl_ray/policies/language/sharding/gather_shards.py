@@ -24,7 +24,10 @@ ALIGNED = 8
 
 
 def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield each complete tensor in turn, on the device of its mesh; every worker takes part."""
+    """Yield each complete tensor in turn, on the device of its mesh; every worker takes part.
+
+    Raises, before more is gathered, the error of a worker that has failed in a block of `together` instead of taking part.
+    """
     together: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -69,6 +72,8 @@ def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
     # What needs memory comes before the exchange: once it is over, all workers send and take their parts.
     local = tensor.to_local().contiguous()
     complete = torch.empty(tensor.shape, dtype=tensor.dtype) if rank == 0 else None
+    sizes = [math.prod(end - begin for begin, end in bounds) for bounds, holder in holders.items() if holder]
+    room = torch.empty(max(sizes, default=0) if rank == 0 else 0, dtype=tensor.dtype)
     exchanged(None, group)
     if complete is None:
         if rank in holders.values() and local.numel():
@@ -79,7 +84,7 @@ def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
         if holder == 0:
             target.copy_(local)
         elif target.numel():
-            part = torch.empty(target.shape, dtype=tensor.dtype)
+            part = room[: target.numel()].view(target.shape)
             dist.recv(part, holder, group=group)
             target.copy_(part)
     return complete
@@ -134,6 +139,8 @@ def _joined(own: list[Tensor], lengths: list[int], group: Any) -> list[Tensor]:
     flat = [part.reshape(-1).view(torch.uint8) for part in own]
     own_bytes = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(flat, sizes, strict=True)])
     every = own_bytes.new_empty(workers * len(own_bytes))
+    # A worker that has no room for so much says so here. After the exchange all workers gather.
+    exchanged(None)
     dist.all_gather_single(every, own_bytes, group=group)
     joined = []
     for part, pieces, size, length in zip(own, every.view(workers, -1).split(sizes, 1), used, lengths, strict=True):

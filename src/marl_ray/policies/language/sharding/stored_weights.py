@@ -4,6 +4,7 @@ They are read by plain calls. A file that is mapped gives no error where it ends
 then kills the process that touches it.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -29,6 +30,8 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 safetensors (https://github.com/huggingface/safetensors, section Format)."""
 AT_ONCE = 1 << 22
 """Bytes of a weight that are read at once, unless one of its rows has more."""
+SAMPLED = 1 << 12
+"""Bytes of a weight by which files are compared."""
 
 
 class WeightFile:
@@ -68,6 +71,13 @@ class StoredTensor:
             self._fill(read, self.begin + first * row_bytes)
             values = read.view(FLOATS[self.kind]).view(end - first, *self.shape[1:])
             target[first - rows.start : end - rows.start].copy_(values[(slice(None), *inner)])
+
+    def digest(self) -> str:
+        """Digest (hex) of the type, the shape and the first SAMPLED bytes. Raises MarlRayError."""
+        size = math.prod(self.shape) * FLOATS[self.kind].itemsize
+        room = torch.empty(min(size, SAMPLED), dtype=torch.uint8)
+        self._fill(room, self.begin)
+        return hashlib.sha256(f"{self.kind} {self.shape} ".encode() + room.numpy().tobytes()).hexdigest()
 
     def _fill(self, room: Tensor, begin: int) -> None:
         """Read as many bytes as there is room for, from a place of the file on."""
@@ -110,6 +120,11 @@ class StoredWeights:
         value = torch.empty_like(parameter, device=device)
         self._stored(tied).read_into(value, tuple(slice(0, length) for length in parameter.shape))
         return value
+
+    def digests(self) -> dict[str, str]:
+        """Name of a weight -> digest of its type, its shape and its first bytes, by which workers know whether they have the
+        same files. Raises MarlRayError, which names the file."""
+        return {name: stored.digest() for name, stored in self.tensors.items() if stored.kind in FLOATS}
 
     def _stored(self, tied: list[str]) -> StoredTensor:
         return next(self.tensors[name] for name in map(bare_name, tied) if name in self.tensors)

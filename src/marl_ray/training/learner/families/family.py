@@ -56,8 +56,8 @@ class PolicyFamily(Protocol):
     def critics(self, model: Any) -> list[nn.Module]:
         """The parts of the model that estimate values and cost values."""
 
-    def refresh(self, models: PolicyModels, mixed_precision: bool) -> None:
-        """Copy the trained weights into the rollout copy; every worker takes part."""
+    def refresh(self, models: PolicyModels, mixed_precision: bool, where: str) -> None:
+        """Copy the trained weights into the rollout copy; every worker takes part. Errors may name `where`."""
 
     def adopt_actor(self, models: PolicyModels, parameters: Mapping[str, Tensor]) -> None:
         """Give the rollout copy's and the trained actor these weights, which are equal on all workers. For trust regions,

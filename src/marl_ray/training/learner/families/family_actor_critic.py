@@ -60,7 +60,7 @@ def critics(model: ActorCritic) -> list[nn.Module]:
     return list(model.critics)
 
 
-def refresh(models: PolicyModels, mixed_precision: bool) -> None:
+def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
     """Gather the sharded weights, and copy them into the rollout copy; every worker takes part."""
     sharded = cast(FSDPModule, models.trained)
     if not mixed_precision:

@@ -12,9 +12,11 @@ from torch.distributed.fsdp import FSDPModule
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import sampling_copy
 from marl_ray.policies.language.sampling_copy import empty_copy, frozen_copy, plain_copy
+from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy, move
 from marl_ray.training.collectives import total, world
+from marl_ray.training.errors import naming_the_gather
 from marl_ray.training.learner.families.family import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
@@ -65,9 +67,15 @@ def critics(model: TokenPolicy) -> list[nn.Module]:
     return list(model.heads)
 
 
-def refresh(models: PolicyModels, mixed_precision: bool) -> None:
-    """Gather the trained weights that the rollout copy holds, and copy them into it; every worker takes part."""
-    sampling_copy.refresh(models.rollout, models.trained)
+def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
+    """Gather the trained weights that the rollout copy holds, and copy them into it; every worker takes part. Where one
+    fails, all raise its error, which names `where` if there was no room."""
+
+    def refresh_own() -> None:
+        with naming_the_gather(where):
+            sampling_copy.refresh(models.rollout, models.trained)
+
+    together(refresh_own)
 
 
 def adopt_actor(models: PolicyModels, parameters: Mapping[str, Tensor]) -> NoReturn:
