@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from toys import texts
+from toys import engines, texts
 from toys.engines import Apart
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
@@ -34,8 +34,6 @@ from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
 from marl_ray.training.team.assembly import build_team
 from toy_runs import runs
-from toys import engines, texts
-from toys.engines import Apart
 
 SOON_S = 20.0
 """Seconds within which all workers raise an error; the process group would wait for minutes, a checkpoint's for an hour."""

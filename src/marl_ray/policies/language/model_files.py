@@ -18,6 +18,9 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.language.lora import bare_name, is_adapter
 from marl_ray.policies.language.sharding.stored_weights import FLOATS, StoredWeights, open_weights, tied_names
 
+NUMBERS = (*FLOATS, "F64")
+"""Types of weights that are numbers as they are, by their names in safetensors."""
+
 
 def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
     """A causal language model's weights in `dtype`, on CPU.
@@ -79,13 +82,15 @@ def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
 
     None if only `load_model` can read it, or say what is wrong with it: transformers converts the weights of some
     architectures, a weight is missing or has another shape, or a file is broken. Draws no random numbers. Raises
-    MarlRayError for an index that tells nothing, and for a weight that two files have.
+    MarlRayError for an index that tells nothing, for a weight that two files have, and for one whose numbers
+    need a scale.
     """
     settings = _settings(path, context)
     try:
         stored = open_weights(_files(path))
         with torch.random.fork_rng(devices=[]):
             lm = empty_lm(settings)
+        _check_numbers(lm, stored)
         if cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
             lm.generation_config = GenerationConfig.from_pretrained(path)
     except MarlRayError as error:
@@ -182,9 +187,11 @@ def check_files(path: str, lm: nn.Module) -> None:
     model than `lm`, which may be on the meta device. Headers are read, and no weights."""
     where = f"model.path {path!r}"
     try:
-        stored = open_weights(_files(path)).tensors
+        files = open_weights(_files(path))
+        _check_numbers(lm, files)
     except Exception as error:  # a SafetensorError or an OSError
         raise MarlRayError(f"{where}: {_broken_file(path) or one_line(error)}") from error
+    stored = files.tensors
     known = dict(lm.named_parameters(remove_duplicate=False))
     for name in sorted(known.keys() & stored.keys()):
         shape, expected = list(stored[name].shape), list(known[name].shape)
@@ -196,6 +203,16 @@ def check_files(path: str, lm: nn.Module) -> None:
     if missing:  # transformers may read others under these names
         _loaded(path, lm.config, device_map="meta")
     _check_blocks(path, lm, stored.keys())
+
+
+def _check_numbers(lm: Any, stored: StoredWeights) -> None:
+    """Raise MarlRayError for a weight whose numbers need a scale, in files that say nothing of quantization."""
+    if getattr(lm.config, "quantization_config", None):
+        return
+    for name, _ in lm.named_parameters(remove_duplicate=False):
+        kind = stored.tensors[name].kind if name in stored.tensors else NUMBERS[0]
+        if kind not in NUMBERS:
+            raise MarlRayError(f"its weight {name} is of type {kind}, expected one of {', '.join(NUMBERS)}")
 
 
 def _broken_file(path: str) -> str | None:

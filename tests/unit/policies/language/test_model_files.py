@@ -246,6 +246,13 @@ def of_fewer_blocks(folder, last):
     return ": its config.json has no block for the weight model.layers.1.input_layernorm.weight"
 
 
+def of_integers(folder, last):
+    weights = load_file(last)
+    name = min(weights)
+    save_file(weights | {name: weights[name].to(torch.int8)}, last, {"format": "pt"})
+    return f": its weight {name} is of type I8, expected one of F32, F16, BF16, F64"
+
+
 def of_no_index(folder, last):
     (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
     return (
@@ -261,6 +268,7 @@ SPOILED = [
     under_other_names,
     in_two_files,
     of_fewer_blocks,
+    of_integers,
     of_no_index,
 ]
 
