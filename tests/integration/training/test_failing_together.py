@@ -112,6 +112,7 @@ def without_room(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_a_worker_without_room_for_weights_that_come_from_others(tmp_path):
     assert two_workers(failing.gathers, str(tmp_path), saved_llama(tmp_path / "model")) == without_room(tmp_path)
 

@@ -192,9 +192,10 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     copy that samples, after an update and after a checkpoint was read. Or its engine fails between two weights."""
     gather_shards.AT_ONCE = 1 << 14
     common = (*overrides, "train.group_size=2", f"resources.workers={dist.get_world_size()}")
-    whole, apart = texts.config(*common), texts.config(*common, "team.speaker.generation.engine=toys.engines:Apart")
+    torch_config = texts.config(*common)
+    apart_config = texts.config(*common, "team.speaker.generation.engine=toys.engines:Apart")
     lines: dict[str, str] = {}
-    run = Run(apart, CPU)
+    run = Run(apart_config, CPU)
     run.step()
 
     def save() -> None:
@@ -207,14 +208,14 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
         lines["engine"] = all_raise(run.step)
     run.abandon()
 
-    def three(policy: TokenPolicy) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from itertools.islice(sampling_weights(policy), 3)
+    def three(policy: TokenPolicy, frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from itertools.islice(sampling_weights(policy, frozen), 3)
         raise RuntimeError("the engine is gone")
 
     if dist.get_rank() == 1:
         engines.sampling_weights = three  # type: ignore[attr-defined]
-    lines["between two"] = all_raise(lambda: Run(apart, CPU))
-    run = Run(whole, CPU)
+    lines["between two"] = all_raise(lambda: Run(apart_config, CPU))
+    run = Run(torch_config, CPU)
     run.step()
     run.save(folder_here(Path(folder, "whole")))
     with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
@@ -222,7 +223,7 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     run.abandon()
     with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
         start = RunStart([folder_here(Path(folder, "whole"))])
-        lines["checkpoint"] = all_raise(lambda: Run(whole, CPU, start))
+        lines["checkpoint"] = all_raise(lambda: Run(torch_config, CPU, start))
     return lines
 
 
