@@ -217,7 +217,9 @@ def test_a_bad_sweep_is_refused_before_the_cluster_is_asked(tmp_path: Path, text
 def test_a_worker_of_a_trial_without_room_for_a_pass_ends_and_the_next_halves_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a worker works in the sweep's folder
     monkeypatch.setenv(TRACKING_URI, "")
-    crowded = texts.config("train.micro_batch=4", "train.total_steps=8", "algorithm=toy_runs.short_memory:CROWDED").given()
+    crowded = texts.config(
+        "train.micro_batch=4", "train.total_steps=8", "algorithm=toy_runs.short_memory:CROWDED"
+    ).given()
     leg = Leg("sweep", str(tmp_path), 0, 1, [crowded], [{"name": "return"}], None, True, False, 1, "", str(tmp_path))
     payload = asdict(leg) | {"place": "attempt-1", "starts": []}
     with process_group():
