@@ -208,8 +208,8 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
         lines["engine"] = all_raise(run.step)
     run.abandon()
 
-    def three(policy: TokenPolicy, frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from itertools.islice(sampling_weights(policy, frozen), 3)
+    def three(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from itertools.islice(sampling_weights(plain, frozen), 3)
         raise RuntimeError("the engine is gone")
 
     if dist.get_rank() == 1:
