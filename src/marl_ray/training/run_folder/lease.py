@@ -142,7 +142,8 @@ class Lease:
         """Seconds since the owner of this number wrote its file, by the clock of the storage: the clocks of two machines
         may differ."""
         probe = f"{self.folder}/{OWNER}/{PROBE}{secrets.token_hex(8)}"
-        write_json(self.filesystem, probe, {})
+        with self.filesystem.open_output_stream(probe):
+            pass  # it is written in its place: the owner, which begins now, removes files that are about to be moved
         infos = self.filesystem.get_file_info([probe, owner_file(self.folder, number)])
         self.filesystem.delete_file(probe)
         now, at = (info.mtime for info in infos)

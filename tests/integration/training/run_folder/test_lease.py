@@ -27,6 +27,7 @@ from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import DisownedError, Lease
 from marl_ray.training.run_folder.owners import OWNER, newest, numbers, owner_file, read_owner
 from marl_ray.training.run_folder.record import check_folder, write_json
+from marl_ray.training.run_folder.temporary_files import remove_temporary
 
 LOCAL = fs.LocalFileSystem()
 RUN = "run 'first'"
@@ -70,6 +71,26 @@ def test_of_many_that_take_a_name_at_once_one_owns_it(place: tuple):
     line = rf"name: run 'first' is owned by process {os.getpid()} of \S+( \([\d.]+\))?, whose last beat is \d+ s old; "
     line += r"choose another name, or, if that process is dead, wait \d+ s until it counts as lost"
     assert all(re.fullmatch(line, text) for text in refused), refused
+
+
+def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_path: Path):
+    """The age of an owner is read by a file that the owner's removal of temporary files leaves alone."""
+    folder, over, refused = str(tmp_path / "first"), threading.Event(), []
+
+    def tidy() -> None:
+        while not over.is_set():
+            remove_temporary(LOCAL, f"{folder}/{OWNER}")
+
+    tidying = threading.Thread(target=tidy)
+    with Lease(LOCAL, folder, RUN):
+        tidying.start()
+        for _ in range(400):
+            with pytest.raises(MarlRayError) as error, Lease(LOCAL, folder, RUN):
+                pass
+            refused.append(str(error.value))
+        over.set()
+        tidying.join(10)
+    assert {text.partition(" by process")[0] for text in refused} == {"name: run 'first' is owned"}
 
 
 def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
