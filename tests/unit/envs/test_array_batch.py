@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -84,6 +85,13 @@ def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any
 )
 def test_a_world_with_other_arguments_runs_in_the_loop(env_id: str, kwargs: dict[str, Any]) -> None:
     config = EnvConfig(id=env_id, kwargs=kwargs)
+    assert isinstance(make_batch(config, 1, [make_env(config).possible_agents]), EnvLoop)
+
+
+def test_an_environment_whose_id_begins_with_that_of_a_compiled_one_is_not_replaced_by_it() -> None:
+    """Gymnasium takes any number as a version, and a user's CartPole-v10 has rules of its own."""
+    gymnasium.register("CartPole-v10", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=7)
+    config = EnvConfig(id="gymnasium.CartPole-v10")
     assert isinstance(make_batch(config, 1, [make_env(config).possible_agents]), EnvLoop)
 
 

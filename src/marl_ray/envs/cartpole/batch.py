@@ -38,7 +38,7 @@ def compiled_batch(
 ) -> ArrayBatch | None:
     """See `env_copies.COMPILED`."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
-    if not kwargs.keys() <= ARGUMENTS or (limit is not None and limit <= 0):
+    if config.id != "gymnasium.CartPole-v1" or not kwargs.keys() <= ARGUMENTS or (limit is not None and limit <= 0):
         return None
     rewards = (0.0, -1.0) if kwargs.get("sutton_barto_reward") else (1.0, 1.0)
     rules = CartPoleRules(int(limit or 500), *rewards)
