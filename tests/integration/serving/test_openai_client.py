@@ -275,7 +275,7 @@ def deployed(ray_cluster: LocalRay, tmp_path_factory: pytest.TempPathFactory) ->
             {"name": "text", "route_prefix": "/text", "import_path": "marl_ray.serving.app:build", "args": args}
         ],
     }
-    yield deploy(config, ray_cluster.dashboard_url, timeout_s=200).urls["text"]
+    yield deploy(config, ray_cluster.dashboard_url).urls["text"]
     undeploy(ray_cluster.dashboard_url)
 
 

@@ -81,7 +81,7 @@ def test_a_port_that_is_taken_is_named(ray_cluster: LocalRay) -> None:
 @pytest.fixture(scope="module")
 def urls(ray_cluster: LocalRay, serve_config: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Arms in the gateway's replica (`ab`), and in deployments of their own (`apart`)."""
-    deployed = deploy(serve_config, ray_cluster.dashboard_url, timeout_s=120)
+    deployed = deploy(serve_config, ray_cluster.dashboard_url)
     yield deployed.urls
     undeploy(ray_cluster.dashboard_url)
     with pytest.raises(httpx.ConnectError):
@@ -217,7 +217,7 @@ def test_a_missing_bundle_fails_the_deployment_with_one_line(
         "args": application["args"] | {"experiments": [{"name": "x", "arms": arms}]},
     }
     with pytest.raises(MarlRayError) as caught:
-        deploy(serve_config | {"applications": [application, broken]}, ray_cluster.dashboard_url, timeout_s=120)
+        deploy(serve_config | {"applications": [application, broken]}, ray_cluster.dashboard_url)
     assert str(caught.value).startswith("application 'broken' is DEPLOY_FAILED: experiments.x.arms.a: bundle ")
     assert "\n" not in str(caught.value)
     assert httpx.get(f"{url}/health", timeout=30).status_code == 200  # the other one goes on
@@ -236,11 +236,29 @@ def test_a_session_keeps_its_arm_when_weights_change(
     experiment = application["args"]["experiments"][0]
     moved = {arm: part | {"weight": float(arm == "arm2")} for arm, part in experiment["arms"].items()}
     args = application["args"] | {"experiments": [experiment | {"arms": moved}]}
-    deploy(serve_config | {"applications": [application | {"args": args}]}, ray_cluster.dashboard_url, timeout_s=120)
+    deploy(serve_config | {"applications": [application | {"args": args}]}, ray_cluster.dashboard_url)
     with httpx.Client(base_url=url, timeout=30) as client:
         assert client.get("/v1/experiments").json()["experiments"][0]["epoch"] == 2
     assert arms() == before
     assert set(before) == {"arm0", "arm2"}
+
+
+@pytest.mark.long
+def test_a_deployment_that_takes_too_long_says_how_far_it_is(
+    url: str, ray_cluster: LocalRay, serve_config: dict[str, Any]
+) -> None:
+    application = serve_config["applications"][0]
+    crowded = application | {
+        "name": "crowded",
+        "route_prefix": "/crowded",
+        "args": application["args"] | {"cpus_per_replica": 1000},
+    }
+    late = r"^after 15 s not everything runs: .*'crowded' is DEPLOYING \(0 of 1 replicas run"
+    try:
+        with pytest.raises(MarlRayError, match=late):
+            deploy(serve_config | {"applications": [application, crowded]}, ray_cluster.dashboard_url, timeout_s=15)
+    finally:
+        deploy(serve_config, ray_cluster.dashboard_url)
 
 
 def test_an_unreachable_dashboard_is_one_line(serve_config: dict[str, Any]) -> None:

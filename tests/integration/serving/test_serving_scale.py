@@ -79,7 +79,7 @@ def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(
     application["deployments"] = [{"name": "Gateway", "autoscaling_config": quick}]
     with httpx.Client() as client:
         config = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": 8917}}
-        url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url, timeout_s=180).urls["scaled"]
+        url = deploy(config | {"applications": [application]}, ray_cluster.dashboard_url).urls["scaled"]
         try:
             body = client.get(f"{url}/ready", timeout=30).json()
             assert body["ready"] and body["arms"] == {"exp": {"zero": "loaded", "one": "loaded"}}

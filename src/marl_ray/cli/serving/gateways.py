@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 def serve(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
     address: Address = LOCAL_DASHBOARD,
-    timeout_s: Annotated[float, typer.Option(help="Most seconds that the deployment may take.")] = 120.0,
+    timeout_s: Annotated[float, typer.Option(help="Most seconds that the deployment may take.")] = 300.0,
     local: Annotated[
         bool,
         typer.Option("--local", help="Serve on a Ray of its own on this machine, until Ctrl-C, with a new admin key."),

@@ -53,7 +53,7 @@ def deploy(
             prefixes = {name: (state.get("route_prefix") or "/").rstrip("/") for name, state in states.items()}
             return Deployed({name: f"http://{http['host']}:{http['port']}{prefixes[name]}" for name in names})
         if time.monotonic() > deadline:
-            waiting = [f"{name!r} is {state['status']}" for name, state in states.items()]
+            waiting = [f"{name!r} is {state['status']}{_progress(state)}" for name, state in states.items()]
             if not proxies_ready:  # Serve tries again for ever, and its reason is in the node's log alone
                 waiting.append(f"the HTTP proxy is {'/'.join(sorted(proxies))} (is port {http['port']} taken?)")
             raise MarlRayError(f"after {timeout_s:g} s not everything runs: {', '.join(waiting)}")
@@ -104,6 +104,15 @@ def _messages(state: Mapping[str, Any]) -> str:
     return "\n".join(
         [str(state.get("message", "")), *(str(deployment.get("message", "")) for deployment in deployments)]
     )
+
+
+def _progress(state: Mapping[str, Any]) -> str:
+    """How many of an application's replicas run, in brackets, with what Serve says of the others; "" if it has none."""
+    replicas = [r["state"] for d in state.get("deployments", {}).values() for r in d["replicas"]]
+    if not replicas:
+        return ""
+    message = " ".join(_messages(state).split())
+    return f" ({replicas.count('RUNNING')} of {len(replicas)} replicas run{': ' + message if message else ''})"
 
 
 def _reason(text: str) -> str:
