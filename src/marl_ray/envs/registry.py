@@ -32,8 +32,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
-    """The environment of a config, held within the constraints' hard limits: a PettingZoo `ParallelEnv`, or an `AECEnv`
-    where `is_text` says so.
+    """Return the environment of a config, held within the constraints' hard limits: a PettingZoo `ParallelEnv`, or an
+    `AECEnv` where `is_text` says so.
 
     Raises MarlRayError naming `env.id`, `env.kwargs`, `env.cost` or `constraints`.
     """
@@ -49,7 +49,7 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
 
 
 def check_reward(env: Any) -> None:
-    """In an environment of texts, let a user's reward pay for an episode of drawn texts. MarlRayError if it fails."""
+    """Let a user's reward pay for an episode of drawn texts, in an environment of texts. MarlRayError if it fails."""
     if is_text(env):
         from marl_ray.envs.text.base import TextEnv
 
@@ -58,7 +58,7 @@ def check_reward(env: Any) -> None:
 
 
 def is_text(env: Any) -> bool:
-    """True if agents of the environment take turns, read texts and write texts."""
+    """Return True if agents of the environment take turns, read texts and write texts."""
     from pettingzoo import AECEnv
 
     return isinstance(env, AECEnv) and all(_texts(env))
@@ -107,7 +107,7 @@ def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signa
 
 
 def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
-    """Rewards and infos of one step with drawn actions that are possible, after a reset."""
+    """Return the rewards and infos of one step with drawn actions that are possible, after a reset."""
     begun = env.reset(seed=0)
     for agent in env.agents:
         env.action_space(agent).seed(0)
@@ -126,7 +126,7 @@ def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
 
 
 def drawn_action(space: Any, mask: Any) -> Any:
-    """An action drawn from those that `mask` allows; from all, if it is None."""
+    """Return an action drawn from those that `mask` allows; from all, if it is None."""
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
@@ -149,7 +149,7 @@ def _mpe2(env_id: str) -> Callable[..., Any]:
 
 
 def _imported(env_id: str) -> Callable[..., Any]:
-    """The callable that a built-in id, a package's id or `package.module:NAME` names."""
+    """Return the callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
         meant = with_colon(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED)
         raise MarlRayError(f"env.id: {env_id!r} is unknown{meant}")
@@ -179,8 +179,8 @@ def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any
 
 
 def _arguments(name: str, make: Callable[..., Any], error: TypeError) -> list[str]:
-    """The arguments of the function or class of this name that has refused one, or else of `make`: an environment may hand
-    what it does not know to another, whose names the frame that called it has."""
+    """Return the arguments of the function or class of this name that has refused one, or else of `make`: an
+    environment may hand what it does not know to another, whose names the frame that called it has."""
     frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
     refusing = frame.f_locals.get(name, frame.f_globals.get(name, make))
     try:
@@ -191,7 +191,7 @@ def _arguments(name: str, make: Callable[..., Any], error: TypeError) -> list[st
 
 
 def _accepted(env_id: str, env: Any) -> Any:
-    """The environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
+    """Return the environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel
 

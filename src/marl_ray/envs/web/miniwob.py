@@ -147,7 +147,8 @@ def _tasks(names: Sequence[str], seeds: range) -> list[MiniWobTask]:
 
 
 def _folder() -> Path:
-    """The package's pages. MarlRayError if it is not installed; it is not imported, because it brings Selenium."""
+    """Return the package's pages. MarlRayError if it is not installed; it is not imported, because it brings
+    Selenium."""
     package = importlib.util.find_spec("miniwob")
     if package is None or package.origin is None:
         raise MarlRayError(f"MiniWoB needs its pages: {install_hint('web')}")
@@ -156,7 +157,7 @@ def _folder() -> Path:
 
 @functools.cache
 def pages() -> list[str]:
-    """Names of all pages. Raises MarlRayError if the package `miniwob` is not installed."""
+    """Return the names of all pages. Raises MarlRayError if the package `miniwob` is not installed."""
     return sorted(path.stem for path in (_folder() / "miniwob").glob("*.html"))
 
 
@@ -169,5 +170,5 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 @functools.cache
 def served_pages() -> str:
-    """The base URL of the pages, which a thread of this process serves to this machine alone."""
+    """Return the base URL of the pages, which a thread of this process serves to this machine alone."""
     return serve_pages(functools.partial(_QuietHandler, directory=str(_folder())), "miniwob")

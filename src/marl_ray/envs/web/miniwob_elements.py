@@ -26,7 +26,7 @@ class MiniWobElements(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc] 
     metadata = {"name": "miniwob_elements", "render_modes": []}
 
     def __init__(self, elements: int = ELEMENTS, keep_pages: bool = True, **kwargs: Any):
-        """Raises ValueError and MarlRayError as `MiniWob` does."""
+        """Raise ValueError and MarlRayError as `MiniWob` does."""
         if elements < 1:
             raise ValueError(f"elements={elements}, expected at least 1")
         self.browser = MiniWob(keep_pages=keep_pages, **kwargs)
@@ -85,13 +85,13 @@ class ElementReader:
         self.row: PageRow | None = None
 
     def read(self, browser: BrowserEnv) -> PageRow:
-        """The page that the environment shows now."""
+        """Return the page that the environment shows now."""
         left = browser.steps_left / browser.options.max_steps
         self.row = page_row(browser.intent(), browser.view, self.elements, left, self.clicked)
         return self.row
 
     def action(self, index: int) -> str:
-        """The action's text for the row that was read last, in which it counts as done."""
+        """Return the action's text for the row that was read last, in which it counts as done."""
         assert self.row is not None
         text = self.row.actions[index] or self.row.actions[-1]
         if text.startswith(_CLICK):

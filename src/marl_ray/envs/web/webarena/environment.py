@@ -110,7 +110,7 @@ class WebArena(BrowserEnv):
         super().__init__(train, test, options, hosts=hosts, names=names)
 
     def _placed(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
-        """The tasks that need no other sites, with their addresses."""
+        """Return the tasks that need no other sites, with their addresses."""
         placed = tuple(on_sites(task, self.sites) for task in of_sites(tasks, list(self.sites)))
         if not placed:
             raise MarlRayError(f"sites: no task needs only {', '.join(self.sites)}")
@@ -139,7 +139,7 @@ class WebArena(BrowserEnv):
 
 
 def _made(split: str) -> list[WebTask]:
-    """Made tasks of a split. Of those that are asked in both, the test has none."""
+    """Return the made tasks of a split. Of those that are asked in both, the test has none."""
     tasks = [webarena_task(made.record) for made in made_tasks(WORLD, SEEDS[split])]
     known = {task.prompt for task in _made("train")} if split == "test" else set()
     return [task for task in tasks if task.prompt not in known]
