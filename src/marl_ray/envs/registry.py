@@ -28,7 +28,7 @@ EXPECTED = (
     REFERENCE,
 )
 _UNEXPECTED = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
@@ -179,15 +179,25 @@ def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any
 
 
 def _arguments(name: str, make: Callable[..., Any], error: TypeError) -> list[str]:
-    """Return the arguments of the function or class of this name that has refused one, or else of `make`: an
-    environment may hand what it does not know to another, whose names the frame that called it has."""
-    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    refusing = frame.f_locals.get(name, frame.f_globals.get(name, make))
+    """Return the arguments of the function or class of this name that has refused one, or else of `make`.
+
+    A class may hand what it does not know to another: the frame that called the other has its name, and the arguments of
+    every class on the way there come first.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    refusing = frames[-1].f_locals.get(name, frames[-1].f_globals.get(name, make))
+    inits = [frame for frame in frames if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
+    made = [type(frame.f_locals["self"]) for frame in inits]
+    return list(dict.fromkeys(argument for part in (*made, refusing) for argument in _named_parameters(part)))
+
+
+def _named_parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names by which a function takes arguments; empty for one that is written in C."""
     try:
-        parameters = inspect.signature(refusing).parameters.values()
-    except (TypeError, ValueError):  # it is no function, or one that is written in C
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
         return []
-    return [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
+    return [parameter.name for parameter in parameters if parameter.kind in _NAMED]
 
 
 def _accepted(env_id: str, env: Any) -> Any:

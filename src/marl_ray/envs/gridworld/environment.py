@@ -222,7 +222,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     An agent that terminates leaves `agents`; its rows of that step are its last.
     """
 
-    def __init__(self, env_id: str, cost: CostConfig | None = None, **kwargs: Any):
+    def __init__(self, env_id: str, cost: CostConfig | None = None, /, **kwargs: Any):
         """`kwargs` go to the package's environment: `agents` (how many, default 1), `max_steps`, `render_mode`, ..."""
         package_class, defaults = CONFIGURATIONS[env_id]
         _check_kwargs(kwargs)

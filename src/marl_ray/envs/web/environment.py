@@ -15,7 +15,7 @@ from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageErro
 from marl_ray.envs.web.browser.perform import perform
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
-from marl_ray.envs.web.browser.session import BrowserSession
+from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
 from marl_ray.envs.web.options import BrowserOptions
 
 ENDINGS = (
@@ -60,11 +60,17 @@ class BrowserEnv(TextEnv):
         *,
         hosts: Collection[str],
         names: Mapping[str, str],
+        size: tuple[int, int] = (WIDTH, HEIGHT),
     ):
-        """hosts: `HOST:PORT` of all that pages may reach. names: base URLs -> those that the agent reads and writes for
-        them, so that prompts do not depend on the ports of a machine."""
+        """Take the options and what a subclass knows besides.
+
+        hosts: `HOST:PORT` of all that pages may reach.
+        names: base URLs -> those that the agent reads and writes for them, so that prompts do not depend on the ports of a
+            machine.
+        size: width and height of the window in pixels.
+        """
         super().__init__([options.agent], train, test, seed=options.seed, cost=options.cost, reward=options.reward)
-        self.hosts, self.options = hosts, options
+        self.hosts, self.options, self._size = hosts, options, size
         self._shown = [(base_pattern(url), name) for url, name in names.items()]
         self._meant = [(base_pattern(name), url) for url, name in names.items()]
         self._head = head(options.thoughts)
@@ -214,7 +220,7 @@ class BrowserEnv(TextEnv):
         for last in (False, True):
             session = BrowserSession(shared_chromium(self), self.hosts, self.options.step_s)
             try:
-                self.session = session.start(self.storage(), *self.options.size)
+                self.session = session.start(self.storage(), *self._size)
                 return session
             except BrowserError:
                 session.close()

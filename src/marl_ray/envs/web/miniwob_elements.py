@@ -18,9 +18,13 @@ _CLICK = "click ["
 class MiniWobElements(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
     """One agent, which sees `elements` elements of a page and clicks one, or types a quoted phrase of the task into one.
 
+    elements: elements of a page that the policy sees, 12.
+    keep_pages: as in `MiniWob`, but True by default.
+    kwargs: the other options of `MiniWob`.
+
     Observation: Box float32 of `marl_ray.envs.web.elements.row_size(elements)` numbers from 0 to 1.
     Action: Discrete, an index of the actions of `marl_ray.envs.web.elements.PageRow`.
-    Reward, and what infos say at the end, are those of `MiniWob`, whose options are `kwargs`. Info besides: `action_mask`.
+    Reward, and what infos say at the end, are those of `MiniWob`. Info besides: `action_mask`.
     """
 
     metadata = {"name": "miniwob_elements", "render_modes": []}
