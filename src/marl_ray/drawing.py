@@ -29,24 +29,24 @@ class Frame:
 
 
 def round_step(size: float, most: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that divides `size` into `most` steps at most."""
+    """Return the smallest of 1, 2, 5 times a power of ten that divides `size` into `most` steps at most."""
     rough = size / max(most, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
 
 
 def multiples(step: float, low: float, high: float) -> list[float]:
-    """The multiples of the step from low to high."""
+    """Return the multiples of the step from low to high."""
     return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 def line_path(points: Iterable[tuple[float, float]]) -> str:
-    """SVG path of a line through the points."""
+    """Return the SVG path of a line through the points."""
     return "M" + "L".join(f"{x} {y}" for x, y in points)
 
 
 def band_path(edges: Sequence[tuple[float, float, float]]) -> str:
-    """SVG path around the area of a curve's band; `edges` are (x, low, high)."""
+    """Return the SVG path around the area of a curve's band; `edges` are (x, low, high)."""
     there = [f"{x} {high}" for x, _, high in edges]
     back = [f"{x} {low}" for x, low, _ in reversed(edges)]
     return "M" + "L".join(there + back) + "Z"

@@ -28,29 +28,32 @@ class FieldError(MarlRayError):
 
 
 def one_line(error: BaseException) -> str:
-    """First line of an error's text, for messages that quote a library's error."""
+    """Return the first line of an error's text, for messages that quote a library's error."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
 
 
 def why(error: BaseException, path: object) -> str:
-    """`one_line` for a message that names the path itself: without the path again, and without the error's number."""
+    """Return `one_line` for a message that names the path itself: without the path again, and without the error's
+    number."""
     return re.sub(r"^\[Errno \d+\] ", "", one_line(error).removesuffix(f": {str(path)!r}"))
 
 
 def named(error: BaseException) -> str:
-    """An error in one line: a MarlRayError by its text, any other with its kind."""
+    """Return an error in one line: a MarlRayError by its text, any other with its kind."""
     text, kind = one_line(error), type(error).__name__
     return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs an extra of this package, which is installed from its sources and is on no index."""
+    """Return the command that installs an extra of this package, which is installed from its sources and is on no
+    index."""
     return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
 
 
 def suggested(name: str, known: Collection[str], before: str = "") -> str:
-    """'; did you mean ...?' with known names that are close to a name, or the one that is its initials; else empty."""
+    """Return '; did you mean ...?' with known names that are close to a name, or the one that is its initials; else
+    empty."""
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
     close = [initials] if initials in known else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(before + other for other in close)}?" if close else ""

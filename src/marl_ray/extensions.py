@@ -37,11 +37,11 @@ class ExtensionPoint:
         return f"marl_ray.{self.kind}s"
 
     def names(self) -> list[str]:
-        """The built-ins' names in their order, then those of installed packages in alphabetical order."""
+        """Return the built-ins' names in their order, then those of installed packages in alphabetical order."""
         return [*self.builtins, *sorted(installed_points(self.group).keys() - self.builtins.keys())]
 
     def reference(self, name: str) -> str:
-        """The `package.module:NAME` of a name; a reference stays as it is.
+        """Return the `package.module:NAME` of a name; a reference stays as it is.
 
         Raises MarlRayError for an unknown name, with the names that are close, and for one that two packages claim.
         """
@@ -59,7 +59,7 @@ class ExtensionPoint:
         return claims[0].value
 
     def load(self, name: str) -> Any:
-        """The object. Raises MarlRayError as `reference` does, or if the import fails."""
+        """Return the object. Raises MarlRayError as `reference` does, or if the import fails."""
         return imported(self.reference(name))
 
 
@@ -177,7 +177,7 @@ POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, REWARD, TOOL, 
 
 
 def imported(reference: str) -> Any:
-    """The object that `package.module:NAME` names; NAME may be dotted. Raises MarlRayError with the reason if it
+    """Return the object that `package.module:NAME` names; NAME may be dotted. Raises MarlRayError with the reason if it
     fails."""
     module, colon, name = reference.partition(":")
     if not (module and colon and name):
@@ -199,8 +199,8 @@ def imported(reference: str) -> Any:
 
 
 def with_colon(name: str) -> str:
-    """'; did you mean package.module:NAME?' for a name that is `package.module.NAME` of a module that there is; else
-    empty."""
+    """Return '; did you mean package.module:NAME?' for a name that is `package.module.NAME` of a module that there is;
+    else empty."""
     module, _, last = name.rpartition(".")
     try:
         spec = module and last != "py" and importlib.util.find_spec(module)
@@ -210,7 +210,8 @@ def with_colon(name: str) -> str:
 
 
 def _own(target: Any) -> list[str]:
-    """The names that a module or its package defines, without those that it imports; of anything else all names."""
+    """Return the names that a module or its package defines, without those that it imports; of anything else all
+    names."""
     names = dir(target)
     if not inspect.ismodule(target):
         return names
@@ -220,7 +221,7 @@ def _own(target: Any) -> list[str]:
 
 
 def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:
-    """The instance of a class, or the result of a function, for the options of a config.
+    """Return the instance of a class, or the result of a function, for the options of a config.
 
     Raises MarlRayError for an option that it does not have, and where it rejects what an option says.
     """
@@ -245,7 +246,7 @@ def check_options(name: str, function: Callable[..., Any], options: Mapping[str,
 
 @cache
 def installed_points(group: str) -> dict[str, list[EntryPoint]]:
-    """Entry points of a group by name. Reading the metadata of all packages takes tens of milliseconds."""
+    """Return the entry points of a group by name. Reading the metadata of all packages takes tens of milliseconds."""
     points: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=group):
         points.setdefault(point.name, []).append(point)

@@ -32,7 +32,7 @@ poll_set: str | None = None
 
 
 def autoscaled_resources() -> dict[str, float]:
-    """The most of each resource that an autoscaler could bring the cluster to; empty without an autoscaler.
+    """Return the most of each resource that an autoscaler could bring the cluster to; empty without an autoscaler.
 
     Ray's public API tells only what is there now, and a cluster that scales from zero must not refuse a run.
     """
@@ -42,7 +42,7 @@ def autoscaled_resources() -> dict[str, float]:
 
 
 def autoscaled_nodes() -> list[dict[str, float]]:
-    """The resources of one node of each group that an autoscaler could add; empty without an autoscaler."""
+    """Return the resources of one node of each group that an autoscaler could add; empty without an autoscaler."""
     from ray._private.state import state
 
     scaled = state.get_cluster_config()
@@ -52,14 +52,15 @@ def autoscaled_nodes() -> list[dict[str, float]]:
 
 
 def cpus_here() -> float:
-    """The logical CPUs that a Ray of this machine has when it is started without a number: a container's limit counts."""
+    """Return the logical CPUs that a Ray of this machine has when it is started without a number: a container's limit
+    counts."""
     from ray._private.utils import get_num_cpus
 
     return float(get_num_cpus(override_docker_cpu_warning=True))
 
 
 def answers(address: str, seconds: float) -> bool:
-    """True once a Ray cluster takes connections at `address` (HOST:PORT), False if none does for `seconds`.
+    """Return True once a Ray cluster takes connections at `address` (HOST:PORT), False if none does for `seconds`.
 
     `ray.init` takes no deadline, and tries for minutes without a word.
     """
@@ -79,7 +80,7 @@ def answers(address: str, seconds: float) -> bool:
 def dashboard_client(
     client_class: type[DashboardClient], url: str, timeout: float | tuple[float, float], argument: str = ""
 ) -> DashboardClient:
-    """A client of Ray's dashboard at `url`, of one of Ray's classes of clients, whose requests have deadlines.
+    """Return a client of Ray's dashboard at `url`, of one of Ray's classes of clients, whose requests have deadlines.
 
     `timeout` is in seconds, of a request or of its connection and its answer. MarlRayError, which begins with `argument`
     and `url`, if the URL is none, nothing answers there, or the cluster wants another token than RAY_AUTH_TOKEN's.
@@ -112,7 +113,7 @@ def dashboard_client(
 
 
 def with_deadline(client_class: type[DashboardClient], timeout: float | tuple[float, float]) -> type[DashboardClient]:
-    """The class whose requests to the dashboard take `timeout` seconds at most.
+    """Return the class whose requests to the dashboard take `timeout` seconds at most.
 
     Ray's clients set no deadline on a request, have no argument for one, and send each by this method.
     """
@@ -137,7 +138,7 @@ def poll_often(workers: int) -> None:
 
 
 def poll_interval(workers: int) -> float:
-    """Seconds between two looks after so many workers."""
+    """Return the seconds between two looks after so many workers."""
     return min(max(POLL_S, POLL_WORKER_S * workers), POLL_MOST_S)
 
 
@@ -151,12 +152,14 @@ def give_up_silent_workers() -> None:
 
 
 def lost_after() -> float:
-    """Seconds without an answer after which a worker counts as lost, in this process and those that it starts."""
+    """Return the seconds without an answer after which a worker counts as lost, in this process and those that it
+    starts."""
     return float(os.environ.get(SILENCE, LOST_S))
 
 
 def _connected_ray() -> Any:
-    """Ray, of which this process is a part. Raises RuntimeError where it is none: Ray's own calls would start a cluster."""
+    """Return Ray, of which this process is a part. Raises RuntimeError where it is none: Ray's own calls would start a
+    cluster."""
     import ray
 
     if not ray.is_initialized():
@@ -165,19 +168,19 @@ def _connected_ray() -> Any:
 
 
 def alive_nodes() -> set[str]:
-    """The addresses of the cluster's nodes. Raises RuntimeError in a process without Ray."""
+    """Return the addresses of the cluster's nodes. Raises RuntimeError in a process without Ray."""
     return {node["NodeManagerAddress"] for node in _connected_ray().nodes() if node["Alive"]}
 
 
 def free_resources() -> dict[str, float]:
-    """The resources of the cluster that nobody has booked. Raises RuntimeError in a process without Ray."""
+    """Return the resources of the cluster that nobody has booked. Raises RuntimeError in a process without Ray."""
     return dict(_connected_ray().available_resources())
 
 
 def placed() -> bool:
-    """True if the cluster has booked all resources that this job has asked for in placement groups: what the job still
-    waits for are processes. Ray has no call for the groups of one job, but their ids end with the job's. Raises RuntimeError
-    in a process without Ray."""
+    """Return True if the cluster has booked all resources that this job has asked for in placement groups: what the job
+    still waits for are processes. Ray has no call for the groups of one job, but their ids end with the job's. Raises
+    RuntimeError in a process without Ray."""
     job = _connected_ray().get_runtime_context().get_job_id()
     from ray.util import placement_group_table
 
@@ -205,7 +208,7 @@ class WorkerObserver(Protocol):
 
 
 def observing_callback(observer: WorkerObserver) -> Any:
-    """A callback of Ray Train that tells `observer` of its workers.
+    """Return a callback of Ray Train that tells `observer` of its workers.
 
     The public callback is called for reports and errors alone, not while workers are waited for or do not answer.
     """
@@ -280,8 +283,8 @@ def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> No
 
 
 def worker_failures(error: BaseException) -> Mapping[int, BaseException]:
-    """Rank -> what a worker of Ray Train has raised, without Ray's wrapper, those with a line for users first; empty for
-    other errors.
+    """Return rank -> what a worker of Ray Train has raised, without Ray's wrapper, those with a line for users first;
+    empty for other errors.
 
     The message of the public TrainingFailedError is a whole traceback of wrappers.
     """
@@ -289,7 +292,7 @@ def worker_failures(error: BaseException) -> Mapping[int, BaseException]:
 
 
 def unwrap_failures(failures: Mapping[int, BaseException]) -> Mapping[int, BaseException]:
-    """The result of `worker_failures`, made from the errors by rank that Ray Train hands to a callback."""
+    """Return the result of `worker_failures`, made from the errors by rank that Ray Train hands to a callback."""
     plain = {
         rank: getattr(failure, "_base_exc", getattr(failure, "health_check_failure", failure))
         for rank, failure in failures.items()
@@ -299,7 +302,7 @@ def unwrap_failures(failures: Mapping[int, BaseException]) -> Mapping[int, BaseE
 
 
 def naming_callback(owner: str) -> Any:
-    """A callback of Ray Train that names its worker actors and their tasks `OWNER worker` in the dashboard.
+    """Return a callback of Ray Train that names its worker actors and their tasks `OWNER worker` in the dashboard.
 
     Ray Train has no option for the name of its workers, but asks a class attribute what they are.
     """
@@ -328,7 +331,8 @@ def reload_ray_settings() -> None:
 
 @contextmanager
 def loopback_only(log_monitor: bool) -> Iterator[None]:
-    """Within the block `ray.init` starts a Ray that listens on 127.0.0.1 alone and leaves the agent's usual port free.
+    """Let `ray.init` start a Ray, within the block, that listens on 127.0.0.1 alone and leaves the agent's usual port
+    free.
 
     `ray.init` has arguments for neither, nor for a Ray without its log monitor. Without ENABLE_RAY_CLUSTER=False it
     replaces 127.0.0.1 by the host's outward address and listens on all interfaces. Without listen port 0 the node's agent

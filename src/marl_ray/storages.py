@@ -9,12 +9,12 @@ from marl_ray.errors import MarlRayError, one_line
 
 
 def absolute(storage: str) -> str:
-    """A storage as a URI or an absolute path."""
+    """Return a storage as a URI or an absolute path."""
     return storage if "://" in storage else str(Path(storage).resolve())
 
 
 def open_storage(storage: str, key: str = "storage") -> tuple[fs.FileSystem, str]:
-    """File system and path of a folder or URI; the path has no slash at its end. It need not exist.
+    """Return the file system and path of a folder or URI; the path has no slash at its end. It need not exist.
 
     Raises MarlRayError that names the config's `key`.
     """

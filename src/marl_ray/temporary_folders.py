@@ -20,7 +20,8 @@ MAKER = "maker"
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """An empty folder under the system's temporary folder, which is deleted after the block. `purpose` is one word."""
+    """Yield an empty folder under the system's temporary folder, which is deleted after the block. `purpose` is one
+    word."""
     folder = new_temporary_folder(purpose)
     try:
         yield folder
@@ -29,14 +30,14 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def new_temporary_folder(purpose: str) -> Path:
-    """An empty folder under the system's temporary folder. Whoever makes it deletes it; if this process is killed, the next
-    one that makes a folder does."""
+    """Return an empty folder under the system's temporary folder. Whoever makes it deletes it; if this process is
+    killed, the next one that makes a folder does."""
     remove_leftovers(tempfile.gettempdir())
     return Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
 
 
 def object_folder(purpose: str, longest_root: int | None = None) -> tempfile.TemporaryDirectory[str]:
-    """An empty folder that is deleted with the returned object.
+    """Return an empty folder that is deleted with the returned object.
 
     It is in /tmp where the path of the system's temporary folder has more than `longest_root` characters.
     """
@@ -48,8 +49,8 @@ def object_folder(purpose: str, longest_root: int | None = None) -> tempfile.Tem
 
 
 def short_folder(purpose: str, root: str) -> Path:
-    """An empty folder under `root` whose name has eleven characters, such as for Unix sockets. Whoever makes it deletes it;
-    its file MAKER names the process, so that it is removed as those of `new_temporary_folder` are."""
+    """Return an empty folder under `root` whose name has eleven characters, such as for Unix sockets. Whoever makes it
+    deletes it; its file MAKER names the process, so that it is removed as those of `new_temporary_folder` are."""
     remove_leftovers(root)
     folder = Path(tempfile.mkdtemp(prefix=_prefix(purpose), dir=root))
     (folder / MAKER).write_text(folder.name)
@@ -75,7 +76,7 @@ def remove_leftovers(root: str) -> None:
 
 
 def _maker(folder: Path) -> str:
-    """The content of a short folder's file; empty where it cannot be read."""
+    """Return the content of a short folder's file; empty where it cannot be read."""
     try:
         return (folder / MAKER).read_text(errors="replace")
     except OSError:
@@ -84,7 +85,7 @@ def _maker(folder: Path) -> str:
 
 @cache
 def _machine() -> str:
-    """A digest of this boot of the system and of the namespace in which the numbers of its processes count."""
+    """Return a digest of this boot of the system and of the namespace in which the numbers of its processes count."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         return hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
@@ -93,8 +94,8 @@ def _machine() -> str:
 
 
 def start_of(process: int) -> int:
-    """Ticks from the machine's start to that of a process, which no change of the clock moves; 0 if there is none, or it has
-    ended and nobody has taken note."""
+    """Return the ticks from the machine's start to that of a process, which no change of the clock moves; 0 if there is
+    none, or it has ended and nobody has taken note."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:

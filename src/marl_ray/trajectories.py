@@ -86,7 +86,7 @@ class Trajectories:
         return int(self.agent.max()) + 1
 
     def to(self, device: torch.device) -> "Trajectories":
-        """The same trajectories on another device."""
+        """Return the same trajectories on another device."""
         moved: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)

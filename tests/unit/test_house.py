@@ -22,6 +22,11 @@ LINES = 400
 """Most lines of a file."""
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
+NO_VERB = re.compile(
+    r"[^A-Z]|(The|An?|All|Any|Both|Each|Every|Number|One|This|True|False|None|In|At|Within|For|From|With|Without)\b|"
+    r"[A-Z][\w-]*('s|[^\Ws]s)\b"
+)
+"""First words of a function's docstring that are no verb in the imperative: also plurals, and verbs in the third person."""
 VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "one", "ours", "theirs", "told", "who", "whole"}
 """Names that do not say what a variable holds or a function does."""
 VAGUE_PARTS = VAGUE - {"of", "one", "whole"}
@@ -156,6 +161,29 @@ def test_a_docstring_begins_like_a_sentence():
 def test_a_docstring_of_tests_and_benchmarks_begins_like_a_sentence():
     assert len(trees_beside_the_sources()) > 300
     assert fragments(trees_beside_the_sources()) == []
+
+
+def without_verb(tree: ast.Module) -> list[str]:
+    """The docstrings of functions that begin with no verb, each with its line.
+
+    A property's docstring says what it is, as an attribute's does; that of an `__init__` may list its arguments.
+    """
+    docstrings = [
+        (node.lineno, " ".join(text.split())[:60])
+        for node in nodes(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if (text := ast.get_docstring(node)) and not (node.name == "__init__" and re.match("[`a-z]", text))
+    ]
+    return [f"{line}: {text}" for line, text in docstrings if NO_VERB.match(text)]
+
+
+def test_the_docstring_of_a_function_begins_with_a_verb():
+    """In the imperative, as in PEP 257: `Return the rows of a file`, `Raise ValueError if ...`."""
+    assert {name: texts for name, tree in trees().items() if (texts := without_verb(tree))} == {}
+    assert without_verb(ast.parse('def f():\n    """True if it is."""')) == ["1: True if it is."]
+    assert without_verb(ast.parse('def f():\n    """Returns a row."""')) == ["1: Returns a row."]
+    assert without_verb(ast.parse('def f():\n    """Pass a row."""')) == []
 
 
 def test_unit_tests_have_the_folders_of_the_sources():

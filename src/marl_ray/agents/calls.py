@@ -99,7 +99,8 @@ def parse(text: str) -> ParsedCall:
 
 
 def _without_thinking(text: str) -> str:
-    """The text with its thoughts blanked out: think blocks before the first call, and all before a lone `</think>`."""
+    """Return the text with its thoughts blanked out: think blocks before the first call, and all before a lone
+    `</think>`."""
     parts: list[str] = []
     at, call = 0, _CALL.search(text)
     while tag := _THINK.search(text, at):
@@ -153,8 +154,8 @@ def _react(text: str) -> ParsedCall:
 
 
 def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
-    """A call that is one object, with name and arguments, such as follows `Action:` in LangChain's format; None if it
-    is not."""
+    """Return a call that is one object, with name and arguments, such as follows `Action:` in LangChain's format; None
+    if it is not."""
     value, end, _ = _object(text, start)
     name_and_arguments = _named(value) if value is not None else None
     if name_and_arguments is None or end is None:
@@ -188,7 +189,7 @@ def _tagged(text: str, tag: re.Match[str]) -> ParsedCall:
 
 
 def _bare(text: str) -> ParsedCall | None:
-    """A call of JSON alone, such as Llama's and Mistral's without the special tokens before it; None if there is
+    """Return a call of JSON alone, such as Llama's and Mistral's without the special tokens before it; None if there is
     none."""
     name = _BARE_NAME.match(text)
     if name is not None:
@@ -211,8 +212,8 @@ def _bare(text: str) -> ParsedCall | None:
 
 
 def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, str]:
-    """The object that begins here, perhaps in a fence or first in a list; the place of its end; the reason if there is
-    none."""
+    """Return the object that begins here, perhaps in a fence or first in a list; the place of its end; the reason if
+    there is none."""
     opening = _OPEN.match(text, start)
     try:
         value, end = decode(text, opening.end() if opening else start)
@@ -224,7 +225,8 @@ def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, s
 
 
 def _named(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of an object that is a call, else None. `optional`: the arguments may be missing."""
+    """Return the name and arguments of an object that is a call, else None. `optional`: the arguments may be
+    missing."""
     if isinstance(several := value.get("tool_calls"), list) and several and isinstance(several[0], dict):
         value = several[0]
     if isinstance(value.get("function"), dict):  # OpenAI's form
@@ -242,7 +244,8 @@ def _named(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str
 
 
 def _fenced(text: str, start: int) -> tuple[str | None, int | None]:
-    """The text of the closed fence that begins here, and the place of its end; None twice if there is no such fence."""
+    """Return the text of the closed fence that begins here, and the place of its end; None twice if there is no such
+    fence."""
     opening = _OPEN.match(text, start)
     if opening is None or not opening[1]:
         return None, None
@@ -257,6 +260,6 @@ def _thought(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """The first word that may be a tool's name; the text itself if there is none."""
+    """Return the first word that may be a tool's name; the text itself if there is none."""
     match = _NAME.search(text)
     return match[0] if match else text.strip()

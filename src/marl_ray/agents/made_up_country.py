@@ -79,7 +79,7 @@ def _country() -> tuple[list[Town], list[Person]]:
 
 
 def documents() -> list[tuple[str, str]]:
-    """Title and text of every document: one for each town and each person."""
+    """Return the title and text of every document: one for each town and each person."""
     towns, people = _country()
     of_towns = [
         (town.name, f"{town.name} is a town on the river {town.river}, founded in {town.founded}.") for town in towns
@@ -91,7 +91,7 @@ def documents() -> list[tuple[str, str]]:
 
 @functools.cache
 def questions() -> tuple[CountryQuestion, ...]:
-    """Every question, in a fixed order."""
+    """Return every question, in a fixed order."""
     _, people = _country()
     draw = random.Random(1921)
     drafts = [("arithmetic", *_sum(draw), i % HELD_OUT == 0) for i in range(SUMS)]
@@ -109,7 +109,7 @@ def _sum(draw: random.Random) -> tuple[str, str, list[QuestionStep]]:
 
 
 def _about(person: Person) -> list[tuple[str, str, str, list[QuestionStep]]]:
-    """Kind, question, answer and the steps before the answer."""
+    """Return the kind, question, answer and the steps before the answer."""
     name, town = person.name, person.town
     first, second = _search(name), _search(town.name)
     years = person.born - town.founded

@@ -26,7 +26,7 @@ _NEXT = re.compile(r"\s*(,\s*\)|,|\))")
 
 
 def in_marks(text: str, start: int) -> NamedCall | None:
-    """The call in marks that begins here; None if there is none, or if it does not end."""
+    """Return the call in marks that begins here; None if there is none, or if it does not end."""
     function, name = _FUNCTION.match(text, start), _NAME.match(text, start)
     opening = function or name
     if opening is None:
@@ -48,7 +48,7 @@ def in_marks(text: str, start: int) -> NamedCall | None:
 
 
 def as_in_python(text: str, start: int) -> NamedCall | None:
-    """The call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None if there is none."""
+    """Return the call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None if there is none."""
     opening = _CALLED.match(text, start)
     if opening is None:
         return None

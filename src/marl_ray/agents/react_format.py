@@ -83,14 +83,14 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
 
 
 def find(tools: Mapping[str, Tool], name: str) -> Tool | None:
-    """The tool of this name, or else of this name in other case; None if there is none."""
+    """Return the tool of this name, or else of this name in other case; None if there is none."""
     return tools.get(name) or next(
         (tool for tool_name, tool in tools.items() if tool_name.lower() == name.lower()), None
     )
 
 
 def instructions(tools: Mapping[str, Tool]) -> str:
-    """The text that precedes a question: the format and the tools."""
+    """Return the text that precedes a question: the format and the tools."""
     listed = "\n".join(f"{signature(tool)}: {tool.description}" for tool in tools.values())
     return (
         "Answer the question with the help of tools. Write one call per turn, as\n"
@@ -102,7 +102,8 @@ def instructions(tools: Mapping[str, Tool]) -> str:
 
 
 def signature(tool: Tool) -> str:
-    """A tool's name and arguments in one line, such as `answer {"answer": string}`; optional arguments have a `?`."""
+    """Return a tool's name and arguments in one line, such as `answer {"answer": string}`; optional arguments have a
+    `?`."""
     required = tool.parameters.get("required", ())
     arguments = (
         f'"{name}"{"" if name in required else "?"}: {schema.get("type", "value")}'
@@ -112,14 +113,15 @@ def signature(tool: Tool) -> str:
 
 
 def _only_text(tool: Tool, code: str | None) -> dict[str, Any] | None:
-    """A fenced block as the one argument of a tool whose one argument is a text; None for other tools."""
+    """Return a fenced block as the one argument of a tool whose one argument is a text; None for other tools."""
     properties = tool.parameters.get("properties", {})
     names = [name for name, schema in properties.items() if schema.get("type") == "string"]
     return {names[0]: code} if code is not None and len(names) == len(properties) == 1 else None
 
 
 def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int, foot: str = "") -> str:
-    """The next prompt: head, question, turns, foot. The earliest turns are left out to keep to `limit` characters.
+    """Return the next prompt: head, question, turns, foot. The earliest turns are left out to keep to `limit`
+    characters.
 
     The latest turn always stands, cut in its middle if it must be; so do head, question and foot, whatever their length.
     """

@@ -50,7 +50,7 @@ class Tool:
     )
 
     def call(self, arguments: Mapping[str, Any], deadline: float) -> str:
-        """The result as text. `deadline` is a time of `time.monotonic`.
+        """Return the result as text. `deadline` is a time of `time.monotonic`.
 
         Raises ToolArgumentsError, ToolTimeoutError, or what the function raises. A function that passes the deadline goes
         on in its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
@@ -95,7 +95,7 @@ def tool_of(
     fixed: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> Tool:
-    """A tool from a function: name and description are its own, the arguments' schema comes from its type hints.
+    """Make a tool from a function: name and description are its own, the arguments' schema comes from its type hints.
 
     `fixed` are keyword arguments that the agent neither sees nor gives. The caller gives a parameter `deadline` (float, of
     `time.monotonic`). `how` are further fields of `Tool`. Raises MarlRayError naming the function and what it lacks.
@@ -141,7 +141,7 @@ def tool_of(
 
 
 def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -> dict[str, Tool]:
-    """Tools by name, from names or from names with options; `answer` is always among them.
+    """Return the tools by name, from names or from names with options; `answer` is always among them.
 
     MarlRayError naming a tool that is unknown or whose options are wrong.
     """
@@ -158,7 +158,7 @@ def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -
 
 
 def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
-    """The tool that a name of `extensions.TOOL` or `package.module:NAME` means; built-ins are made as users' are.
+    """Make the tool that a name of `extensions.TOOL` or `package.module:NAME` means; built-ins are made as users' are.
 
     A function is the tool itself, and options are arguments that it always gets. A class is made with the options, and its
     `__call__` is the tool. It may have attributes of the names of `Tool`'s fields: `name` (its own name in small letters
@@ -181,7 +181,8 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text without its middle if it is longer than `limit`, and without characters that UTF-8 cannot hold."""
+    """Return the text without its middle if it is longer than `limit`, and without characters that UTF-8 cannot
+    hold."""
     text = encodable(text)
     if len(text) <= limit:
         return text
@@ -193,5 +194,5 @@ def cut(text: str, limit: int) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with a question mark for each character that UTF-8 cannot hold."""
+    """Return the text with a question mark for each character that UTF-8 cannot hold."""
     return text.encode("utf-8", "replace").decode()

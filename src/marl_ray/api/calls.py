@@ -22,7 +22,7 @@ ConfigSource: TypeAlias = str | Path | Mapping[str, Any]
 def data_of(
     source: ConfigSource, changes: Mapping[str, Any], read: Callable[[str | Path], Any] = read_yaml
 ) -> tuple[dict[str, Any], str]:
-    """Plain data of a config with the changes merged into it, and the name of its source for errors.
+    """Return the plain data of a config with the changes merged into it, and the name of its source for errors.
 
     `read` reads a file. A mapping in `changes` changes the keys that it names and leaves the others of its section; any
     other value replaces the key. Raises MarlRayError for a file that cannot be read, or one that holds no mapping.
@@ -41,7 +41,7 @@ def data_of(
 
 
 def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the data with the changes, section by section."""
+    """Return a copy of the data with the changes, section by section."""
     result = dict(data)
     for key, value in changes.items():
         before = result.get(key)
@@ -51,7 +51,7 @@ def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which answers a misspelt argument with a MarlRayError that says what was meant."""
+    """Wrap the function, which then answers a misspelt argument with a MarlRayError that says what was meant."""
     known = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
@@ -84,8 +84,8 @@ def short_interrupt() -> Iterator[None]:
 
 
 def cluster_of_call() -> str | None:
-    """The cluster that exists already: the one that this process is connected to, or that of RAY_ADDRESS; None if the call
-    starts a Ray of its own."""
+    """Return the cluster that exists already: the one that this process is connected to, or that of RAY_ADDRESS; None
+    if the call starts a Ray of its own."""
     import ray
 
     return "the Ray of this process" if ray.is_initialized() else os.environ.get("RAY_ADDRESS")
@@ -93,7 +93,7 @@ def cluster_of_call() -> str | None:
 
 @contextmanager
 def ray_of_call() -> Iterator[None]:
-    """The Ray that this process is connected to, or else that of `ray_here` within the block."""
+    """Yield the Ray that this process is connected to, or else that of `ray_here` within the block."""
     import ray
 
     from marl_ray.cluster.local_ray import ray_here

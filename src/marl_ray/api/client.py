@@ -46,7 +46,7 @@ class Client:
         action_masks: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> Acted:
-        """Actions for the agents whose observations are given (arrays or lists; texts for language models).
+        """Return the actions for the agents whose observations are given (arrays or lists; texts for language models).
 
         A session meets the same arm each time; without one the call is a session of its own, whose id the answer has.
         `experiment` is an endpoint or an experiment, needed where the gateway has several. Raises MarlRayError with the
@@ -67,8 +67,8 @@ class Client:
     def generate(
         self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
     ) -> dict[str, Any]:
-        """The answer of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more. `settings` are fields
-        such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError as `act` does."""
+        """Return the answer of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more. `settings`
+        are fields such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError as `act` does."""
         named = {"session_id": session or f"session-{secrets.token_hex(8)}", "prompt": prompt, "experiment": experiment}
         return self.ask("/generate", named | settings)
 
@@ -92,16 +92,16 @@ class Client:
         return self.ask("/v1/outcomes", body)
 
     def experiments(self) -> list[dict[str, Any]]:
-        """All experiments with their status and shares."""
+        """Return all experiments with their status and shares."""
         listed: list[dict[str, Any]] = self.ask("/v1/experiments")["experiments"]
         return listed
 
     def experiment(self, name: str) -> dict[str, Any]:
-        """The report of one experiment: arms, outcomes, intervals and verdicts."""
+        """Return the report of one experiment: arms, outcomes, intervals and verdicts."""
         return self.ask(f"/v1/experiments/{name}")
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
+        """Return the JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
         given = None if body is None else {name: value for name, value in body.items() if value is not None}
         return ask_with(self._client, path, given)
 
@@ -119,7 +119,7 @@ class Client:
 
 
 def _plain(by_agent: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays by agent as JSON has them; texts stay as they are."""
+    """Return the arrays by agent as JSON has them; texts stay as they are."""
     if not isinstance(by_agent, Mapping):
         raise MarlRayError(f"observations: expected agent -> observation, got {type(by_agent).__name__}")
     return {agent: part if isinstance(part, str) else np.asarray(part).tolist() for agent, part in by_agent.items()}

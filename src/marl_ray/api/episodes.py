@@ -78,7 +78,8 @@ def evaluate_episodes(
 
 
 def _run_of(manifest: Any, options: Mapping[str, Any]) -> Any:
-    """The config of a run whose team has the networks of a bundle, in its environment with these options changed."""
+    """Return the config of a run whose team has the networks of a bundle, in its environment with these options
+    changed."""
     from marl_ray.config import RunConfig, parse_config
 
     env = manifest.lineage.env

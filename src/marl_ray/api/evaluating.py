@@ -204,7 +204,7 @@ def _scored(
 def _episodes(
     policy: str | Path | None, episodes: int | None, others: Mapping[str, Any], options: Mapping[str, Any]
 ) -> EpisodeScores:
-    """Whole episodes of a bundle. Raises FieldError for an argument that belongs to a benchmark."""
+    """Return the whole episodes of a bundle. Raises FieldError for an argument that belongs to a benchmark."""
     if episodes is None:
         raise FieldError("benchmark", "expected a benchmark's name, or `episodes`, a number of whole ones to play")
     if given := [name for name, value in others.items() if value is not None]:

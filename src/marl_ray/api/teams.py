@@ -52,7 +52,7 @@ class LoadedTeam:
         action_masks: Mapping[str, Any] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Agent -> action for each agent whose observation is given.
+        """Return agent -> action for each agent whose observation is given.
 
         An actor-critic's observation is what its environment gives (an array of the observation space's shape), and the
         action is one that `env.step` takes. A language model's observation is a prompt and its action is the response, both

@@ -61,7 +61,7 @@ def train_here(run: RunConfig) -> "RunResult":
 
 
 def shared_weights(agents: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each policy that several agents share: without `team` all agents do, also with IPPO."""
+    """Return a line for each policy that several agents share: without `team` all agents do, also with IPPO."""
     return [
         f"{', '.join(members)} share the weights of policy {name!r}; `team` gives agents policies of their own"
         for name, members in agents.items()
@@ -70,7 +70,8 @@ def shared_weights(agents: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def environment_warning(run: RunConfig) -> str | None:
-    """One sentence about the first fault of a user's own environment that shows within a few steps; None if none does."""
+    """Return one sentence about the first fault of a user's own environment that shows within a few steps; None if none
+    does."""
     if ":" not in run.env.id:
         return None
     from marl_ray.conformance.extensions.environment import first_fault
@@ -134,7 +135,7 @@ class TrainedRun:
         return self.result.curve
 
     def load(self) -> "LoadedTeam":
-        """The best bundle, ready to act."""
+        """Return the best bundle, ready to act."""
         from marl_ray.api.teams import load
 
         return load(self.bundle)

@@ -247,7 +247,7 @@ def _say(resource: str, state: "ResourceState") -> None:
 
 
 def _exit_status(state: "ResourceState") -> int:
-    """The entrypoint's own status where it has one, else 1 for what has failed or is gone."""
+    """Return the entrypoint's own status where it has one, else 1 for what has failed or is gone."""
     from marl_ray.cluster.kuberay.state.phases import Phase
 
     return (state.status or FAILED) if state.phase in (Phase.FAILED, Phase.GONE) else 0

@@ -5,7 +5,7 @@ from marl_ray.extensions import ALGORITHM
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Names of folders under `runs`."""
+    """Return the names of folders under `runs`."""
     from marl_ray.runs.stored import names
 
     try:
@@ -15,12 +15,12 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_algorithm(incomplete: str) -> list[str]:
-    """Names of algorithms."""
+    """Return the names of algorithms."""
     return _beginning(ALGORITHM.names(), incomplete)
 
 
 def complete_override(incomplete: str) -> list[str]:
-    """Dotted keys of a run's config, and the algorithms after `algorithm=`."""
+    """Return the dotted keys of a run's config, and the algorithms after `algorithm=`."""
     from marl_ray.config.reference import key_rows
 
     key, equals, value = incomplete.partition("=")

@@ -253,7 +253,7 @@ def tasks(
 
 
 def _record(task: "ProgramTask") -> dict[str, Any]:
-    """A task of called functions as a line of a file."""
+    """Return a task of called functions as a line of a file."""
     from marl_ray.envs.text.code_tests import shown
 
     code = task.code

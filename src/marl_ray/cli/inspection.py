@@ -54,7 +54,7 @@ def _description(spec: "Spec") -> dict[str, Any]:
 
 
 def _hyper_parameters(spec: "Spec") -> list[dict[str, Any]]:
-    """The hyper-parameters of an algorithm, its own ones first."""
+    """Return the hyper-parameters of an algorithm, its own ones first."""
     defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
     by_model = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
     return [
@@ -93,7 +93,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _language_defaults(spec: "Spec") -> dict[str, str]:
-    """Defaults of an algorithm's keys for language models, in words, where they differ from those of actor-critics."""
+    """Return the defaults of an algorithm's keys for language models, in words, where they differ from those of
+    actor-critics."""
     from marl_ray.config import LoraConfig, ModelConfig
     from marl_ray.config.run.family_defaults import family_defaults
 

@@ -96,7 +96,7 @@ for _group, _commands in COMMANDS.items():
 
 
 def _usage_line(error: Any) -> Iterator[str]:
-    """One line about a wrong word of the command line; nothing where the help of a group was shown instead."""
+    """Yield one line about a wrong word of the command line; nothing where the help of a group was shown instead."""
     text = error.format_message().replace("Value error, ", "").rstrip(".")
     if not text:
         return

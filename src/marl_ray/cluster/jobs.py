@@ -89,17 +89,17 @@ def submit(
 
 
 def new_submission_id() -> str:
-    """A name for a job that no other has."""
+    """Return a name for a job that no other has."""
     return f"marl-ray-{secrets.token_hex(8)}"
 
 
 def read_config(kind: str, path: str | Path, overrides: Sequence[str]) -> RunConfig | SweepConfig:
-    """The validated config of a run or a sweep; MarlRayError in one line."""
+    """Return the validated config of a run or a sweep; MarlRayError in one line."""
     return load_sweep(path, overrides) if kind == "sweep" else load_config(RunConfig, path, overrides)
 
 
 def connect(address: str) -> "JobSubmissionClient":
-    """A Jobs client whose requests have deadlines. Raises MarlRayError if the cluster cannot be used."""
+    """Return a Jobs client whose requests have deadlines. Raises MarlRayError if the cluster cannot be used."""
     from ray.job_submission import JobSubmissionClient
 
     for module in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
@@ -171,7 +171,7 @@ class _Follower:
         self._written = 0
 
     async def follow(self, timeout_s: float) -> "JobDetails | None":
-        """The job's last state once it has ended; None if it still runs after `timeout_s`."""
+        """Return the job's last state once it has ended; None if it still runs after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         answered = time.monotonic()
         copying = asyncio.create_task(self._copy_log())
@@ -202,7 +202,7 @@ class _Follower:
             await asyncio.gather(copying, return_exceptions=True)
 
     async def _copy_log(self) -> None:
-        """One websocket's worth; every connection sends the log from its beginning."""
+        """Copy the log from one websocket; every connection sends the log from its beginning."""
         position = 0
         try:
             async for text in self.client.tail_job_logs(self.job_id):
@@ -254,7 +254,8 @@ def _exit_status(info: "JobDetails") -> int:
 
 
 def refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
-    """A job runs in a temporary folder of its own, where relative files are missing and results are lost."""
+    """Refuse relative paths: a job runs in a temporary folder of its own, where relative files are missing and results
+    are lost."""
     run = config.example() if isinstance(config, SweepConfig) else config
     paths = {"storage": config.storage, "tracking.uri": run.tracking.uri}
     paths |= {f"team.{name}.bundle": policy.bundle for name, policy in run.team.items()}

@@ -49,7 +49,8 @@ class LocalRay:
 
 @contextmanager
 def ray_here() -> Iterator[None]:
-    """The cluster of RAY_ADDRESS (a Ray Job has it set), or else a Ray of its own without a dashboard, within the block.
+    """Use the cluster of RAY_ADDRESS (a Ray Job has it set), or else a Ray of its own without a dashboard, within the
+    block.
 
     Raises MarlRayError if no cluster is at the address.
     """
@@ -155,7 +156,7 @@ def _stop(temp_dir: Path) -> None:
 
 
 def processes_of(temp_dir: Path) -> list[psutil.Process]:
-    """The processes whose command line names the temporary folder (Ray's servers), and all their descendants.
+    """Return the processes whose command line names the temporary folder (Ray's servers), and all their descendants.
 
     Not simply this process's children: those may be the user's.
     """
@@ -183,7 +184,7 @@ def _end(processes: list[psutil.Process]) -> None:
 
 @contextmanager
 def _environment(token: str) -> Iterator[None]:
-    """The environment Ray starts in. Ray's processes and the body see it; afterwards all is as before."""
+    """Set the environment that Ray starts in. Ray's processes and the body see it; afterwards all is as before."""
     changes = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,  # in the environment, so that Ray writes none to the home folder
@@ -216,7 +217,7 @@ def _environment(token: str) -> Iterator[None]:
 
 @contextmanager
 def _restored_signals() -> Iterator[None]:
-    """SIGTERM raises SystemExit inside; Ray Core and Ray Train leave handlers behind, which go again at the end."""
+    """Let SIGTERM raise SystemExit inside; Ray Core and Ray Train leave handlers behind, which go again at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers, and Ray sets none elsewhere either
         return
@@ -239,7 +240,7 @@ def _exit_on_sigterm() -> None:
 
 @contextmanager
 def _ignored_signals() -> Iterator[None]:
-    """A second Ctrl-C must not cut the clean-up short; the clean-up has its own deadlines."""
+    """Ignore a second Ctrl-C, which must not cut the clean-up short; the clean-up has its own deadlines."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -247,7 +248,8 @@ def _ignored_signals() -> Iterator[None]:
 
 
 def short_temp_root() -> str:
-    """The folder for Ray's sockets, whose paths have a limit: the temporary folder, or /tmp if that is too long."""
+    """Return the folder for Ray's sockets, whose paths have a limit: the temporary folder, or /tmp if that is too
+    long."""
     root = tempfile.gettempdir()
     return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
 
@@ -264,7 +266,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that is free now, and that no connection takes before its server does.
+    """Return a TCP port of the loopback address that is free now, and that no connection takes before its server does.
 
     Connections and servers without a port of their own get one from 32768 on (Linux) or 49152 on (macOS, Windows). Below
     20000 are Ray's own workers. Raises MarlRayError if a thousand ports are taken.

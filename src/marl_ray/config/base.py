@@ -19,25 +19,26 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
     def resolved(self) -> dict[str, Any]:
-        """Plain data with every default written out."""
+        """Return plain data with every default written out."""
         return self.model_dump(mode="json")
 
 
 def words(error: ErrorDetails) -> str:
-    """The message of one of pydantic's errors, without the words that pydantic puts before a validator's own."""
+    """Return the message of one of pydantic's errors, without the words that pydantic puts before a validator's own."""
     return str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem that pydantic has found, as `FIELD: MESSAGE`; the field is a path with dots, and is left out
-    where the problem is of the value as a whole."""
+    """Return the first problem that pydantic has found, as `FIELD: MESSAGE`; the field is a path with dots, and is left
+    out where the problem is of the value as a whole."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
     return f"{field}: {first['msg']}" if field else str(first["msg"])
 
 
 def known(point: ExtensionPoint) -> Callable[[str], str]:
-    """A validator of names of extensions: it takes the name of a built-in, or one whose object can be imported."""
+    """Return a validator of names of extensions: it takes the name of a built-in, or one whose object can be
+    imported."""
 
     def validate(name: str) -> str:
         try:

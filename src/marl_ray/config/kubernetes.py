@@ -56,7 +56,7 @@ _PART = re.compile(r"(\*|\?|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([0-9]+))?")
 
 
 def is_time_zone(name: str) -> bool:
-    """True for a name of the time zone database, and for `Local`, which KubeRay's operator takes as its own."""
+    """Return True for a name of the time zone database, and for `Local`, which KubeRay's operator takes as its own."""
     if name in ("UTC", "Local"):
         return True
     try:
@@ -68,7 +68,8 @@ def is_time_zone(name: str) -> bool:
 
 
 def is_schedule(text: str) -> bool:
-    """True for five fields of cron as KubeRay's parser (robfig/cron, ParseStandard) takes them, without its `@` words."""
+    """Return True for five fields of cron as KubeRay's parser (robfig/cron, ParseStandard) takes them, without its `@`
+    words."""
     fields = text.lower().split()
     return len(fields) == len(_FIELDS) and all(
         _is_part(part, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True) for part in field.split(",")
@@ -76,7 +77,7 @@ def is_schedule(text: str) -> bool:
 
 
 def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
-    """True for `*`, a number or a range, each with a step that is not 0."""
+    """Return True for `*`, a number or a range, each with a step that is not 0."""
     match = _PART.fullmatch(part)
     if match is None or (match[3] is not None and int(match[3]) == 0):
         return False

@@ -70,7 +70,7 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Plain data of a YAML file; raises MarlRayError naming the file and the line."""
+    """Return plain data of a YAML file; raises MarlRayError naming the file and the line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +79,8 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def _beside(path: str | Path) -> str:
-    """The end of an error about a config that is not there: those in its folder whose names are close to its own."""
+    """Return the end of an error about a config that is not there: those in its folder whose names are close to its
+    own."""
     file = Path(path)
     known = [] if file.exists() else sorted(each.stem for each in file.parent.glob("*.yaml"))
     # Without the ending: names that share nothing else would be close by it.
@@ -113,14 +114,14 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
 
 
 def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The data with `dotted.key=value` overrides put into it. Raises MarlRayError naming the override."""
+    """Return the data with `dotted.key=value` overrides put into it. Raises MarlRayError naming the override."""
     for override in overrides:
         _apply(data, override)
     return data
 
 
 def config_hash(config: Config) -> str:
-    """sha256 of the canonical JSON of a config: equal for equal configs, whatever file they came from."""
+    """Return the sha256 of the canonical JSON of a config: equal for equal configs, whatever file they came from."""
     canonical = json.dumps(config.resolved(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -168,7 +169,7 @@ def _explain(error: Any, key: str) -> str:
 
 
 def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
-    """One sentence if the data is a config of another kind than that which has `keys` at the top; else empty."""
+    """Return one sentence if the data is a config of another kind than that which has `keys` at the top; else empty."""
     own = next((kind for key, (kind, _) in KINDS.items() if key in keys), None)
     for key, (kind, command) in KINDS.items():
         if own is not None and key in data and key not in keys and kind != own:
@@ -177,8 +178,8 @@ def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
 
 
 def instead_of(model: type[BaseModel], place: Sequence[int | str]) -> str:
-    """The end of an error about an unknown key at this place of a config: where a key of that name is, or else which
-    keys at its place are close to it."""
+    """Return the end of an error about an unknown key at this place of a config: where a key of that name is, or else
+    which keys at its place are close to it."""
     parts: list[Any] = [model]
     for step in place[:-1]:
         inner = [child for part in parts for child in _below(part, step)]
@@ -196,7 +197,7 @@ def _is_model(part: Any) -> bool:
 
 
 def _below(part: Any, step: int | str) -> Iterator[Any]:
-    """The types of what lies under a key, a name or an index of a type."""
+    """Yield the types of what lies under a key, a name or an index of a type."""
     if _is_model(part):
         if step in part.model_fields:
             yield from _parts(part.model_fields[step].annotation)
@@ -206,7 +207,7 @@ def _below(part: Any, step: int | str) -> Iterator[Any]:
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
-    """The types of a union, one by one; any other type alone."""
+    """Yield the types of a union, one by one; any other type alone."""
     if get_origin(annotation) is Annotated:
         yield from _parts(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
@@ -217,7 +218,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def _paths(model: type[BaseModel]) -> Iterator[str]:
-    """The dotted keys of the groups of a model, however deep."""
+    """Yield the dotted keys of the groups of a model, however deep."""
     for name, field in model.model_fields.items():
         for part in _parts(field.annotation):
             if _is_model(part):

@@ -50,12 +50,12 @@ class KeyRow(NamedTuple):
 
 
 def reference_page() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     return "\n".join([INTRODUCTION, *(_section(kind) for kind in CONFIGS)])
 
 
 def key_rows(kind: str) -> list[KeyRow]:
-    """Every key of a config of this kind, those of its parts after them."""
+    """Return every key of a config of this kind, those of its parts after them."""
     schema = CONFIGS[kind].model_json_schema()
     return list(_rows(schema, schema["$defs"], ""))
 
@@ -71,7 +71,7 @@ def _section(kind: str) -> str:
 
 
 def _rows(group: ConfigSchema, parts: Mapping[str, ConfigSchema], prefix: str) -> Iterator[KeyRow]:
-    """The rows of a group's keys. A group among them is followed by its own keys."""
+    """Yield the rows of a group's keys. A group among them is followed by its own keys."""
     for name, field in group["properties"].items():
         key = f"{prefix}{name}"
         inner = [] if "const" in field else list(_groups(field, parts, key))
@@ -92,7 +92,8 @@ def _rows(group: ConfigSchema, parts: Mapping[str, ConfigSchema], prefix: str) -
 
 
 def _groups(field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str) -> Iterator[tuple[str, ConfigSchema]]:
-    """(path, schema) of the groups of keys that a field holds; configs with a section of their own are left out."""
+    """Yield (path, schema) of the groups of keys that a field holds; configs with a section of their own are left
+    out."""
     if "$ref" in field:
         name = field["$ref"].removeprefix("#/$defs/")
         if name not in _SECTIONS:
@@ -106,13 +107,13 @@ def _groups(field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str) -
 
 
 def _values(field: ConfigSchema) -> list[ConfigSchema]:
-    """The schema of a mapping's values, if it has one."""
+    """Return the schema of a mapping's values, if it has one."""
     given = [*field.get("patternProperties", {}).values(), field.get("additionalProperties")]
     return [values for values in given if isinstance(values, Mapping)]
 
 
 def _type(field: ConfigSchema) -> str:
-    """The type of a field, in words."""
+    """Return the type of a field, in words."""
     if "$ref" in field:
         kind = _SECTIONS.get(field["$ref"].removeprefix("#/$defs/"))
         return "group" if kind is None else f"[{kind}](#{kind})"

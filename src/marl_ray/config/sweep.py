@@ -130,7 +130,8 @@ class SweepConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, data: Any) -> Any:
-        """`seeds: 3` is 0, 1, 2; one metric needs no list; `search: random` needs no mapping."""
+        """Expand the short forms: `seeds: 3` is 0, 1, 2; one metric needs no list; `search: random` needs no
+        mapping."""
         if not isinstance(data, Mapping):
             return data
         data = dict(data)
@@ -193,14 +194,14 @@ class SweepConfig(Config):
         return data
 
     def with_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Plain data of the run config with these values on top; a copy through and through."""
+        """Return plain data of the run config with these values on top; a copy through and through."""
         data = self.base
         for key, value in values.items():
             put(data, key, value)
         return data
 
     def run_config(self, values: Mapping[str, Any], name: str, seed: int) -> RunConfig:
-        """The run config of one trial and seed, without the hyper-parameters that its algorithms do not read.
+        """Return the run config of one trial and seed, without the hyper-parameters that its algorithms do not read.
 
         Raises MarlRayError naming the values and the key.
         """
@@ -211,13 +212,14 @@ class SweepConfig(Config):
         return parse_config(RunConfig, data, source=f"sweep {self.name!r} with {shown or 'no changes'}")
 
     def unread(self, values: Mapping[str, Any]) -> list[str]:
-        """Hyper-parameters of the space, `set` and `run` that no algorithm of the trial with these values reads."""
+        """Return the hyper-parameters of the space, `set` and `run` that no algorithm of the trial with these values
+        reads."""
         data = self.with_values(values)
         keys = dict.fromkeys([*hyper_keys(data), *(key for key in self.space if is_hyper(key))])
         return [key for key in keys if not is_read(key, data)]
 
     def example(self) -> RunConfig:
-        """The run config of the space's first values; keys that do not vary are the same in all."""
+        """Return the run config of the space's first values; keys that do not vary are the same in all."""
         return self.run_config(corners(self)[0], self.name, self.seeds[0])
 
 
@@ -233,7 +235,7 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def get(data: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, None if there is none."""
+    """Return the value of a dotted key, None if there is none."""
     node: Any = data
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -241,7 +243,8 @@ def get(data: Mapping[str, Any], key: str) -> Any:
 
 
 def order(space: Mapping[str, DimensionConfig]) -> list[str]:
-    """The keys of the space, each after those that decide whether it applies; raises ValueError if they go in a circle.
+    """Return the keys of the space, each after those that decide whether it applies; raises ValueError if they go in a
+    circle.
 
     Those are the keys that its `when` names and, for a hyper-parameter, the algorithm.
     """
@@ -262,8 +265,8 @@ def order(space: Mapping[str, DimensionConfig]) -> list[str]:
 
 
 def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
-    """True if a key of the space varies, given the values chosen so far: its `when` holds, and an algorithm reads
-    it."""
+    """Return True if a key of the space varies, given the values chosen so far: its `when` holds, and an algorithm
+    reads it."""
     if not config.space[key].when and not is_hyper(key):
         return True
     data = config.with_values(values)
@@ -272,7 +275,8 @@ def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
 
 
 def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice")) -> list[dict[str, Any]]:
-    """Every combination of the dimensions of these kinds, conditions kept, in the order of the file; none twice."""
+    """Return every combination of the dimensions of these kinds, conditions kept, in the order of the file; none
+    twice."""
     configurations: list[dict[str, Any]] = [{}]
     for key in order(config.space):
         dimension = config.space[key]
@@ -299,13 +303,13 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
 
 
 def read_sweep(path: str | Path) -> Any:
-    """Plain data of a sweep's YAML file, with that of the run's file that it names; raises MarlRayError."""
+    """Return plain data of a sweep's YAML file, with that of the run's file that it names; raises MarlRayError."""
     return with_run(read_yaml(path), Path(path).parent)
 
 
 def with_run(data: Any, folder: Path) -> Any:
-    """A sweep's data with those of the run's file that it names, whose path starts at the folder; other data as they are.
-    Raises MarlRayError naming `run`."""
+    """Return a sweep's data with those of the run's file that it names, whose path starts at the folder; other data as
+    they are. Raises MarlRayError naming `run`."""
     if not (isinstance(data, Mapping) and isinstance(data.get("run"), str)):
         return data
     try:
@@ -315,7 +319,8 @@ def with_run(data: Any, folder: Path) -> Any:
 
 
 def corners(config: SweepConfig) -> list[dict[str, Any]]:
-    """Combinations that between them have every listed value and both ends of every range, conditions kept."""
+    """Return the combinations that between them have every listed value and both ends of every range, conditions
+    kept."""
     keys = order(config.space)
     ends = {key: config.space[key].values or config.space[key].bounds or () for key in keys}
 

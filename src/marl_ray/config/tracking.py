@@ -10,7 +10,7 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 
 
 def tracking_uri(given: str | None = None, storage: str = "runs") -> str:
-    """The tracking URI: the given one, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
+    """Return the tracking URI: the given one, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
 
     Raises MarlRayError for remote storage, which cannot hold that file.
     """

@@ -22,7 +22,7 @@ class BatchStep(NamedTuple):
 
     @classmethod
     def zeros(cls, copies: int, agents: int, signals: int) -> "BatchStep":
-        """A step in which nobody acted."""
+        """Return a step in which nobody acted."""
         shape = (copies, agents)
         costs = np.zeros((*shape, signals), np.float32)
         return cls(np.zeros(shape, np.float32), costs, np.zeros(shape, bool), np.zeros(shape, bool))
@@ -66,7 +66,7 @@ class EnvBatch(Protocol):
 
 
 def grouped(possible_agents: Sequence[str], groups: Sequence[Sequence[str]]) -> list[np.ndarray]:
-    """Positions of each group's agents among the possible ones; MarlRayError unless each is in one group."""
+    """Return the positions of each group's agents among the possible ones; MarlRayError unless each is in one group."""
     if sorted(agent for group in groups for agent in group) != sorted(possible_agents):
         raise MarlRayError(f"groups: {groups} expected to hold each of {list(possible_agents)} once")
     return [np.array([possible_agents.index(agent) for agent in group], np.int64) for group in groups]

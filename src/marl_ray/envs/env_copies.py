@@ -32,7 +32,8 @@ def make_batch(
     signals: int = 1,
     constraints: Sequence[ConstraintConfig] = (),
 ) -> EnvBatch:
-    """`copies` of the environment; `groups` hold every possible agent once, `signals` is the number of cost signals.
+    """Return `copies` of the environment; `groups` hold every possible agent once, `signals` is the number of cost
+    signals.
 
     Raises MarlRayError as `make_env` does.
     """
@@ -49,8 +50,8 @@ def _own_batch(
     signals: int,
     constraints: Sequence[ConstraintConfig],
 ) -> EnvBatch | None:
-    """The batch of COMPILED, or else the one that `env` itself offers; None without any, and under hard limits, which only
-    the loop keeps."""
+    """Return the batch of COMPILED, or else the one that `env` itself offers; None without any, and under hard limits,
+    which only the loop keeps."""
     if any(constraint.hard_limit is not None for constraint in constraints):
         return None
     batch: EnvBatch | None = None
@@ -87,7 +88,8 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), bra
 
 
 def copied(episode: T, memo: dict[int, Any] | None = None) -> T:
-    """A copy of an episode as it stands. Raises MarlRayError naming `train.branch_turns` where there can be none."""
+    """Return a copy of an episode as it stands. Raises MarlRayError naming `train.branch_turns` where there can be
+    none."""
     try:
         return copy.deepcopy(episode, memo)
     except Exception as error:
@@ -172,7 +174,7 @@ class EnvLoop:
             env.close()
 
     def _taken(self, g: int, actions: np.ndarray) -> Any:
-        """Actions as environments take them; they compare Python integers much faster than NumPy scalars."""
+        """Return the actions as environments take them; they compare Python integers much faster than NumPy scalars."""
         return np.asarray(actions).tolist() if self.discrete[g] else actions
 
     def _step(self, c: int, choices: Sequence[Any], step: BatchStep) -> None:
@@ -212,7 +214,7 @@ class EnvLoop:
                     self._masks(g)[c, k] = self._mask(g, agent, info["action_mask"])
 
     def _masks(self, g: int) -> np.ndarray:
-        """Masks of a group, made when the environment gives the first one."""
+        """Return the masks of a group, made when the environment gives the first one."""
         if (masks := self.action_masks[g]) is None:
             actions = getattr(self.envs[0].action_space(self.groups[g][0]), "n", 0)
             masks = self.action_masks[g] = np.ones((len(self.envs), len(self.groups[g]), actions), bool)
@@ -231,18 +233,18 @@ class EnvLoop:
 
 
 def _row(observation: Any, offset: int) -> np.ndarray:
-    """Flat row of an observation."""
+    """Return the flat row of an observation."""
     row = np.asarray(observation).reshape(-1)
     return row - offset if offset else row
 
 
 def _start(space: spaces.Space[Any]) -> int:
-    """The offsets that a row subtracts from an observation, so that categories count from zero."""
+    """Return the offsets that a row subtracts from an observation, so that categories count from zero."""
     return int(space.start) if isinstance(space, spaces.Discrete) else 0
 
 
 def _costs(agent: str, info: dict[str, Any], signals: int) -> Any:
-    """Costs in an agent's info, as many as there are signals; none is zero."""
+    """Return the costs in an agent's info, as many as there are signals; none is zero."""
     if (cost := info.get("cost")) is None and "cost" not in info:
         return 0.0
     if type(cost) is float and signals == 1:

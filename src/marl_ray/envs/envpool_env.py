@@ -26,8 +26,8 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
     metadata = {"name": "envpool", "render_modes": []}
 
     def __init__(self, name: str, **kwargs: Any):
-        """Raises MarlRayError naming `env.id` if EnvPool is not installed or does not know the name, or if there are several
-        players."""
+        """Raise MarlRayError naming `env.id` if EnvPool is not installed or does not know the name, or if there are
+        several players."""
         try:
             import envpool
         except ImportError as error:
@@ -69,7 +69,7 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
         return {AGENT: self._view(observations)}, *results, {AGENT: info}
 
     def batch(self, copies: int, groups: Sequence[Sequence[str]], signals: int) -> PoolBatch:
-        """Copies that one pool steps together."""
+        """Return the copies that one pool steps together."""
         return PoolBatch(self._pool, copies, groups, signals)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
 
 
 def _channels_last(space: Any) -> Any:
-    """The space of images (H, W, C) for one of (C, H, W); any other space as it is."""
+    """Return the space of images (H, W, C) for one of (C, H, W); any other space as it is."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.shape[0] >= space.shape[-1]:
         return space
     low, high = np.moveaxis(space.low, 0, -1), np.moveaxis(space.high, 0, -1)

@@ -10,7 +10,7 @@ from marl_ray.errors import MarlRayError
 
 
 def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The Box (D,) float32 of all numbers of a Dict, which may hold others; any other space as it is.
+    """Return the Box (D,) float32 of all numbers of a Dict, which may hold others; any other space as it is.
 
     MarlRayError if an entry is neither a Box nor categories.
     """
@@ -21,7 +21,8 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def flat_rows(observations: Any, space: spaces.Space[Any]) -> np.ndarray:
-    """Rows (N, D) float32 of N copies' observations, in the order of `flat_space`; those that are no dict as they are."""
+    """Return the rows (N, D) float32 of N copies' observations, in the order of `flat_space`; those that are no dict as
+    they are."""
     if not isinstance(space, spaces.Dict):
         return np.asarray(observations)
     parts = [flat_rows(observations[key], entry) for key, entry in space.items()]
@@ -29,7 +30,7 @@ def flat_rows(observations: Any, space: spaces.Space[Any]) -> np.ndarray:
 
 
 def _bounds(space: spaces.Space[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The least and the greatest numbers of each entry, flat."""
+    """Yield the least and the greatest numbers of each entry, flat."""
     low: Any
     high: Any
     match space:

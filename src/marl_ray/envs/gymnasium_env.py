@@ -58,7 +58,7 @@ class SingleAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZ
 
 
 def single_agent(env_id: str, **kwargs: Any) -> ParallelEnv[str, Any, Any]:
-    """The registered Gymnasium environment `env_id` (`CartPole-v1`); `kwargs` go to `gymnasium.make`.
+    """Return the registered Gymnasium environment `env_id` (`CartPole-v1`); `kwargs` go to `gymnasium.make`.
 
     Raises MarlRayError naming `env.id` for an id that is not registered or whose packages are not installed.
     """

@@ -28,12 +28,12 @@ EXPECTED = (
     REFERENCE,
 )
 _UNEXPECTED = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
-    """The environment of a config, held within the constraints' hard limits: a PettingZoo `ParallelEnv`, or an `AECEnv`
-    where `is_text` says so.
+    """Return the environment of a config, held within the constraints' hard limits: a PettingZoo `ParallelEnv`, or an
+    `AECEnv` where `is_text` says so.
 
     Raises MarlRayError naming `env.id`, `env.kwargs`, `env.cost` or `constraints`.
     """
@@ -49,7 +49,7 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
 
 
 def check_reward(env: Any) -> None:
-    """In an environment of texts, let a user's reward pay for an episode of drawn texts. MarlRayError if it fails."""
+    """Let a user's reward pay for an episode of drawn texts, in an environment of texts. MarlRayError if it fails."""
     if is_text(env):
         from marl_ray.envs.text.base import TextEnv
 
@@ -58,7 +58,7 @@ def check_reward(env: Any) -> None:
 
 
 def is_text(env: Any) -> bool:
-    """True if agents of the environment take turns, read texts and write texts."""
+    """Return True if agents of the environment take turns, read texts and write texts."""
     from pettingzoo import AECEnv
 
     return isinstance(env, AECEnv) and all(_texts(env))
@@ -107,7 +107,7 @@ def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signa
 
 
 def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
-    """Rewards and infos of one step with drawn actions that are possible, after a reset."""
+    """Return the rewards and infos of one step with drawn actions that are possible, after a reset."""
     begun = env.reset(seed=0)
     for agent in env.agents:
         env.action_space(agent).seed(0)
@@ -126,7 +126,7 @@ def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
 
 
 def drawn_action(space: Any, mask: Any) -> Any:
-    """An action drawn from those that `mask` allows; from all, if it is None."""
+    """Return an action drawn from those that `mask` allows; from all, if it is None."""
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
@@ -149,7 +149,7 @@ def _mpe2(env_id: str) -> Callable[..., Any]:
 
 
 def _imported(env_id: str) -> Callable[..., Any]:
-    """The callable that a built-in id, a package's id or `package.module:NAME` names."""
+    """Return the callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
         meant = with_colon(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED)
         raise MarlRayError(f"env.id: {env_id!r} is unknown{meant}")
@@ -179,19 +179,29 @@ def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any
 
 
 def _arguments(name: str, make: Callable[..., Any], error: TypeError) -> list[str]:
-    """The arguments of the function or class of this name that has refused one, or else of `make`: an environment may hand
-    what it does not know to another, whose names the frame that called it has."""
-    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    refusing = frame.f_locals.get(name, frame.f_globals.get(name, make))
+    """Return the arguments of the function or class of this name that has refused one, or else of `make`.
+
+    A class may hand what it does not know to another: the frame that called the other has its name, and the arguments of
+    every class on the way there come first.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    refusing = frames[-1].f_locals.get(name, frames[-1].f_globals.get(name, make))
+    inits = [frame for frame in frames if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
+    made = [type(frame.f_locals["self"]) for frame in inits]
+    return list(dict.fromkeys(argument for part in (*made, refusing) for argument in _named_parameters(part)))
+
+
+def _named_parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names by which a function takes arguments; empty for one that is written in C."""
     try:
-        parameters = inspect.signature(refusing).parameters.values()
-    except (TypeError, ValueError):  # it is no function, or one that is written in C
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
         return []
-    return [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
+    return [parameter.name for parameter in parameters if parameter.kind in _NAMED]
 
 
 def _accepted(env_id: str, env: Any) -> Any:
-    """The environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
+    """Return the environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel
 

@@ -89,7 +89,7 @@ class VectorBatch:
         self._permit(infos, begun)
 
     def _rows(self, observations: Any) -> np.ndarray:
-        """Observations of some copies as arrays."""
+        """Return the observations of some copies as arrays."""
         return flat_rows(observations, self.vector.single_observation_space)
 
     def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
@@ -148,7 +148,7 @@ class PoolBatch(VectorBatch):
 
 
 def _spread(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Rows of some copies at their places among all."""
+    """Return the rows of some copies at their places among all."""
     spread = np.zeros((len(mask), *rows.shape[1:]), rows.dtype)
     spread[mask] = rows
     return spread

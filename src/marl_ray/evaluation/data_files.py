@@ -66,7 +66,7 @@ def load(
 
 
 def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
-    """Description of the file. Raises FieldError naming the file and both digests."""
+    """Return the description of the file. Raises FieldError naming the file and both digests."""
     if digest in benchmark.known and expected in (None, ANY, digest):
         return benchmark.known[digest]
     if expected is not None or not benchmark.known:

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples passes, from n samples of which c pass.
+    """Return the unbiased estimate of the chance that one of k samples passes, from n samples of which c pass.
 
     Chen et al. 2021 (arXiv 2107.03374), equation 1, in the official harness' own expression: it agrees to the last bit,
     which `1 - comb(n - c, k) / comb(n, k)` does not. Needs n >= k.

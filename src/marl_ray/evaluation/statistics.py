@@ -26,14 +26,14 @@ class BootstrapInterval(NamedTuple):
 
 
 def iqm(scores: np.ndarray) -> float:
-    """Mean of the middle half of all scores, whatever their shape."""
+    """Return the mean of the middle half of all scores, whatever their shape."""
     return float(trim_mean(np.asarray(scores, float).reshape(-1), 0.25))
 
 
 def stratified_bootstrap(
     scores: np.ndarray, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> BootstrapInterval:
-    """`iqm` of scores (runs, tasks) with its percentile interval; each resample draws runs within each task."""
+    """Return `iqm` of scores (runs, tasks) with its percentile interval; each resample draws runs within each task."""
     scores = np.asarray(scores, float)
     runs, tasks = scores.shape
     chosen = np.random.default_rng(seed).integers(runs, size=(resamples, runs, tasks))
@@ -46,7 +46,7 @@ def stratified_bootstrap(
 def problem_bootstrap(
     groups: Sequence[np.ndarray], weights: Sequence[float], confidence: float = 0.95, seed: int = 0
 ) -> BootstrapInterval:
-    """Weighted mean of the groups' means, with its percentile bootstrap interval over problems.
+    """Return the weighted mean of the groups' means, with its percentile bootstrap interval over problems.
 
     A group is a benchmark: (problems,) scores in [0, 1]. Each resample draws problems within each group. Weights are
     relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has no

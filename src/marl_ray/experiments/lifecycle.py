@@ -137,7 +137,7 @@ class ExperimentRecord:
 
 
 def plan_of(config: Mapping[str, Any]) -> RolloutPlan:
-    """The plan in an experiment's stored config; keys that older configs lack mean the plain A/B test."""
+    """Return the plan in an experiment's stored config; keys that older configs lack mean the plain A/B test."""
     arms, strategy = config["arms"], config.get("strategy", "ab")
     return RolloutPlan(
         control=config.get("control") or next(iter(arms)),
@@ -150,7 +150,7 @@ def plan_of(config: Mapping[str, Any]) -> RolloutPlan:
 
 
 def weights_of(plan: RolloutPlan, state: ExperimentState) -> dict[str, float]:
-    """Arm -> weight in force.
+    """Return arm -> weight in force.
 
     The control inherits the weight of rolled-back arms, so that the other treatments keep their shares: a rollback
     must not expose anyone to another treatment.
@@ -178,7 +178,7 @@ def _only(plan: RolloutPlan, arm: str) -> dict[str, float]:
 
 
 def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
-    """Arms that get a copy of the traffic and answer nobody."""
+    """Return the arms that get a copy of the traffic and answer nobody."""
     if state.status is not ExperimentStatus.RUNNING or plan.strategy != "shadow":
         return ()
     return tuple(arm for arm in plan.treatments if arm not in state.rolled_back)
@@ -187,8 +187,9 @@ def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
 def transition(
     state: ExperimentState, action: Action, plan: RolloutPlan, now: float, arm: str | None = None
 ) -> ExperimentState:
-    """The state after an action. `arm` names the treatment to promote (needed if there are several) or to roll back (all of
-    them if None); `now` is in seconds since 1970. Raises MarlRayError if `ALLOWED` or the plan forbids the action.
+    """Return the state after an action. `arm` names the treatment to promote (needed if there are several) or to roll
+    back (all of them if None); `now` is in seconds since 1970. Raises MarlRayError if `ALLOWED` or the plan forbids the
+    action.
 
     The epoch is one higher, except that rolling back what is rolled back already changes nothing.
     """
@@ -221,8 +222,9 @@ def transition(
 
 
 def reallocated(state: ExperimentState, plan: RolloutPlan, weights: Mapping[str, float], now: float) -> ExperimentState:
-    """The state of a running `thompson` experiment under other weights, which are a new epoch of the same stage. Rolled-back
-    arms must have weight 0. Raises MarlRayError for another strategy or status, and for weights of other arms."""
+    """Return the state of a running `thompson` experiment under other weights, which are a new epoch of the same stage.
+    Rolled-back arms must have weight 0. Raises MarlRayError for another strategy or status, and for weights of other
+    arms."""
     if state.status is not ExperimentStatus.RUNNING or plan.strategy != "thompson":
         raise MarlRayError(
             f"weights: expected a running experiment of strategy thompson, this is {state.status} {plan.strategy}"
@@ -262,14 +264,14 @@ def _rolled_back(state: ExperimentState, plan: RolloutPlan, arms: tuple[str, ...
 
 
 def _left(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
-    """Treatments that take part and are not rolled back."""
+    """Return the treatments that take part and are not rolled back."""
     in_play = [arm for arm in plan.treatments if plan.strategy == "shadow" or plan.weights[arm] > 0]
     return [arm for arm in in_play if arm not in barred]
 
 
 def reconfigured(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
-    """The state under a config that assigns differently: the next epoch, with its stage begun anew. Other stages or another
-    strategy begin at the first stage. Raises MarlRayError if the new plan has no place for the state."""
+    """Return the state under a config that assigns differently: the next epoch, with its stage begun anew. Other stages
+    or another strategy begin at the first stage. Raises MarlRayError if the new plan has no place for the state."""
     if after.control in state.rolled_back:
         raise MarlRayError(f"arms: the control {after.control!r} has been rolled back; expected another first arm")
     if state.winner is not None and state.winner not in after.weights:

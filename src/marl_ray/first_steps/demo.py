@@ -188,7 +188,7 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment
 
 
 def story(played: PlayedExperiment) -> list[str]:
-    """The router's actions, from its audit log."""
+    """Return the router's actions, from its audit log."""
     return [
         f"  {e['action']} {e['arm'] or ''}".rstrip().ljust(24) + f" by {e['actor']}: {e['reason']}"
         for e in played.audit
@@ -209,7 +209,7 @@ def _plot(folder: Path) -> Path:
 
 
 def table(played: PlayedExperiment) -> Table:
-    """The table of an experiment's report, with the latencies of its actions over HTTP in milliseconds."""
+    """Return the table of an experiment's report, with the latencies of its actions over HTTP in milliseconds."""
     report = played.report
     title = f"experiment {report['name']}: {report['status']}, {played.episodes} episodes over HTTP"
     lines = Table(title=title)

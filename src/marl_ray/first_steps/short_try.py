@@ -103,7 +103,7 @@ def short_try(folder: Path) -> Iterator[ShortTry]:
 
 
 def lines_of(tried: ShortTry) -> Iterator[str]:
-    """The result of a short try in lines for people."""
+    """Yield the result of a short try in lines for people."""
     lines = {
         "return before": "{:.3f} [{:.3f}, {:.3f}]".format(*tried.before),
         "return after": "{:.3f} [{:.3f}, {:.3f}]".format(*tried.after)
@@ -125,7 +125,7 @@ def open_in_browser(page: str) -> None:
 
 
 def has_display() -> bool:
-    """True if a browser that is opened here would be seen."""
+    """Return True if a browser that is opened here would be seen."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 

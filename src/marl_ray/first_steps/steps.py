@@ -16,7 +16,7 @@ DEPLOY_S = 120.0
 
 
 def plain_console() -> Console:
-    """A console for stdout that is 120 characters wide where there is no terminal."""
+    """Return a console for stdout that is 120 characters wide where there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 

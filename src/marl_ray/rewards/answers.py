@@ -60,7 +60,8 @@ class ExactMatch:
 
 
 def same_answer(given: str, wanted: str) -> bool:
-    """True if two answers are equal by `marl_ray.rewards.math_reward`, or as words without punctuation and articles."""
+    """Return True if two answers are equal by `marl_ray.rewards.math_reward`, or as words without punctuation and
+    articles."""
     given = given.strip().strip("*")
     if answers_match(given, wanted):
         return True

@@ -83,7 +83,7 @@ def run_calls(
 
 @lru_cache(maxsize=1024)
 def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
-    """The judge's program: it runs every test by itself and raises an AssertionError whose text is a letter for
+    """Return the judge's program: it runs every test by itself and raises an AssertionError whose text is a letter for
     each."""
     return f"""
 def _main(function, tests, setup):

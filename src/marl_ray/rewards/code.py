@@ -65,7 +65,7 @@ class CodeTestResults:
     verdicts: tuple[str, ...]
 
     def part(self, begin: int, end: int) -> "CodeTestResults":
-        """Results of the tests at places `begin` to `end`; the CPU time stays that of all tests."""
+        """Return the results of the tests at places `begin` to `end`; the CPU time stays that of all tests."""
         verdicts = self.verdicts[begin:end]
         return CodeTestResults(verdicts.count("passed"), len(verdicts), self.cpu_s, verdicts)
 
@@ -122,7 +122,7 @@ def code_reward(
     public_before: float = 0.0,
     reference_cpu_s: float | None = None,
 ) -> CodeReward:
-    """The reward of a model's answer (its code is extracted) to a task.
+    """Return the reward of a model's answer (its code is extracted) to a task.
 
     `public_before` is the fraction of public tests that the previous turn's answer passed. `reference_cpu_s` is the
     result of `reference_cpu`, if known; otherwise the reference is run again.
@@ -146,7 +146,8 @@ def code_reward(
 
 
 def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float | None:
-    """CPU seconds of the reference for all tests; None, and so no efficiency, if there is no reference or it fails."""
+    """Return the CPU seconds of the reference for all tests; None, and so no efficiency, if there is no reference or it
+    fails."""
     if not task.reference:
         return None
     limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
@@ -155,7 +156,7 @@ def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float
 
 
 def limits_of_tests(timeout_s: float, memory_bytes: int) -> Limits:
-    """Limits of tests; ValueError for too small ones."""
+    """Return the limits of tests; ValueError for too small ones."""
     if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY):
         raise ValueError(
             f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {LEAST_MEMORY}"
@@ -199,7 +200,7 @@ class CodeTests:
         return score
 
     def _speed(self, program: str, code: CodeTask) -> float:
-        """CPU time of the reference over the program's, at most 1; 0 without a reference that passes."""
+        """Return the CPU time of the reference over the program's, at most 1; 0 without a reference that passes."""
         reference = _reference_cpu(code, self.limits)
         if reference is None:
             return 0.0
@@ -209,7 +210,7 @@ class CodeTests:
 
 @lru_cache(maxsize=4096)
 def _reference_cpu(code: CodeTask, limits: Limits) -> float | None:
-    """CPU seconds of a task's reference, measured once in a process."""
+    """Return the CPU seconds of a task's reference, measured once in a process."""
     config = CodeRewardConfig(timeout_s=limits.cpu_s, memory_bytes=limits.memory_bytes)
     return reference_cpu(shared_pool(), code, config)
 

@@ -21,7 +21,7 @@ _LANGUAGE = re.compile(r"\{?\.?([\w+#-]*)(?:\.\d+)?(?=[\s:,{}]|$)")
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Complete fenced blocks of Python, in order, without the indent of their fence: a block may stand in a list.
+    """Yield the complete fenced blocks of Python, in order, without the indent of their fence, as a list may have them.
 
     The rules are Markdown's: a block ends with a line of at least as many of the same characters and nothing else. So a
     program that contains three backticks on a line of their own needs a longer fence. The language is the first word
@@ -52,7 +52,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def _without(line: str, indent: str) -> str:
-    """The line without the part of the indent that it has."""
+    """Return the line without the part of the indent that it has."""
     if line.startswith(indent):
         return line[len(indent) :]
     have = next((n for n, (left, right) in enumerate(zip(line, indent, strict=False)) if left != right), None)
@@ -60,14 +60,15 @@ def _without(line: str, indent: str) -> str:
 
 
 def defines(code: str, entry_point: str) -> bool:
-    """True if a line of the code begins to define the name at top level: a function, a class, an assignment."""
+    """Return True if a line of the code begins to define the name at top level: a function, a class, an assignment."""
     name = re.escape(unicodedata.normalize("NFKC", entry_point))
     pattern = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}[ \t]*[(\[]|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
     return re.search(pattern, unicodedata.normalize("NFKC", code), re.MULTILINE) is not None
 
 
 def extract(text: str, entry_point: str = "") -> str | None:
-    """The program in a model's answer, or None if it has no complete block. Without an entry point: the last block."""
+    """Return the program in a model's answer, or None if it has no complete block. Without an entry point: the last
+    block."""
     candidates = list(blocks(text))
     if not candidates:
         return None

@@ -75,20 +75,22 @@ _NO_UNIT = re.compile(
 
 
 def plain(text: str) -> str:
-    """A text with one spelling for signs that have several, and without backslashes that only LaTeX needs."""
+    """Return a text with one spelling for signs that have several, and without backslashes that only LaTeX needs."""
     text = text.replace("\u2212", "-").replace("\\%", "%").replace("\\$", "$")
     return text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
 
 
 def normalized(answer: str) -> str:
-    r"""An answer without parts that do not change it: case, spaces, math delimiters, `\text{}`, a final full stop."""
+    r"""Return an answer without parts that do not change it: case, spaces, math delimiters, `\text{}`, a final full
+    stop."""
     answer = _TEXT.sub(r"\1", plain(answer))
     answer = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[()\[\]]|[\s$]|[.]+\s*$", "", answer)
     return answer.casefold()
 
 
 def number(answer: str) -> Fraction | None:
-    """The exact value of an answer that is nothing but a number, perhaps with a unit: `-1,234.5`, `\\frac{3}{4}`, `5 cm`.
+    """Return the exact value of an answer that is nothing but a number, perhaps with a unit: `-1,234.5`,
+    `\\frac{3}{4}`, `5 cm`.
 
     A percentage is a hundredth of its number. None for everything else.
     """
@@ -97,7 +99,7 @@ def number(answer: str) -> Fraction | None:
 
 
 def answers_match(given: str, wanted: str, tolerance: float = TOLERANCE) -> bool:
-    """True if two answers are the same, by the rules above.
+    """Return True if two answers are the same, by the rules above.
 
     A whole number must match exactly, any other number within `tolerance`, relative to the expected value.
     """
@@ -111,7 +113,7 @@ def answers_match(given: str, wanted: str, tolerance: float = TOLERANCE) -> bool
 
 
 def _clean(answer: str) -> str:
-    """The spelling of an answer that this file works on; single spaces stay, since `2 1/2` is not `21/2`."""
+    """Return the spelling of an answer that this file works on; single spaces stay, since `2 1/2` is not `21/2`."""
     answer = _NO_SENSE.sub("", plain(answer))
     answer = _DEGREES.sub(" degree ", answer)
     answer = _BLANK.sub(" ", _TEXT.sub(r" \1 ", answer))
@@ -162,7 +164,8 @@ def _near(value: Fraction, right: Fraction, tolerance: float) -> bool:
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
-    """Value and unit of a text that is one number; the unit is empty if there is none; None for any other text."""
+    """Return the value and unit of a text that is one number; the unit is empty if there is none; None for any other
+    text."""
     match = NUMBER.match(text)
     value = None if match is None else _value(match)
     if match is None or value is None:
@@ -194,7 +197,7 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _unit(text: str) -> str | None:
-    """The canonical name of a unit; None if the text is no unit. Single letters are units only if they are known
+    """Return the canonical name of a unit; None if the text is no unit. Single letters are units only if they are known
     ones."""
     match = _UNIT.fullmatch(text)
     if match is None or any(word and _NO_UNIT.fullmatch(word) for word in (match[2], match[3])):
@@ -210,7 +213,8 @@ def _unit(text: str) -> str | None:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Name and value of `x = 5`, `f(x) = 5` and `x \\in S`; of a chain `x = 2 + 3 = 5` the last value; else no name."""
+    """Return the name and value of `x = 5`, `f(x) = 5` and `x \\in S`; of a chain `x = 2 + 3 = 5` the last value; else
+    no name."""
     match = _NAMED.match(text)
     if match is None:
         return "", text
@@ -218,7 +222,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _items(text: str) -> tuple[str, list[str]] | None:
-    """Kind and items of a collection: `{`, a set or list; brackets, a tuple or interval; `\u222a`, a union; else
+    """Return the kind and items of a collection: `{`, a set or list; brackets, a tuple or interval; `\u222a`, a union; else
     None."""
     for mark in ("\u222a", ","):
         parts = _split(text, mark)
@@ -240,7 +244,7 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 
 
 def _split(text: str, mark: str) -> list[str] | None:
-    """The parts between marks that are in no bracket; None if there are too many, or brackets do not close."""
+    """Return the parts between marks that are in no bracket; None if there are too many, or brackets do not close."""
     depth = begin = 0
     parts: list[str] = []
     for place, character in enumerate(text):
@@ -254,7 +258,7 @@ def _split(text: str, mark: str) -> list[str] | None:
 
 
 def _chosen(given: str) -> str:
-    """The letter of the choice that an answer begins with, if it names no second one."""
+    """Return the letter of the choice that an answer begins with, if it names no second one."""
     alone = _CHOICE.fullmatch(given) or re.fullmatch(r"(?:(?:option|choice) )?\(?([A-J])\)?()", given, re.IGNORECASE)
     if alone:
         return (alone[1] or alone[2]).upper()

@@ -18,19 +18,19 @@ _EMPHASIS = re.compile(r"(?<![\w)\]}*])(?:\*{1,3}|`)(?=[^\s*`])|(?<=[^\s*`])(?:\
 
 
 def extract_answer(text: str, numeric: bool = True) -> str:
-    """The final answer in a text, normalised; empty if there is none. `numeric` says that the right answer is a
+    """Return the final answer in a text, normalised; empty if there is none. `numeric` says that the right answer is a
     number."""
     answer, complete = _final(text, numeric)
     return normalized(answer) if complete else answer
 
 
 def math_reward(text: str, answer: str, tolerance: float = TOLERANCE) -> float:
-    """1 if the final answer in the text is the right one, else 0."""
+    """Return 1 if the final answer in the text is the right one, else 0."""
     return float(answers_match(_final(text, number(answer) is not None)[0], answer, tolerance))
 
 
 def _final(text: str, numeric: bool) -> tuple[str, bool]:
-    """The final answer as it was written; the flag is False if the answer is a number out of a longer text."""
+    """Return the final answer as it was written; the flag is False if the answer is a number out of a longer text."""
     text = text[-LONGEST:]
     boxed = _boxed(text)
     if boxed is not None:
@@ -49,12 +49,13 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
 
 
 def _unmarked(line: str) -> str:
-    """A line without Markdown's marks, one of which may stand outside: `**Answer: B**` is read after the colon."""
+    """Return a line without Markdown's marks, one of which may stand outside: `**Answer: B**` is read after the
+    colon."""
     return _EMPHASIS.sub("", line).strip("*` ")
 
 
 def _boxed(text: str) -> str | None:
-    """Contents of the complete `\\boxed{}` or `\\fbox{}` that begins last; braces nest."""
+    """Return the contents of the complete `\\boxed{}` or `\\fbox{}` that begins last; braces nest."""
     inside = {match.end() for match in _BOX.finditer(text)}
     open_at: list[int] = []
     best = -1, 0

@@ -12,7 +12,8 @@ _NAN = re.compile(rb"[+-]?nan(?:\([a-z0-9_]*\))?")
 
 
 def outputs_match(output: bytes, expected: bytes) -> bool:
-    """True if the tokens are equal, case aside, or are as many and pairwise equal as numbers to 1e-5, absolutely.
+    """Return True if the tokens are equal, case aside, or are as many and pairwise equal as numbers to 1e-5,
+    absolutely.
 
     Tokens are parted by space, line feed, tab, carriage return and vertical tab. Numbers are compared as doubles, so
     whole numbers beyond 2**53 may be equal to their neighbours. `inf` and `nan` are numbers, and equal to none.
@@ -35,7 +36,7 @@ def _values_match(a: bytes, b: bytes) -> bool:
 
 
 def _number(token: bytes) -> float | None:
-    """The number that absl::SimpleAtod reads; None for other tokens. Python's own float() reads more (`1_0`)."""
+    """Return the number that absl::SimpleAtod reads; None for other tokens. Python's own float() reads more (`1_0`)."""
     if len(token) > _LONGEST_NUMBER:
         return None
     if _NAN.fullmatch(token):

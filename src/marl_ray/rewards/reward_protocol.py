@@ -67,7 +67,7 @@ class NamedReward:
     def pay(
         self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float], strict: bool = False
     ) -> tuple[float, dict[str, float]]:
-        """The reward of an answer, and the reward's own metrics.
+        """Return the reward of an answer, and the reward's own metrics.
 
         A user's reward that fails on an answer pays 0, and the metric `reward_failed` counts it: an answer must not end a
         run. Raises MarlRayError where the reward does, and if `strict` for a reward that fails.
@@ -89,7 +89,8 @@ class NamedReward:
     def value(
         self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]
     ) -> tuple[float, dict[str, float]]:
-        """The result of `pay`; raises what the reward raises, and ValueError where it returns no finite number."""
+        """Return the result of `pay`; raises what the reward raises, and ValueError where it returns no finite
+        number."""
         given = {METRICS: dict(metrics)} if self.takes_metrics else {}
         result = self.function(prompt, answer, task, **given)
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -99,7 +100,7 @@ class NamedReward:
 
 
 def make_reward(chosen: ChosenReward) -> NamedReward:
-    """The reward that a config chooses; built-ins are made as users' own are.
+    """Return the reward that a config chooses; built-ins are made as users' own are.
 
     Raises MarlRayError naming what cannot be imported, an option that the reward does not have or rejects, and what cannot
     be called with a prompt, an answer and a task.
@@ -131,7 +132,8 @@ def _parted(chosen: ChosenReward) -> tuple[str, dict[str, Any]]:
 
 
 def _takes_metrics(name: str, function: Callable[..., Any]) -> bool:
-    """True if the reward has a parameter `metrics`. Raises MarlRayError if it cannot be called as `Reward` is."""
+    """Return True if the reward has a parameter `metrics`. Raises MarlRayError if it cannot be called as `Reward`
+    is."""
     if not callable(function):
         raise MarlRayError(
             f"{name} makes a {type(function).__name__} that cannot be called; expected a method __call__"

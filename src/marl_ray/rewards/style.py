@@ -32,8 +32,8 @@ _HIDING = re.compile(rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(RUNS_TEXT | U
 
 
 def violations(code: str) -> int | None:
-    """Number of rule violations of the program and of the texts that it runs; None if it cannot be checked (no Python,
-    too large, too slow, or it runs text that is not written in it).
+    """Return the number of rule violations of the program and of the texts that it runs; None if it cannot be checked
+    (no Python, too large, too slow, or it runs text that is not written in it).
 
     No configuration file is read and `noqa` is ignored, so nothing but the code itself changes the result.
     Raises MarlRayError if ruff is not installed.
@@ -53,7 +53,7 @@ def violations(code: str) -> int | None:
 
 
 def texts_run(code: str) -> list[str] | None:
-    """Texts that a program hands to `exec`, `eval` and `compile`; None if one of them cannot be read there.
+    """Return the texts that a program hands to `exec`, `eval` and `compile`; None if one of them cannot be read there.
 
     The program is cut into tokens, not parsed: it comes from a policy and may be made to crash a parser.
     """
@@ -81,7 +81,7 @@ def texts_run(code: str) -> list[str] | None:
 
 
 def _text(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
-    """The text that is the first argument of a call whose `(` comes first here."""
+    """Return the text that is the first argument of a call whose `(` comes first here."""
     if not tokens or tokens[0].string != "(":
         return None
     parts = []
@@ -100,7 +100,7 @@ def _text(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
 
 
 def _violations(code: str) -> int | None:
-    """Number of rule violations of one text; None if it cannot be checked."""
+    """Return the number of rule violations of one text; None if it cannot be checked."""
     data = code.encode("utf-8", "surrogatepass")
     if len(data) > MAX_BYTES:
         return None
@@ -120,7 +120,7 @@ def _violations(code: str) -> int | None:
 
 
 def style(code: str) -> float:
-    """1 / (1 + violations): 1 for a clean program, 0 for one that cannot be checked.
+    """Return 1 / (1 + violations): 1 for a clean program, 0 for one that cannot be checked.
 
     The number of violations counts and not their density, so that no padding makes a program look cleaner.
     """

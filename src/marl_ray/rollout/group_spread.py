@@ -8,7 +8,7 @@ import numpy as np
 
 
 def informative(scores: np.ndarray) -> bool:
-    """True if some agent scores differently in two members of the group; `scores` are (members, agents)."""
+    """Return True if some agent scores differently in two members of the group; `scores` are (members, agents)."""
     return bool((np.ptp(scores, axis=0) > 0).any())
 
 
@@ -30,7 +30,7 @@ class GroupSums(NamedTuple):
         return GroupSums(self.groups + other.groups, self.informative + other.informative, self.spread + other.spread)
 
     def metrics(self) -> dict[str, float]:
-        """`group_spread` and `informative_groups`; nothing without groups."""
+        """Return `group_spread` and `informative_groups`; nothing without groups."""
         if not self.groups:
             return {}
         return {"group_spread": self.spread / self.groups, "informative_groups": self.informative / self.groups}

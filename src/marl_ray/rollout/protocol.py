@@ -80,10 +80,10 @@ class BatchCollector(Protocol):
         needs them."""
 
     def state(self) -> dict[str, Any]:
-        """Plain data from which other collectors, on any number of workers, continue bit for bit."""
+        """Return plain data from which other collectors, on any number of workers, continue bit for bit."""
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The function that makes `state()` of this moment, whatever is collected meanwhile."""
+        """Return the function that makes `state()` of this moment, whatever is collected meanwhile."""
 
     def close(self) -> None:
         """Close the environment copies."""

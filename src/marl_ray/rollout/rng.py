@@ -17,14 +17,14 @@ TRAINING_STREAMS, EVALUATION_STREAMS = 0, 1
 
 
 def episode_seed(seed: int, copy: int, episode: int) -> int:
-    """Seed in [0, 2^31) of one episode of one environment copy (or of one group of copies)."""
+    """Return the seed in [0, 2^31) of one episode of one environment copy (or of one group of copies)."""
     return int(np.random.SeedSequence([seed, copy, episode]).generate_state(1)[0] >> 1)
 
 
 def action_noise(
     seed: int, iteration: int, copies: Iterable[int], steps: int, width: int, attempt: int = 0
 ) -> np.ndarray:
-    """Uniforms in [0, 1) for the actions of one batch, (steps, copies, width), float64.
+    """Return the uniforms in [0, 1) for the actions of one batch, (steps, copies, width), float64.
 
     Philox keyed by (seed, iteration, attempt, copy), so a copy draws the same numbers whichever worker holds it.
     """
@@ -34,19 +34,20 @@ def action_noise(
 
 
 def permutation(seed: int, iteration: int, epoch: int, size: int) -> np.ndarray:
-    """Order of the parts of a batch (time indices, or episodes) in one epoch, the same on every worker; (size,)."""
+    """Return the order of the parts of a batch (time indices, or episodes) in one epoch, the same on every worker;
+    (size,)."""
     # The kind bit keeps minibatch order and action noise from ever sharing a key.
     stream = (iteration << 1 | 1) << (COPIES_BITS + ATTEMPT_BITS) | epoch
     return _generator(seed, stream).permutation(size)
 
 
 def team_order(seed: int, iteration: int, size: int) -> list[int]:
-    """Order in which a sequential algorithm updates the policies of a team."""
+    """Return the order in which a sequential algorithm updates the policies of a team."""
     return list(map(int, permutation(seed, iteration, (1 << (COPIES_BITS + ATTEMPT_BITS)) - 1, size)))
 
 
 def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: int, turn: int) -> int:
-    """The number of one response's stream, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
+    """Return the number of one response's stream, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
 
     In training: (TRAINING_STREAMS, iteration, attempt, global copy, agent's number in `possible_agents`, the agent's
     turn); the attempt of a branch says also which turn it begins with (`branching.branches`). In evaluation:
@@ -57,7 +58,7 @@ def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: i
 
 
 def task_number(task_id: str) -> int:
-    """The number of a task in streams: 63 bits of a hash, so that it depends on no other task."""
+    """Return the number of a task in streams: 63 bits of a hash, so that it depends on no other task."""
     digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -46,9 +46,9 @@ class SeedGroup:
 
 
 def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGroup]:
-    """The curves of runs by a metric, in groups of those that differ in their seed alone: by a return the best score
-    first, by another metric, of which nobody knows if more is better, as they are given. A second run of one seed is a
-    group of its own, because it would count the seed twice.
+    """Return the curves of runs by a metric, in groups of those that differ in their seed alone: by a return the best
+    score first, by another metric, of which nobody knows if more is better, as they are given. A second run of one seed
+    is a group of its own, because it would count the seed twice.
 
     Raises MarlRayError for runs of different environments, and for runs that do not have the metric.
     """
@@ -82,7 +82,7 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
 
 
 def student(values: Sequence[float]) -> tuple[float, float]:
-    """Student's 95 % interval of the mean of two or more independent values."""
+    """Return Student's 95 % interval of the mean of two or more independent values."""
     from scipy.stats import t
 
     mean = sum(values) / len(values)
@@ -92,7 +92,7 @@ def student(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _given(run: StoredRun) -> dict[str, Any]:
-    """The given keys by which a run may differ from others."""
+    """Return the given keys by which a run may differ from others."""
     return {
         key: value
         for key, value in flatten(run.record.get("given", {})).items()
@@ -101,13 +101,13 @@ def _given(run: StoredRun) -> dict[str, Any]:
 
 
 def _differing(given: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that do not have one value in all configs."""
+    """Return the keys that do not have one value in all configs."""
     keys = dict.fromkeys(key for each in given for key in each)
     return [key for key in keys if any(each.get(key) != given[0].get(key) for each in given)]
 
 
 def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
-    """The metric, which all runs have; the error names the run that lacks it."""
+    """Return the metric, which all runs have; the error names the run that lacks it."""
     known = {name: set().union(*each) - {"iteration", "steps", "timestamp"} for name, each in rows.items()}
     for name, metrics in known.items():
         if not metrics:
@@ -134,7 +134,7 @@ def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | Non
 
 
 def _by_use(metrics: Iterable[str]) -> list[str]:
-    """Metrics with the returns first, and the shares of time last."""
+    """Return the metrics with the returns first, and the shares of time last."""
     return sorted(metrics, key=lambda name: ("return" not in name, name.startswith("time/"), name))
 
 

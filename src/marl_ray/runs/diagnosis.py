@@ -27,7 +27,7 @@ FEWEST_GROUPS = 0.01
 
 
 def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
-    """Sentences about a run whose return did not rise, or fell again; empty for a run that learns.
+    """Return the sentences about a run whose return did not rise, or fell again; empty for a run that learns.
 
     `config` is the run's config as plain data with every default written out, `rows` are those of its `metrics.jsonl`.
     A run of fewer than two evaluations is judged by its training episodes.
@@ -53,7 +53,7 @@ class _Keys:
         self.prefix, self.hyper = prefix, hyper
 
     def __call__(self, key: str) -> str:
-        """Text such as `hyper.lr=10`; without the value where the algorithm does not read the key."""
+        """Return a text such as `hyper.lr=10`; without the value where the algorithm does not read the key."""
         value = self.hyper.get(key)
         return f"{self.prefix}.{key}" + ("" if value is None else f"={value:g}")
 
@@ -138,7 +138,7 @@ def _about_entropy(name: str, keys: _Keys, entropies: _Rows, rows: _Rows) -> Ite
 
 
 def _since(rows: _Rows, name: str, below: float) -> Mapping[str, float] | None:
-    """The first of the last rows that are all below a value; None if the last one is not."""
+    """Return the first of the last rows that are all below a value; None if the last one is not."""
     first = None
     for row in reversed(rows):
         if row[name] >= below:

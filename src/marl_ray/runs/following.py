@@ -12,7 +12,7 @@ POLL_S = 0.5
 
 
 def log_lines(run: StoredRun, follow: bool = False) -> Iterator[str]:
-    """The lines of a run's log; with `follow` also those that come, until the run's driver has ended.
+    """Yield the lines of a run's log; with `follow` also those that come, until the run's driver has ended.
 
     Raises MarlRayError if there is no log.
     """

@@ -16,7 +16,8 @@ LONGEST = 40
 
 
 def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, list[str]]:
-    """The run's config, with a name that is made if none is given, and the overrides that make the same config again.
+    """Return the run's config, with a name that is made if none is given, and the overrides that make the same config
+    again.
 
     Raises MarlRayError as `load_config` does.
     """
@@ -24,7 +25,7 @@ def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConf
 
 
 def parse_named(data: Any, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
-    """The result of `load_named` for plain data; `source` names them in errors. Raises MarlRayError."""
+    """Return the result of `load_named` for plain data; `source` names them in errors. Raises MarlRayError."""
     given = (isinstance(data, dict) and "name" in data) or any(override.startswith("name=") for override in overrides)
     if not given:
         draft = parse_config(RunConfig, data, [*overrides, "name=run"], source=source)
@@ -33,7 +34,7 @@ def parse_named(data: Any, overrides: Sequence[str], source: str) -> tuple[RunCo
 
 
 def made_name(config: RunConfig) -> str:
-    """A name of the algorithm, the environment and four random characters, such as `mappo-empty-8x8-k3f9`.
+    """Return a name of the algorithm, the environment and four random characters, such as `mappo-empty-8x8-k3f9`.
 
     No folder under the config's storage has this name.
     """

@@ -47,7 +47,8 @@ def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path
 
 
 def legend_of(group: SeedGroup) -> str:
-    """The group in one line: runs, algorithm, seeds, up to three keys in which it differs, and score with its interval."""
+    """Return the group in one line: runs, algorithm, seeds, up to three keys in which it differs, and score with its
+    interval."""
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' * (len(group.runs) > 1)} {seeds}"
     differences = [(key, value) for key, value in group.differences.items() if key != "algorithm"]
@@ -62,12 +63,12 @@ def legend_of(group: SeedGroup) -> str:
 
 
 def difference(key: str, value: Any) -> str:
-    """A key in which runs differ, with its value."""
+    """Return a key in which runs differ, with its value."""
     return f"{key} at its default" if value is None else f"{key}={value}"
 
 
 def mean_curve(curves: Sequence[RunCurve]) -> list[tuple[int, float]]:
-    """The mean of the curves at the steps that all have."""
+    """Return the mean of the curves at the steps that all have."""
     tables = [dict(curve.points) for curve in curves]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     return [(step, sum(table[step] for table in tables) / len(tables)) for step in shared]

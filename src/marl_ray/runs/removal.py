@@ -53,5 +53,5 @@ def remove(entry: StoredRun | StoredSweep) -> None:
 
 
 def kind_of(entry: StoredRun | StoredSweep) -> str:
-    """`run` or `sweep`."""
+    """Return `run` or `sweep`."""
     return "run" if isinstance(entry, StoredRun) else "sweep"

@@ -34,7 +34,7 @@ class StoredEntry:
         return f"{self.storage.rstrip('/')}/{self.name}"
 
     def owner(self) -> Owner | None:
-        """The last attempt at it; None where nothing says so."""
+        """Return the last attempt at it; None where nothing says so."""
         return read_owner(self.filesystem, self.folder)
 
 
@@ -52,7 +52,8 @@ class StoredRun(StoredEntry):
         return config
 
     def state(self) -> str:
-        """`finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a word) or `unfinished`."""
+        """Return `finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a word) or
+        `unfinished`."""
         owner = self.owner()
         if owner is not None and owner.is_alive(time.time()):
             return owner.state
@@ -64,11 +65,11 @@ class StoredRun(StoredEntry):
         return owner.state if owner.state in ("failed", "interrupted") else "died"
 
     def rows(self) -> list[dict[str, float]]:
-        """The metrics of its iterations; raises MarlRayError for a file of other lines."""
+        """Return the metrics of its iterations; raises MarlRayError for a file of other lines."""
         return read_metrics(self.filesystem, self.folder)
 
     def has(self, name: str) -> bool:
-        """True if the folder has a file or a folder of this name."""
+        """Return True if the folder has a file or a folder of this name."""
         return bool(self.filesystem.get_file_info(f"{self.folder}/{name}").type != fs.FileType.NotFound)
 
 
@@ -83,8 +84,8 @@ class StoredSweep(StoredEntry):
 
 
 def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
-    """The runs and sweeps of a storage, by name. Raises MarlRayError if it cannot be read; a storage that is not there
-    yet has none."""
+    """Yield the runs and sweeps of a storage, by name. Raises MarlRayError if it cannot be read; a storage that is not
+    there yet has none."""
     filesystem, root = open_storage(storage)
     for name in _folders(filesystem, root, storage):
         try:
@@ -96,7 +97,8 @@ def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
 
 
 def find_run(name: str, storage: str) -> StoredRun:
-    """A run by its name under the storage, or by its folder. Raises MarlRayError with the names that are close."""
+    """Return a run by its name under the storage, or by its folder. Raises MarlRayError with the names that are
+    close."""
     entry = find_entry(name, storage, "run", StoredRun)
     if isinstance(entry, StoredSweep):
         raise MarlRayError(f"{entry.name!r} is a sweep, expected a run; `marl-ray report {entry.name}` shows it")
@@ -106,8 +108,8 @@ def find_run(name: str, storage: str) -> StoredRun:
 def find_entry(
     name: str, storage: str, what: str = "run or sweep", kind: type[StoredEntry] = StoredEntry
 ) -> StoredRun | StoredSweep:
-    """A run or a sweep by its name under the storage, or by its folder. Raises MarlRayError with the names of this `kind`
-    that are close; `what` is the kind in words."""
+    """Return a run or a sweep by its name under the storage, or by its folder. Raises MarlRayError with the names of
+    this `kind` that are close; `what` is the kind in words."""
     place, _, last = name.rstrip("/").rpartition("/")
     storage, name = (place, last) if place else (storage, name)
     filesystem, root = open_storage(storage)
@@ -120,7 +122,7 @@ def find_entry(
 
 
 def names(storage: str) -> list[str]:
-    """The names of the folders of a storage, whatever lies in them. Raises MarlRayError if it cannot be read."""
+    """Return the names of the folders of a storage, whatever lies in them. Raises MarlRayError if it cannot be read."""
     return _folders(*open_storage(storage), storage)
 
 
@@ -133,7 +135,8 @@ def _folders(filesystem: fs.FileSystem, root: str, storage: str) -> list[str]:
 
 
 def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> StoredRun | StoredSweep | None:
-    """The run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something else."""
+    """Return the run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something
+    else."""
     folder = f"{root}/{name}"
     try:
         record = read_record(filesystem, folder)

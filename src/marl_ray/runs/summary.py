@@ -81,7 +81,8 @@ class RunDetails:
 
 
 def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
-    """The summary of a run or a sweep; raises MarlRayError for a file of metrics, or records of a sweep, that are none."""
+    """Return the summary of a run or a sweep; raises MarlRayError for a file of metrics, or records of a sweep, that
+    are none."""
     if isinstance(run, StoredSweep):
         try:
             return _of_sweep(run)
@@ -107,7 +108,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
 
 
 def details_of(run: StoredRun) -> RunDetails:
-    """All about a run; raises MarlRayError as `summary_of` does."""
+    """Return all about a run; raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED, {}).get(RESULT, {})
     owner = run.owner()
     selected = f"{run.folder}/errors"
@@ -128,13 +129,13 @@ def details_of(run: StoredRun) -> RunDetails:
 
 
 def algorithms_of(config: Mapping[str, Any]) -> str:
-    """The algorithms of the policies that learn."""
+    """Return the algorithms of the policies that learn."""
     learners = [policy for policy in config["team"].values() if not policy["frozen"]]
     return ",".join(dict.fromkeys(policy["algorithm"] for policy in learners))
 
 
 def score_of(rows: Sequence[Mapping[str, float]]) -> Score | None:
-    """The newest score of the best bundle, else that of the last evaluation, else of training episodes."""
+    """Return the newest score of the best bundle, else that of the last evaluation, else of training episodes."""
     for prefix, episodes in SOURCES.items():
         row = next((row for row in reversed(rows) if f"{prefix}return" in row), None)
         if row is not None:
@@ -144,7 +145,7 @@ def score_of(rows: Sequence[Mapping[str, float]]) -> Score | None:
 
 
 def checkpoints_of(run: StoredRun) -> list[dict[str, Any]]:
-    """`path`, `iteration` and `steps` of the complete checkpoints, the oldest first."""
+    """Return `path`, `iteration` and `steps` of the complete checkpoints, the oldest first."""
     return [
         {"path": f"{run.uri}/{each.name}", "iteration": each.manifest.iteration, "steps": each.manifest.steps}
         for each in published(StoredFolder(run.filesystem, run.folder))

@@ -14,7 +14,7 @@ __all__ = ["Execution", "Judgement", "Level", "Limits", "Pool", "Status", "probe
 
 
 def __getattr__(name: str) -> Any:
-    """The names above, loaded when asked for: the fork servers import this package too and should stay small."""
+    """Return the names above, loaded when asked for: the fork servers import this package too and should stay small."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "client.pool" if name in ("Pool", "probe") else "limits"

@@ -142,7 +142,7 @@ class Packer:
 
 
 def pack(value: Any, stream: StreamCodec | None = None, most: int = 1 << 62) -> Any:
-    """The JSON form of a value; see `Packer`."""
+    """Return the JSON form of a value; see `Packer`."""
     kind = type(value)
     if kind in _PLAIN or (kind is int and value in _PLAIN_INTS):
         return value
@@ -150,7 +150,7 @@ def pack(value: Any, stream: StreamCodec | None = None, most: int = 1 << 62) -> 
 
 
 def _imported(module: str, name: str) -> Any:
-    """A class of a module that may not be loaded; in that case no value can be of that class."""
+    """Return a class of a module that may not be loaded; in that case no value can be of that class."""
     return getattr(sys.modules.get(module), name, ...)
 
 
@@ -222,8 +222,8 @@ PARSE: dict[str, Callable[[str], Any]] = {
 
 
 def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
-    """The value of a JSON form, which may come from an attacker: a value of a known type, or `MalformedMessageError` is
-    raised.
+    """Return the value of a JSON form, which may come from an attacker: a value of a known type, or
+    `MalformedMessageError` is raised.
 
     largest: limit on ranges, as the least number of bytes that their items would need in a frame. stream: the inverse
     of the function given to `pack`.
@@ -312,7 +312,7 @@ def restore(old: Any, new: Any) -> None:
 
 
 def mutable(value: Any) -> bool:
-    """True if the value is of a type whose content can change, so that `restore` can write into it."""
+    """Return True if the value is of a type whose content can change, so that `restore` can write into it."""
     return type(value) in _MUTABLE
 
 

@@ -66,13 +66,13 @@ class Limits:
         return WALL_FACTOR * self.cpu_s if self.wall_s is None else self.wall_s
 
     def pack(self) -> bytes:
-        """The encoding in which servers and judges receive limits."""
+        """Return the encoding in which servers and judges receive limits."""
         sizes = self.memory_bytes, self.file_bytes, self.open_files, self.stack_bytes or 0, self.frame_bytes
         return self._FORMAT.pack(self.cpu_s, self.longest_s, *sizes)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Limits":
-        """Inverse of `pack`; `output_bytes` concerns the client alone and is not sent."""
+        """Undo `pack`; `output_bytes` concerns the client alone and is not sent."""
         cpu, wall, memory, file, files, stack, frame = cls._FORMAT.unpack(data)
         return cls(cpu, wall, memory, file_bytes=file, open_files=files, stack_bytes=stack or None, frame_bytes=frame)
 

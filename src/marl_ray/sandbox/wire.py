@@ -29,13 +29,13 @@ def memory_file(name: str, parts: Sequence[bytes]) -> int:
 
 
 def payload(*blobs: bytes) -> int:
-    """A memory file that holds blobs behind their sizes. The fork servers pass it on and never read it."""
+    """Return a memory file that holds blobs behind their sizes. The fork servers pass it on and never read it."""
     sizes = (len(blobs), *map(len, blobs))
     return memory_file("payload", [struct.pack(f"<{len(sizes)}Q", *sizes), *blobs])
 
 
 def read_payload(fd: int) -> list[bytes]:
-    """Inverse of `payload`."""
+    """Undo `payload`."""
     (count,) = struct.unpack("<Q", os.pread(fd, 8, 0))
     at = 8 + 8 * count
     blobs = []
@@ -59,7 +59,7 @@ def blob(string: str) -> bytes:
 
 
 def cut(string: str, most: int) -> str:
-    """The beginning of a text: at most `most` bytes of UTF-8, whole characters; lone surrogates are written as
+    """Return the beginning of a text: at most `most` bytes of UTF-8, whole characters; lone surrogates are written as
     escapes."""
     return string[:most].encode("utf-8", "backslashreplace")[:most].decode("utf-8", "ignore")
 
@@ -70,7 +70,7 @@ def verdict(name: str, message: str) -> bytes:
 
 
 def read_verdict(data: bytes) -> tuple[str, str]:
-    """Inverse of `verdict`. Raises `MalformedMessageError` for anything else."""
+    """Undo `verdict`. Raises `MalformedMessageError` for anything else."""
     name, separator, message = data.partition(b"\0")
     if not separator or not name.isascii() or len(message) > LONGEST_MESSAGE:
         raise MalformedMessageError("no verdict")

@@ -50,7 +50,7 @@ class GatewayReplica:
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The application of a Serve config: `import_path: marl_ray.serving.app:build`, `args`: a `GatewayConfig`.
+    """Return the application of a Serve config: `import_path: marl_ray.serving.app:build`, `args`: a `GatewayConfig`.
 
     Config, keys, bundles and database are checked here, so that a mistake fails the deployment once, with one line, instead
     of every replica's start. Raises MarlRayError.

@@ -141,7 +141,7 @@ class Gateway:
             response.close()
 
     def _deadline(self, route: Route, request: Request) -> float:
-        """Seconds that a request may take; RequestError if its header names no valid number."""
+        """Return the seconds that a request may take; RequestError if its header names no valid number."""
         seconds = LOADING_S if route.loads else self.config.request_timeout_s
         wish = request.header(b"x-request-timeout-seconds")
         if wish is not None:

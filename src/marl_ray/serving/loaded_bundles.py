@@ -39,8 +39,8 @@ class Bundles:
         self._lock = threading.Lock()
 
     def load(self, reference: str, digest: str | None = None) -> AnyBundle:
-        """The bundle of a reference, read unless its content is already held; `digest` is the expected one, None if
-        unknown. Raises MarlRayError if the bundle is missing or malformed, or has another digest."""
+        """Return the bundle of a reference, read unless its content is already held; `digest` is the expected one, None
+        if unknown. Raises MarlRayError if the bundle is missing or malformed, or has another digest."""
         known = digest or self._digests.get(reference)
         held = self._held.get(known) if known is not None else None
         if held is not None:
@@ -62,7 +62,7 @@ class LoadedExperiment:
     """Arm -> `digest` and, where it is known, `weights_sha256`."""
 
     def stored_config(self) -> dict[str, Any]:
-        """The config as the store keeps it: with the salt in force, and the digests of each arm's bundle and
+        """Return the config as the store keeps it: with the salt in force, and the digests of each arm's bundle and
         weights."""
         data = self.config.model_dump(mode="json")
         data["salt"] = self.config.salt or self.config.name
@@ -81,7 +81,7 @@ class LoadedExperiment:
 def needed(
     states: Collection[AssignmentState], now: float, ended: Mapping[str, float] | None = None
 ) -> dict[str, frozenset[str]]:
-    """Experiment -> the arms that a replica holds for it.
+    """Return experiment -> the arms that a replica holds for it.
 
     Of an open experiment it holds all arms, because each may have or get sessions. Of an experiment that has ended but
     still serves its endpoint it holds the arm with the traffic and the control, which takes over if harm by the winner
@@ -141,7 +141,7 @@ def load_whole(config: ExperimentConfig, bundles: Bundles) -> LoadedExperiment:
 
 
 def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
-    """The experiment with the versions that its arms' aliases (`models:/name@best`) have now.
+    """Return the experiment with the versions that its arms' aliases (`models:/name@best`) have now.
 
     What is served must not change when an alias moves. Raises MarlRayError naming the arm.
     """
@@ -156,9 +156,9 @@ def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
 
 
 def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bundles) -> list[LoadedExperiment]:
-    """The experiments of a gateway's config, each with the arms that serve. Raises MarlRayError naming the arm if a
-    bundle of a new experiment cannot be loaded. If the store knows the experiment, the arm is left out and another one
-    answers for it."""
+    """Return the experiments of a gateway's config, each with the arms that serve. Raises MarlRayError naming the arm
+    if a bundle of a new experiment cannot be loaded. If the store knows the experiment, the arm is left out and another
+    one answers for it."""
     fixed = [pin(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
     wanted = needed(served_here(states, [part.name for part in fixed]), time.time())
@@ -197,7 +197,7 @@ def check_gateway(config: GatewayConfig) -> None:
 
 
 def served_here(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:
-    """The experiments that a gateway serves: those of its config, and those that were created over HTTP."""
+    """Return the experiments that a gateway serves: those of its config, and those that were created over HTTP."""
     return [state for name, state in states.items() if state.origin == API or name in configured]
 
 

@@ -16,7 +16,7 @@ start, and most lulls are short."""
 
 
 def scaling(replicas: Replicas, ongoing: float) -> dict[str, Any]:
-    """Options of `serve.deployment` that aim at `ongoing` requests per replica."""
+    """Return the options of `serve.deployment` that aim at `ongoing` requests per replica."""
     if isinstance(replicas, int):
         return {"num_replicas": replicas}
     low, high = replicas

@@ -49,7 +49,7 @@ class StoreFollower:
         unit_reports: UnitReports,
         webhook: Webhook | None,
     ):
-        """The follower changes `live_experiments`, and pokes `webhook` when the store has news."""
+        """Follow the store: change `live_experiments`, and poke `webhook` when there is news."""
         self._live_experiments, self._notices, self._webhook = live_experiments, notices, webhook
         self._unit_reports = unit_reports
         self._replica = secrets.token_hex(8)
@@ -266,7 +266,7 @@ class StoreFollower:
                 self._tend_at = 0.0  # look again at once, because other arms may be needed by now
 
     def arms(self) -> dict[str, dict[str, str]]:
-        """Experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
+        """Return the experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         state_by_arm = {}
         for name, arms in self._wanted.items():
             router, missing = self._live_experiments.endpoints.routers[name], self.missing.get(name, {})

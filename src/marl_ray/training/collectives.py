@@ -25,9 +25,10 @@ def world() -> tuple[int, int]:
 
 
 def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1) -> DeviceMesh:
-    """All workers as one mesh of devices of a kind. Its dimension `shard` spreads weights (FSDP2). With `replicate` above 1
-    there is one more before it, of groups that each hold all weights (HSDP). Where workers compute passes together, the
-    last two are `context`, workers with a part of every sequence each, and `tensor`, those with a part of every layer."""
+    """Return all workers as one mesh of devices of a kind. Its dimension `shard` spreads weights (FSDP2). With
+    `replicate` above 1 there is one more before it, of groups that each hold all weights (HSDP). Where workers compute
+    passes together, the last two are `context`, workers with a part of every sequence each, and `tensor`, those with a
+    part of every layer."""
     workers = dist.get_world_size()
     if context * tensor > 1:
         shape = (replicate, workers // (replicate * context * tensor), context, tensor)
@@ -38,7 +39,7 @@ def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1
 
 
 def holders(tensor: Tensor) -> int:
-    """Number of workers that hold the same part of a tensor; 1 for a tensor that is not spread."""
+    """Return the number of workers that hold the same part of a tensor; 1 for a tensor that is not spread."""
     if not isinstance(tensor, DTensor):
         return 1
     pairs = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
@@ -60,7 +61,8 @@ def total(tensor: Tensor) -> Tensor:
 
 
 def _exchange_device(device: torch.device) -> torch.device:
-    """The device itself if the process group exchanges its tensors, or else one that it does: NCCL knows no CPU."""
+    """Return the device itself if the process group exchanges its tensors, or else one that it does: NCCL knows no
+    CPU."""
     kinds = [pair.partition(":")[0] for pair in dist.get_backend_config().split(",")]
     return device if device.type in kinds else torch.device(kinds[0])
 

@@ -107,7 +107,7 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
 
 
 def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
-    """The last iteration that a checkpoint of the run covers; None where there is none."""
+    """Return the last iteration that a checkpoint of the run covers; None where there is none."""
     identity = identity_hash(RunConfig.model_validate(pin_bundles(config, record)))
     checkpoints = published(StoredFolder(*filesystem_of(config)))
     own = [each.manifest.iteration for each in checkpoints if each.manifest.identity == identity]
@@ -162,7 +162,7 @@ def _announce(attempt: _Attempt, use_gpu: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _trainer(attempt: _Attempt, run_id: str, pinned: dict[str, Any], use_gpu: bool, notes: Path) -> Any:
-    """The trainer of Ray Train whose workers train the run."""
+    """Return the trainer of Ray Train whose workers train the run."""
     config = attempt.config
     payload = {
         "config": pinned,
@@ -255,8 +255,8 @@ def _causes(config: RunConfig) -> Iterator[None]:
 
 
 def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
-    """A callback of Ray Train that writes the cause of each failure of the workers to the run's `folder`. Ray Train itself
-    starts the workers again without a word."""
+    """Return a callback of Ray Train that writes the cause of each failure of the workers to the run's `folder`. Ray
+    Train itself starts the workers again without a word."""
     from ray.train import UserCallback
 
     class NotingFailures(UserCallback):
@@ -272,7 +272,7 @@ def say_kept(config: RunConfig, console: RunLog) -> None:
 
 
 def cause(error: BaseException) -> str:
-    """The first line of the error that a worker raised, without the wrappers around it."""
+    """Return the first line of the error that a worker raised, without the wrappers around it."""
     failures = worker_failures(error)
     error = getattr(error, "controller_failure", error)
     if isinstance(error, MarlRayError):

@@ -26,8 +26,8 @@ class PassMemoryError(MarlRayError):
 
 @contextmanager
 def naming_the_gather(where: str) -> Iterator[None]:
-    """Within the block, in which workers gather weights for what samples, raise MarlRayError naming `where` in the place of
-    torch's error of a device that has no room."""
+    """Raise MarlRayError naming `where` in the place of torch's error of a device that has no room, within the block,
+    in which workers gather weights for what samples."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -129,7 +129,8 @@ def make_result(
 
 
 def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -> PublishedCheckpoint:
-    """The best checkpoint whose bundle is not damaged. DamagedCheckpointError ones are withdrawn, with a line about each."""
+    """Return the best checkpoint whose bundle is not damaged. DamagedCheckpointError ones are withdrawn, with a line
+    about each."""
     checkpoint, damaged = best_whole(published(folder))
     for place, line in damaged:
         console.say(line)

@@ -19,7 +19,7 @@ from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Within the block there is a process group; if there was none, it has this process alone.
+    """Hold a process group within the block; if there was none, it has this process alone.
 
     The group meets through a file, because torch's TCP store listens on all network interfaces.
     """

@@ -160,7 +160,7 @@ def _start(config: RunConfig, folder: StoredFolder, journal: Journal, attempt: i
 
 
 def _listeners(journal: Journal, folder: StoredFolder, start: _Start, rank: int) -> "Listeners":
-    """The functions that write the run's journal. As the run begins, damaged checkpoints are withdrawn."""
+    """Return the functions that write the run's journal. As the run begins, damaged checkpoints are withdrawn."""
     from marl_ray.training.checkpoints.index import check_last_group, check_rows_own, note_start
     from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.loop.listeners import Listeners
@@ -186,8 +186,9 @@ def _listeners(journal: Journal, folder: StoredFolder, start: _Start, rank: int)
 
 
 def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
-    """The score of the best checkpoint whose bundle is there, the least number if there is none; and the paths of those
-    whose bundle is not, each with a line about it. Whoever loads the newest checkpoint looks after that one."""
+    """Return the score of the best checkpoint whose bundle is there, the least number if there is none; and the paths
+    of those whose bundle is not, each with a line about it. Whoever loads the newest checkpoint looks after that
+    one."""
     from marl_ray.training.checkpoints.index import best_whole, published
 
     checkpoints = published(folder)
@@ -211,7 +212,8 @@ def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
 
 
 def _engine_actors(config: RunConfig) -> Any:
-    """The function that makes a policy's engine: in actors if it can run there, and else in the worker's process."""
+    """Return the function that makes a policy's engine: in actors if it can run there, and else in the worker's
+    process."""
     from marl_ray.policies.engines.sampler import make_engine
     from marl_ray.training.team.engine_actors import EngineActors
 

@@ -48,8 +48,8 @@ class Folder:
         return self.filesystem.get_file_info(f"{self.path}/{name}").type
 
     def folders(self, name: str = "") -> list[str]:
-        """Names of the folders in it, or in its folder `name`, in alphabetical order; empty where that is not there, or
-        cannot be listed."""
+        """Return the names of the folders in it, or in its folder `name`, in alphabetical order; empty where that is
+        not there, or cannot be listed."""
         place = f"{self.path}/{name}".rstrip("/")
         try:
             infos = self.filesystem.get_file_info(fs.FileSelector(place, allow_not_found=True))
@@ -58,7 +58,7 @@ class Folder:
         return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
 
     def read_json(self, name: str) -> Any:
-        """Contents of a JSON file; None if there is no such file."""
+        """Return the contents of a JSON file; None if there is no such file."""
         if not self.exists(name):
             return None
         return json.loads(self.read(name))
@@ -79,13 +79,13 @@ class Folder:
         replace_file(Path(target), data)
 
     def appended(self, name: str) -> AppendedFile:
-        """A file of lines, to be continued or begun."""
+        """Return a file of lines, to be continued or begun."""
         path = f"{self.path}/{name}"
         self.filesystem.create_dir(path.rpartition("/")[0])
         return appended_file(self.filesystem, path)
 
     def lines(self, name: str) -> list[str]:
-        """The complete lines of such a file; empty where there is none."""
+        """Return the complete lines of such a file; empty where there is none."""
         return lines_of(self.filesystem, f"{self.path}/{name}")
 
     def write_json(self, name: str, data: Any) -> None:
@@ -112,7 +112,7 @@ class Folder:
 
     @contextmanager
     def local(self, name: str | None) -> Iterator[Path | None]:
-        """A local copy of a folder, or the folder itself if it is local; None for the name None."""
+        """Yield a local copy of a folder, or the folder itself if it is local; None for the name None."""
         if name is None:
             yield None
         elif self.is_local:
@@ -124,12 +124,14 @@ class Folder:
 
 
 def trial_folder(storage: str, sweep: str, number: int) -> Folder:
-    """The trial's folder. It is named by the trial's number, so any process that runs the trial finds its files."""
+    """Return the trial's folder. It is named by the trial's number, so any process that runs the trial finds its
+    files."""
     return Folder(storage, sweep, "trials", f"{number:04d}")
 
 
 def read_rows(folder: Folder) -> list[dict[str, float]]:
-    """The rows of a trial's folder; raises OSError, and MarlRayError, which names file and line, for lines that are none."""
+    """Return the rows of a trial's folder; raises OSError, and MarlRayError, which names file and line, for lines that
+    are none."""
     rows = []
     for number, line in enumerate(folder.lines(ROWS), 1):
         row = row_of(line)

@@ -118,7 +118,8 @@ def _load(folder: Folder) -> SweepRecords:
 
 
 def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
-    """The registered model of a sweep's winner, and a description of it; raises MarlRayError if there is no winner."""
+    """Return the registered model of a sweep's winner, and a description of it; raises MarlRayError if there is no
+    winner."""
     folder, records = find_sweep(sweep, storage)
     if records.winner is None:
         why_not = {"running": "it has not ended", "cut": f"it was cut short ({records.error})", "failed": records.error}
@@ -134,13 +135,13 @@ def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
 
 
 def identity_of(config: SweepConfig) -> dict[str, Any]:
-    """The part of the config that may not change when a sweep is continued."""
+    """Return the part of the config that may not change when a sweep is continued."""
     data = config.resolved()
     return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
 
 
 def read_records(folder: Folder) -> dict[str, Any] | None:
-    """The records of a sweep as plain data, whoever writes them meanwhile; None if there is no file.
+    """Return the records of a sweep as plain data, whoever writes them meanwhile; None if there is no file.
 
     Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if the files are not a sweep's.
     """
@@ -257,13 +258,13 @@ class RecordsFile:
         self.log_bytes, self.snapshot_bytes = 0, len(text)
 
     def _fields(self) -> dict[int | None, dict[str, str]]:
-        """The sweep's own fields, and those of the marked trials, as JSON."""
+        """Return the sweep's own fields, and those of the marked trials, as JSON."""
         own = {key: json.dumps(value) for key, value in vars(self.records).items() if key != "trials"}
         return {None: own} | {number: _texts(self.records.trials[number]) for number in sorted(self.marked)}
 
 
 def _texts(record: TrialRecord) -> dict[str, str]:
-    """The fields of a trial as JSON, with the place of its rows and bundles relative to the sweep's folder."""
+    """Return the fields of a trial as JSON, with the place of its rows and bundles relative to the sweep's folder."""
     home = f"trials/{record.number:04d}"
     bundles = {str(config["seed"]): f"{home}/bundles/seed-{config['seed']}" for config in record.configs}
     places = {"rows": f"{home}/rows.jsonl", "bundles": bundles}
@@ -275,19 +276,20 @@ def _differing(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str,
 
 
 def _object(texts: Mapping[str, str]) -> str:
-    """One line of JSON from the JSON of its values."""
+    """Return one line of JSON from the JSON of its values."""
     return "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
 
 
 def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
-    """Objectives as scores, for which greater is better."""
+    """Return the objectives as scores, for which greater is better."""
     if objectives is None:
         return None
     return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
 
 
 def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[TrialRecord]:
-    """The trials with a result: finished ones by their first metric, then the others by the steps they reached."""
+    """Return the trials with a result: finished ones by their first metric, then the others by the steps they
+    reached."""
     scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
 
     def merit(record: TrialRecord) -> tuple[bool, int, float]:
@@ -300,7 +302,7 @@ def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[Trial
 
 
 def why(record: TrialRecord, records: SweepRecords) -> str:
-    """The reason why a trial did not train to its end; empty if it did, or has not ended."""
+    """Return the reason why a trial did not train to its end; empty if it did, or has not ended."""
     if record.status == "stopped" and record.scores:
         at = max(record.scores)
         scores = [other.scores[at] for other in records.trials if at in other.scores]
@@ -312,7 +314,7 @@ def why(record: TrialRecord, records: SweepRecords) -> str:
 
 
 def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> int:
-    """The seed whose last value is the median of all seeds (the lower one of two)."""
+    """Return the seed whose last value is the median of all seeds (the lower one of two)."""
     last: dict[int, float] = {}
     for row in rows:
         last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
@@ -321,7 +323,7 @@ def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
 
 
 def shown(values: Mapping[str, Any]) -> str:
-    """A configuration in one line."""
+    """Return a configuration in one line."""
     return " ".join(
         f"{key.removeprefix('hyper.')}={value:.4g}"
         if isinstance(value, float)

@@ -269,6 +269,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"id": "sample_envs.py:Counter"},
         "env.id: expected package.module:NAME, got a file: did you mean sample_envs:Co",
     ),
+    ({"id": EMPTY, "kwargs": {"cost": 2}}, f"env.kwargs.cost: {EMPTY} has no such argument"),
+    (
+        {"id": "miniwob_elements", "kwargs": {"element": 2}},
+        "element: miniwob_elements has no such argument; did you mean elements",
+    ),
+    (
+        {"id": "miniwob_elements", "kwargs": {"task": 2}},
+        "task: miniwob_elements has no such argument; did you mean tasks",
+    ),
+    ({"id": "webarena", "kwargs": {"max_step": 2}}, "max_step: webarena has no such argument; did you mean max_steps"),
+    ({"id": "webarena", "kwargs": {"date": "a"}}, "env.kwargs.date: webarena has no such argument; did you mean data"),
     ({"id": EMPTY, "kwargs": {"agents": 0}}, "rejected {'agents': 0} (agents=0, expected a positive integer)"),
     ({"id": EMPTY, "kwargs": {"agents": 9}}, "(agents=9, a number that multigrid 0.1.0 fails on)"),
     ({"id": EMPTY, "kwargs": {"agent_view_size": 4}}, "rejected {'agent_view_size': 4} (assert view_size % 2 == 1)"),

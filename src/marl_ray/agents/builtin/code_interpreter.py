@@ -24,7 +24,7 @@ class CodeInterpreter:
         shared_pool()
 
     def __call__(self, code: str) -> str:
-        """Output and error of the program. Each program runs by itself and keeps nothing."""
+        """Return the output and error of the program. Each program runs by itself and keeps nothing."""
         ran = shared_pool().run(code, limits=Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes))
         printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), self.output_characters)
         if ran.status is Status.TIMEOUT:

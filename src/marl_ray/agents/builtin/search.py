@@ -62,7 +62,7 @@ class SearchResponse(BaseModel):
     organic: list[Organic] = []
 
     def text(self, results: int) -> str:
-        """The answer, else its snippet, else the first results, numbered."""
+        """Return the answer, else its snippet, else the first results, numbered."""
         box = self.answer_box or AnswerBox()
         if box.answer or box.snippet:
             return box.answer or box.snippet or ""
@@ -98,7 +98,8 @@ class Serper:
         return SearchResponse.model_validate_json(stored_text)
 
     def _fetch(self, query: str, deadline: float) -> bytes:
-        """Body of a response with status 200; the request is repeated with growing pauses while there is time."""
+        """Return the body of a response with status 200; the request is repeated with growing pauses while there is
+        time."""
         for attempt in itertools.count():
             pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
@@ -119,7 +120,7 @@ class Serper:
         raise AssertionError("itertools.count ends")
 
     def _post(self, query: str, deadline: float) -> tuple[int, bytes, float]:
-        """Status, body, and the pause in seconds that the service asks for."""
+        """Return the status, body, and the pause in seconds that the service asks for."""
         body_sent = {"q": query, "num": ASKED}
         with self._client.stream("POST", self._url, json=body_sent, timeout=_left(deadline)) as response:
             body = bytearray()
@@ -164,7 +165,8 @@ class Corpus:
 
     @classmethod
     def read(cls, path: str) -> "Corpus":
-        """A JSONL file of `title` (optional), `text` and `link` (optional); MarlRayError naming the file and line."""
+        """Read a JSONL file of `title` (optional), `text` and `link` (optional); MarlRayError naming the file and
+        line."""
         parsed, number = [], 0
         try:
             with open(path, "rb") as lines:
@@ -181,7 +183,7 @@ class Corpus:
         return cls(parsed)
 
     def scores(self, query: str) -> np.ndarray:
-        """(N,) float64 scores of the documents for the query; 0 for a document without any of its words."""
+        """Return (N,) float64 scores of the documents for the query; 0 for a document without any of its words."""
         scores = np.zeros(len(self._documents))
         for word in _words(query):
             if word in self._weights:
@@ -221,7 +223,7 @@ class GoogleSearchSerper:
         self._ask = _corpus(corpus) if corpus is not None else _serper(base_url, _key(key_file), cache, cache_entries)
 
     def __call__(self, query: str, deadline: float) -> str:
-        """The first results as text; raises ToolError."""
+        """Return the first results as text; raises ToolError."""
         if not query.strip():
             raise ToolError("The query is empty.")
         # A little earlier than the caller, so that it learns what went wrong.
@@ -231,13 +233,13 @@ class GoogleSearchSerper:
 
 @functools.lru_cache(maxsize=8)
 def _corpus(path: str) -> Backend:
-    """The corpus at `path`, shared by the environments of a process."""
+    """Return the corpus at `path`, shared by the environments of a process."""
     return Corpus([Document(title=t, text=s) for t, s in documents()]) if path == "towns" else Corpus.read(path)
 
 
 @functools.lru_cache(maxsize=8)
 def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend:
-    """A client of Serper, shared by the environments of a process, with its connections and its cache."""
+    """Return a client of Serper, shared by the environments of a process, with its connections and its cache."""
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:
@@ -248,7 +250,7 @@ def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend
 
 
 def _key(path: str | None) -> str:
-    """The API key, from a file or the environment. Errors never show it."""
+    """Return the API key, from a file or the environment. Errors never show it."""
     if path is None:
         key, source = os.environ.get(KEY_VARIABLE, ""), f"the environment variable {KEY_VARIABLE}"
     else:
@@ -274,7 +276,7 @@ def _read(body: bytes) -> SearchResponse | None:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until the deadline; raises ToolError if it has passed."""
+    """Return the seconds until the deadline; raises ToolError if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise ToolError("Search failed: no response in time.")

@@ -8,13 +8,13 @@ from marl_ray.trajectories import Trajectories
 
 
 def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """GAE on the batch's own values; (B, T) advantages and returns."""
+    """Return GAE on the batch's own values; (B, T) advantages and returns."""
     ends = (batch.mask, batch.terminated, batch.truncated)
     return gae(batch.rewards, batch.values, batch.bootstrap, *ends, hyper.gamma, hyper.gae_lambda)
 
 
 def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """GAE on the batch's costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
+    """Return GAE on the batch's costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
 
     Costs are the team's, so costs that arise after an agent is done, while others go on, count for its actions too.
     """

@@ -25,7 +25,8 @@ def gae(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns (advantage + value), (B, T) each; both 0 where `mask` is False, without gradient.
+    """Return the advantages and returns (advantage + value), (B, T) each; both 0 where `mask` is False, without
+    gradient.
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}
 
@@ -52,7 +53,7 @@ def gae_by_row(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """`gae` of CPU tensors, row by row."""
+    """Return `gae` of CPU tensors, row by row."""
     signals = [x.detach() if x.dim() == 3 else x.detach()[..., None] for x in (rewards, values, bootstrap)]
     flags = [x.contiguous().numpy() for x in (mask, terminated, truncated)]
     dtype = torch.promote_types(rewards.dtype, values.dtype)
@@ -75,7 +76,8 @@ def _rows(
     advantages: Any,
     returns: Any,
 ) -> None:
-    """The return G = A + V obeys G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}); sums in float64."""
+    """Compute the return G = A + V, which obeys G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}); sums in
+    float64."""
     rows, steps, signals = rewards.shape
     for b in range(rows):
         for k in range(signals):
@@ -103,7 +105,7 @@ def gae_by_step(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """`gae` by vector operations over all rows, step by step, on any device."""
+    """Return `gae` by vector operations over all rows, step by step, on any device."""
     with torch.no_grad():
         reward, value, after_cut = _time_first(rewards), _time_first(values), _time_first(bootstrap)
         own, ended, cut = _time_first(mask), _time_first(terminated), _time_first(truncated)

@@ -29,7 +29,7 @@ class GroupMoments(NamedTuple):
 
 
 def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, int]:
-    """Number the distinct (group, agent, turn, prompt); returns each row's number, (B,) int64, and their count.
+    """Give each distinct (group, agent, turn, prompt) a number; returns each row's number, (B,) int64, and their count.
 
     `group`, `agent` and `turn` are (B,) int64, `prompts` (B, P) int64. Agents and turns are kept apart because their
     rewards differ, and prompts because two answers can be compared only if they answer the same prompt (AT-GRPO, arXiv
@@ -43,8 +43,8 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | No
 
 
 def compared(batch: Trajectories, greedy: bool) -> Tensor:
-    """(B,) bool: True for sequences with decisions that can be compared with another sequence of their group. With
-    `greedy` that is a greedy sequence, otherwise another sampled one.
+    """Return (B,) bool: True for sequences with decisions that can be compared with another sequence of their group.
+    With `greedy` that is a greedy sequence, otherwise another sampled one.
     """
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     sampled = ~batch.greedy & batch.mask.any(1)
@@ -71,7 +71,7 @@ def group_moments(scores: Tensor, index: Tensor, count: int, include: Tensor) ->
 
 
 def centred(scores: Tensor, index: Tensor, count: int, include: Tensor, *, singleton: Singleton = "zero") -> Tensor:
-    """s - mean of the group, (B,): Dr. GRPO (arXiv 2503.20783), REINFORCE++ with a baseline."""
+    """Return s - mean of the group, (B,): Dr. GRPO (arXiv 2503.20783), REINFORCE++ with a baseline."""
     moments = group_moments(scores, index, count, include)
     return _finish(scores.double() - moments.mean[index], scores, index, include, moments, singleton)
 
@@ -86,7 +86,7 @@ def standardised(
     ddof: int = 1,
     singleton: Singleton = "zero",
 ) -> Tensor:
-    """(s - mean) / (std + eps) within the group, (B,): GRPO (arXiv 2402.03300, section 4.1.2).
+    """Return (s - mean) / (std + eps) within the group, (B,): GRPO (arXiv 2402.03300, section 4.1.2).
 
     std = sqrt(sum of squared deviations / (size - ddof)): ddof 1 as verl (eps 1e-6) and TRL (eps 1e-4), 0 for the
     population's. verl divides the raw score of a group of one by 1 + eps; here "score" means the score itself.
@@ -101,7 +101,7 @@ def standardised(
 def leave_one_out(
     scores: Tensor, index: Tensor, count: int, include: Tensor, *, singleton: Singleton = "zero"
 ) -> Tensor:
-    """s - mean of the others in the group, (B,): RLOO (arXiv 2402.14740, eq. 8), as (s - mean) n / (n - 1)."""
+    """Return s - mean of the others in the group, (B,): RLOO (arXiv 2402.14740, eq. 8), as (s - mean) n / (n - 1)."""
     moments = group_moments(scores, index, count, include)
     factor = moments.size / (moments.size - 1).clamp(min=1)
     result = (scores.double() - moments.mean[index]) * factor[index]
@@ -109,7 +109,7 @@ def leave_one_out(
 
 
 def greedy_baseline(scores: Tensor, index: Tensor, count: int, include: Tensor, greedy: Tensor) -> Tensor:
-    """s - score of the group's greedy row, (B,): ReMax (arXiv 2310.10505, algorithm 1); greedy rows get 0.
+    """Return s - score of the group's greedy row, (B,): ReMax (arXiv 2310.10505, algorithm 1); greedy rows get 0.
 
     `greedy` (B,) bool. Several greedy rows of a group are averaged. Where the greedy row has no score (NaN) there is no
     baseline, so the group gets 0. Raises MarlRayError if a group with included rows has no greedy row at all.

@@ -9,8 +9,8 @@ resolution of float32."""
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:
-    """Count, sum and sum of squares of `x` where `mask` (bool, same shape) is True; (3,) float64, to be summed over
-    workers."""
+    """Return the count, sum and sum of squares of `x` where `mask` (bool, same shape) is True; (3,) float64, to be
+    summed over workers."""
     kept = x.detach()[mask].double()
     return torch.stack((mask.sum().double(), kept.sum(), kept.square().sum()))
 
@@ -24,7 +24,7 @@ def standardise(
     center: bool = True,
     scale: bool = True,
 ) -> Tensor:
-    """(x - mean) / (std + eps) where `mask` is True, 0 elsewhere; shape and dtype of `x`.
+    """Return (x - mean) / (std + eps) where `mask` is True, 0 elsewhere; shape and dtype of `x`.
 
         mean = sum / n        std = sqrt((sum of squares - sum^2 / n) / (n - ddof))
 

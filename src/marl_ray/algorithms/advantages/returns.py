@@ -7,7 +7,8 @@ from marl_ray.algorithms.advantages.gae import gae
 
 
 def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Tensor:
-    """The discounted sum of rewards from each own step to the end of its episode, (B, T); 0 where `mask` is False.
+    """Return the discounted sum of rewards from each own step to the end of its episode, (B, T); 0 where `mask` is
+    False.
 
         R_t = r_t + gamma R_{t+1}
 
@@ -22,5 +23,5 @@ def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Te
 
 
 def sequence_scores(rewards: Tensor) -> Tensor:
-    """The undiscounted sum of each sequence's rewards, (B,), of `rewards` (B, T)."""
+    """Return the undiscounted sum of each sequence's rewards, (B,), of `rewards` (B, T)."""
     return rewards.sum(1)

@@ -14,7 +14,7 @@ from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def surrogate(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """The loss -rho A; the trust region takes the place of the clip."""
+    """Return the loss -rho A; the trust region takes the place of the clip."""
     ratio = token_ratio(batch.log_probs, batch.old_log_probs)
     return PolicyLoss(-ratio * batch.advantages, batch.mask.new_zeros(batch.mask.shape))
 

@@ -21,7 +21,8 @@ def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
-    """Sum over the signals of the excess of the mean cost over its budget, in units of the budget (at least 1).
+    """Return the sum over the signals of the excess of the mean cost over its budget, in units of the budget (at least
+    1).
 
     Returns 0 if all costs are within their budgets; an excess that rounding explains does not count.
     """
@@ -31,13 +32,14 @@ def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
-    """The number that chooses the best policy: first the smaller violation of the budgets counts, then the greater
-    return."""
+    """Return the number that chooses the best policy: first the smaller violation of the budgets counts, then the
+    greater return."""
     return ret - OVER_BUDGET * violation(budgets, costs)
 
 
 def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
-    """Greatest p for which "the rate is at least p" holds with this confidence (Clopper and Pearson 1934, one-sided)."""
+    """Return the greatest p for which "the rate is at least p" holds with this confidence (Clopper and Pearson 1934,
+    one-sided)."""
     from scipy.special import betaincinv  # scipy is imported here, because every process of a run imports this file
 
     return float(betaincinv(successes, trials - successes + 1, 1 - confidence)) if successes else 0.0

@@ -19,7 +19,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def _relative(cost: float, budget: float) -> tuple[float, float]:
-    """The cost and its error (cost - budget), both in units of the budget; raises MarlRayError if not finite."""
+    """Return the cost and its error (cost - budget), both in units of the budget; raises MarlRayError if not finite."""
     if not math.isfinite(cost):
         raise MarlRayError(f"multiplier: expected a finite mean episode cost, got {cost}")
     unit = budget if budget > 0 else 1.0
@@ -135,12 +135,12 @@ Multiplier = Lagrange | PID
 
 
 def with_settings_of(moved: Multiplier, fresh: Multiplier) -> Multiplier:
-    """The settings of `fresh`, and what updates have moved of `moved`; both are of one class."""
+    """Return the settings of `fresh`, and what updates have moved of `moved`; both are of one class."""
     return replace(fresh, **{name: getattr(moved, name) for name in moved.MOVED})
 
 
 def combine(advantages: Tensor, cost_advantages: Tensor, multipliers: Sequence[float], rescale: bool = True) -> Tensor:
-    """(A - sum_k lambda_k C_k) / (1 + sum_k lambda_k), (B, T), from A (B, T) and C (B, T, K).
+    """Return (A - sum_k lambda_k C_k) / (1 + sum_k lambda_k), (B, T), from A (B, T) and C (B, T, K).
 
     The division keeps the size of the step as the multipliers grow (Stooke et al. 2020); MAPPO-Lagrangian
     (arXiv 2110.02793) leaves it out. A and C must be on comparable scales, C centred.

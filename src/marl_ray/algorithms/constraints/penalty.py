@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 
 
 def constraint_violation(mean_cost: float, budget: float, decisions_per_episode: float) -> float:
-    """c = (J_c - d) / L: how far the policy is over its budget, PER DECISION; negative within the budget.
+    """Return c = (J_c - d) / L: how far the policy is over its budget, PER DECISION; negative within the budget.
 
     `mean_cost` J_c and `budget` d are per episode, undiscounted. The surrogate E[r C] is a mean over decisions, and an
     episode's cost changes by about L times as much, so dividing by L puts both in one inequality: c + E[r C] <= 0. L
@@ -29,7 +29,7 @@ def constraint_violation(mean_cost: float, budget: float, decisions_per_episode:
 
 
 def pessimistic_cost_surrogate(ratio: Tensor, cost_advantages: Tensor, clip: float) -> Tensor:
-    """max(r C, clip(r, 1-clip, 1+clip) C), element by element.
+    """Return max(r C, clip(r, 1-clip, 1+clip) C), element by element.
 
     A cost is to be lowered, so this is the larger of the two, where PPO takes the smaller one for a reward. `ratio` is
     pi_new / pi_old of the action taken; shapes broadcast, so (N, 1) with costs (N, K) gives (N, K).
@@ -38,8 +38,8 @@ def pessimistic_cost_surrogate(ratio: Tensor, cost_advantages: Tensor, clip: flo
 
 
 def exact_penalty_weights(surrogates: Tensor, violations: Tensor, kappa: float) -> Tensor:
-    """kappa where surrogate_k + c_k > 0, else 0, (K,): the derivative of the exact penalty
-    kappa sum_k max(0, surrogate_k + c_k) by each surrogate mean.
+    """Return kappa where surrogate_k + c_k > 0, else 0, (K,): the derivative of the exact penalty kappa sum_k max(0,
+    surrogate_k + c_k) by each surrogate mean.
 
     Both inputs are (K,), per decision, the surrogates means over the whole minibatch.
     """

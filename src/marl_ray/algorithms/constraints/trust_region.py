@@ -37,7 +37,7 @@ SLACK = 1e-9
 def conjugate_gradient(
     product: MatrixProduct, target: Tensor, iterations: int = 10, tolerance: float = 1e-10
 ) -> Tensor:
-    """x with Hx = target, (D,), for a symmetric positive definite H (Hestenes and Stiefel 1952).
+    """Return x with Hx = target, (D,), for a symmetric positive definite H (Hestenes and Stiefel 1952).
 
     Starts at 0 and stops after `iterations` products, or once |Hx - target|^2 <= tolerance |target|^2; relative, because
     cost gradients are often smaller than any fixed bound. It also stops on curvature that is not positive.
@@ -61,18 +61,18 @@ def conjugate_gradient(
 
 
 def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The tensors one after another, (D,)."""
+    """Return the tensors one after another, (D,)."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
 
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Parameters:
-    """Inverse of `flatten`: views of vector (D,) with the names and shapes of `like`."""
+    """Undo `flatten`: return views of vector (D,) with the names and shapes of `like`."""
     parts = vector.split([tensor.numel() for tensor in like.values()])
     return {name: part.view_as(like[name]) for name, part in zip(like, parts, strict=True)}
 
 
 def head_fisher_product(outputs: Tensor, tangent: Tensor, sizes: Sequence[int] | None) -> Tensor:
-    """F t for the Fisher matrix F of a head with respect to its own outputs, (N, P).
+    """Return F t for the Fisher matrix F of a head with respect to its own outputs, (N, P).
 
     `sizes` are the categories of each part of a categorical head, whose normalised outputs are log-probabilities (-inf
     for a masked action): F = diag(p) - pp'. None stands for a Gaussian head with mean and log standard deviation: F =
@@ -89,7 +89,8 @@ def head_fisher_product(outputs: Tensor, tangent: Tensor, sizes: Sequence[int] |
 
 
 def head_kl(old: Tensor, new: Tensor, sizes: Sequence[int] | None) -> Tensor:
-    """KL(old || new) in nats between normalised outputs (N, P), (N,); exact, and `sizes` as in `head_fisher_product`."""
+    """Return KL(old || new) in nats between normalised outputs (N, P), (N,); exact, and `sizes` as in
+    `head_fisher_product`."""
     if sizes is None:
         (mean, log_std), (new_mean, new_log_std) = old.chunk(2, -1), new.chunk(2, -1)
         spread = (2 * (log_std - new_log_std)).exp() + (mean - new_mean).square() * (-2 * new_log_std).exp()
@@ -104,7 +105,7 @@ def fisher_product(
     weights: Tensor,
     sizes: Sequence[int] | None,
 ) -> MatrixProduct:
-    """v -> sum_n weights_n J_n' F_n J_n v, (D,): the Hessian of the weighted KL at `parameters`, times v.
+    """Return v -> sum_n weights_n J_n' F_n J_n v, (D,): the Hessian of the weighted KL at `parameters`, times v.
 
     `function` maps parameters to normalised outputs (N, P) (`torch.func.functional_call` of the policy), J_n is its
     Jacobian at decision n and F_n the head's Fisher matrix. The Gauss-Newton form needs one forward-mode and one
@@ -151,7 +152,8 @@ class _Solution(NamedTuple):
 def _candidate(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
-    """Minimiser over the trust region where the active constraints hold with equality, or None where there is none.
+    """Return the minimiser over the trust region where the active constraints hold with equality, or None where there
+    is none.
 
     x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
     boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
@@ -176,7 +178,7 @@ def _candidate(
 
 
 def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: float) -> _Solution:
-    """The step as coefficients of v = H^-1 g and of W = H^-1 B', from q = g.v, r = Bv and S = BW in float64.
+    """Return the step as coefficients of v = H^-1 g and of W = H^-1 B', from q = g.v, r = Bv and S = BW in float64.
 
     The problem is convex and its optimum is the candidate of its own active set, so the best candidate that keeps all
     constraints is the optimum. No step can change a constraint whose gradient vanishes, so it is left out.
@@ -213,7 +215,7 @@ def constrained_step(
     iterations: int = 10,
     tolerance: float = 1e-10,
 ) -> TrustRegionStep:
-    """The step for loss gradient (D,), cost gradients (K, D) and violations (K,), K >= 0, within KL `delta`.
+    """Return the step for loss gradient (D,), cost gradients (K, D) and violations (K,), K >= 0, within KL `delta`.
 
     If no point of the trust region meets the constraints, the step lowers the cost that is furthest out of reach,
     relative to how far the region reaches (section 6.2 of the paper). Gradients that are not finite give a step that is
@@ -263,7 +265,8 @@ def backtracking(
     coefficient: float = 0.8,
     steps: int = 10,
 ) -> LineSearch:
-    """The first of old + coefficient^j step, j = 0 .. steps - 1, that keeps what the step promised; else `old` itself.
+    """Return the first of old + coefficient^j step, j = 0 .. steps - 1, that keeps what the step promised; else `old`
+    itself.
 
     To keep it means: KL <= delta; every cost surrogate rises by at most max(-c_k, 0); and the reward loss does not
     rise, unless some constraint was violated at the start, where lower cost is worth reward. A value that is not finite

@@ -23,18 +23,19 @@ from marl_ray.trajectories import Trajectories
 
 
 def dpo_loss(preferred: Tensor, rejected: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
-    """Loss of each pair, (N,), from the log ratios h (N,) of its two responses, in nats."""
+    """Return the loss of each pair, (N,), from the log ratios h (N,) of its two responses, in nats."""
     margin = beta * (preferred - rejected)
     return -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
 
 
 def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
-    """(B, T) the outcome of the response as advantages, which the loss does not read."""
+    """Return (B, T) the outcome of the response as advantages, which the loss does not read."""
     return sequence_scores(batch.rewards)[:, None] * batch.mask, None
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """The pair's loss at every decision of both responses; `clipped` marks pairs whose order the policy has wrong."""
+    """Return the pair's loss at every decision of both responses; `clipped` marks pairs whose order the policy has
+    wrong."""
     if batch.reference_log_probs is None or len(batch.mask) % 2:
         raise MarlRayError("dpo: expected pairs of rows, and log-probabilities of the reference policy")
     ratios = torch.where(batch.mask, batch.log_probs - batch.reference_log_probs, 0.0).sum(1)

@@ -16,7 +16,8 @@ Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 
 
 def counts(mask: Tensor) -> Tensor:
-    """Own tokens and sequences with at least one, (2,) int64, of a (B, T) bool mask; to be summed over workers."""
+    """Return the numbers of own tokens and of sequences with at least one, (2,) int64, of a (B, T) bool mask; to be
+    summed over workers."""
     return torch.stack((mask.sum(), mask.any(1).sum()))
 
 
@@ -28,7 +29,7 @@ def loss_weights(
     fixed_length: float | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Weights (B, T) of the losses at own tokens, 0 elsewhere.
+    """Return the weights (B, T) of the losses at own tokens, 0 elsewhere.
 
         token-mean            1 / tokens                        DAPO, arXiv 2503.14476, eq. 8
         token-sum             1

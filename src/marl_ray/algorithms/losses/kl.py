@@ -13,7 +13,7 @@ CONTROLLER_CLIP = 0.2
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
-    """Per-token estimate of KL(policy || reference), in nats; the shape of `log_probs`, with gradient to it.
+    """Return the per-token estimate of KL(policy || reference), in nats; the shape of `log_probs`, with gradient to it.
 
         k1   log pi - log ref              unbiased; its expected gradient is 0, so only for rewards
         abs  |log pi - log ref|
@@ -45,7 +45,7 @@ def kl_estimate(log_probs: Tensor, reference: Tensor, kind: KlEstimator) -> Tens
 
 
 def adaptive_coefficient(coefficient: float, kl: float, target: float, horizon: float, n: int) -> float:
-    """The KL coefficient after a batch of `n` sequences with mean divergence `kl`.
+    """Return the KL coefficient after a batch of `n` sequences with mean divergence `kl`.
 
         c <- c (1 + clip(kl / target - 1, -0.2, 0.2) n / horizon)
 

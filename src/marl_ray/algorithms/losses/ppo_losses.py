@@ -10,7 +10,7 @@ from marl_ray.config import AlgorithmConfig
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None
 ) -> PolicyLoss:
-    """-min(rho A, clip(rho, low, high) A), and a bool that is True where the clip removed the gradient.
+    """Return -min(rho A, clip(rho, low, high) A), and a bool that is True where the clip removed the gradient.
 
     Schulman et al. 2017 (arXiv 1707.06347), eq. 7, with a bound for each side (arXiv 2503.14476, eq. 8). The dual clip
     (Ye et al. 2020, arXiv 1912.09729, eq. 5) bounds the loss of a bad action (A < 0) by -dual_clip A.
@@ -25,6 +25,6 @@ def clipped_surrogate(
 
 
 def ppo_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """The clipped surrogate with a ratio per decision."""
+    """Return the clipped surrogate with a ratio per decision."""
     ratio = token_ratio(batch.log_probs, batch.old_log_probs)
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)

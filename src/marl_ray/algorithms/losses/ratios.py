@@ -12,12 +12,13 @@ GSPO_LIMIT = 10.0
 
 
 def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
-    """pi / pi_old per token, (B, T), with gradient; the log ratio is held within +-20, beyond which the gradient is 0."""
+    """Return pi / pi_old per token, (B, T), with gradient; the log ratio is held within +-20, beyond which the gradient
+    is 0."""
     return (log_probs - old.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
-    """Log ratio of whole sequences, (B,), with gradient; 0 for a fully masked sequence. Not clamped.
+    """Return the log ratio of whole sequences, (B,), with gradient; 0 for a fully masked sequence. Not clamped.
 
     It is the mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the geometric mean of token ratios). With `summed` it
     is their sum, which belongs to the true ratio of sequences that TRL's RLOO uses.
@@ -27,7 +28,7 @@ def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: boo
 
 
 def gspo_token_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """log pi - sg(log pi) + sg(sequence log ratio), at most 10; (B, T), 0 where masked.
+    """Return log pi - sg(log pi) + sg(sequence log ratio), at most 10; (B, T), 0 where masked.
 
     GSPO-token (arXiv 2507.18071, eq. 14): every own token has the value of its sequence and a gradient of its own.
     """
@@ -37,7 +38,8 @@ def gspo_token_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor
 
 
 def truncated_importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
-    """min(pi_old / pi_behaviour, cap) per token, (B, T), without gradient: weights of the loss of tokens whose sampler
-    (an inference engine, a stale copy) differs from the policy that trains (truncated importance sampling, Ionides 2008)."""
+    """Return min(pi_old / pi_behaviour, cap) per token, (B, T), without gradient: weights of the loss of tokens whose
+    sampler (an inference engine, a stale copy) differs from the policy that trains (truncated importance sampling,
+    Ionides 2008)."""
     log_ratio = (old - behaviour).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return log_ratio.exp().clamp(max=cap)

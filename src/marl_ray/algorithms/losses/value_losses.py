@@ -21,7 +21,7 @@ class Valued(NamedTuple):
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None, huber_delta: float
 ) -> Tensor:
-    """max of the Huber losses of the new value and of the new value held within +-clip of the old one.
+    """Return max of the Huber losses of the new value and of the new value held within +-clip of the old one.
 
     Yu et al. 2021 (arXiv 2103.01955), appendix C. `returns` are in units of the value normaliser as it is now.
     `old_values` are the critic's outputs before the first step. In the first step `values` equal them, so the clip
@@ -35,5 +35,5 @@ def clipped_value_loss(
 
 
 def ppo_value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
-    """The clipped Huber loss; the critic's units are those of its normaliser."""
+    """Return the clipped Huber loss; the critic's units are those of its normaliser."""
     return clipped_value_loss(*batch, hyper.value_clip, hyper.huber_delta)

@@ -22,18 +22,19 @@ from marl_ray.trajectories import Trajectories
 
 
 def targets(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
-    """(B, T) soft targets of the critic in [0, 1]."""
+    """Return (B, T) soft targets of the critic in [0, 1]."""
     to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, gamma=1.0)
     return ((to_go - hyper.return_low) / (hyper.return_high - hyper.return_low)).clamp(0, 1)
 
 
 def value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
-    """Binary cross-entropy of logits against soft targets, per decision."""
+    """Return the binary cross-entropy of logits against soft targets, per decision."""
     return functional.binary_cross_entropy_with_logits(batch.outputs, batch.targets, reduction="none")
 
 
 def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
-    """(B, T) r + V(s') - V(s), with `values` the fitted critic's logits; V(s') is 0 behind the end of a sequence."""
+    """Return (B, T) r + V(s') - V(s), with `values` the fitted critic's logits; V(s') is 0 behind the end of a
+    sequence."""
     low, width = hyper.return_low, hyper.return_high - hyper.return_low
     values = low + width * torch.sigmoid(batch.values)
     ended = batch.terminated | batch.truncated
@@ -42,7 +43,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """Squared regression of the log ratio on A / beta, times beta.
+    """Return the squared regression of the log ratio on A / beta, times beta.
 
     The factor leaves the minimum where it is and makes the first gradient the policy gradient's, -A grad log pi, whatever
     beta is; without it the learning rate would have to follow beta.

@@ -14,7 +14,7 @@ from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """The weighted log-probability, whose gradient is the score function; `clipped` marks bounded weights."""
+    """Return the weighted log-probability, whose gradient is the score function; `clipped` marks bounded weights."""
     ratio = token_ratio(batch.log_probs, batch.old_log_probs).detach()
     weight = ratio.clamp(*hyper.clip_range)
     return PolicyLoss(-weight * batch.advantages * batch.log_probs, weight != ratio)

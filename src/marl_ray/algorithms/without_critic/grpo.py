@@ -19,7 +19,7 @@ from marl_ray.trajectories import Trajectories
 
 
 def group_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
-    """(B, T): every decision of a sequence has the sequence's advantage."""
+    """Give every decision of a sequence the sequence's advantage, (B, T)."""
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     scores, include = sequence_scores(batch.rewards), ~batch.greedy & batch.mask.any(1)
     if hyper.advantage_norm == "group":

@@ -14,7 +14,7 @@ from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """The clipped surrogate with the sequence's ratio at every decision."""
+    """Return the clipped surrogate with the sequence's ratio at every decision."""
     ratio = gspo_token_log_ratio(batch.log_probs, batch.old_log_probs, batch.mask).exp()
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)
 

@@ -16,7 +16,7 @@ from marl_ray.trajectories import Trajectories
 
 
 def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
-    """(B, T) rewards-to-go; the learner whitens them."""
+    """Return (B, T) rewards-to-go; the learner whitens them."""
     return reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, hyper.gamma), None
 
 

@@ -16,7 +16,7 @@ from marl_ray.trajectories import Trajectories
 
 
 def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
-    """(B, T) rewards-to-go less the greedy member's score."""
+    """Return (B, T) rewards-to-go less the greedy member's score."""
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     scores = sequence_scores(batch.rewards)
     include = batch.mask.any(1) if batch.prompts is None else compared(batch, greedy=True)
@@ -26,7 +26,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """The loss -A log pi, whose gradient is the score function; nothing is clipped."""
+    """Return the loss -A log pi, whose gradient is the score function; nothing is clipped."""
     return PolicyLoss(-batch.advantages * batch.log_probs, batch.mask.new_zeros(batch.mask.shape))
 
 

@@ -20,7 +20,7 @@ from marl_ray.trajectories import Trajectories
 
 
 def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
-    """(B, T): every decision of a sequence has the sequence's advantage."""
+    """Give every decision of a sequence the sequence's advantage, (B, T)."""
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     include = ~batch.greedy & batch.mask.any(1)
     relative = leave_one_out(sequence_scores(batch.rewards), index, count, include)
@@ -28,7 +28,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """One ratio per decision, or one per sequence shared by its decisions."""
+    """Return the loss with one ratio per decision, or with one per sequence that its decisions share."""
     if hyper.ratio_level == "token":
         return ppo_loss(batch, hyper)
     log_ratio = sequence_log_ratio(batch.log_probs, batch.old_log_probs, batch.mask, summed=True).clamp(-20, 20)

@@ -31,7 +31,7 @@ def only_result(as_json: bool) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """The value as plain data for JSON; numbers that are not finite become null."""
+    """Return the value as plain data for JSON; numbers that are not finite become null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows of text in columns that are as wide as their widest cell."""
+    """Return the rows of text in columns that are as wide as their widest cell."""
     cells = [heads, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -22,7 +22,7 @@ document on stdout, and all else on stderr. Numbers that are not finite are null
 
 
 def command_page() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     root: Any = typer.main.get_command(app)
     lines = [INTRODUCTION]
     for group, commands in COMMANDS.items():
@@ -33,7 +33,7 @@ def command_page() -> str:
 
 
 def _section(path: str, command: Any) -> Iterator[str]:
-    """One command, or the commands of a group one after another."""
+    """Yield one command, or the commands of a group one after another."""
     if hasattr(command, "commands"):
         for name, inner in command.commands.items():
             yield from _section(f"{path} {name}", inner)

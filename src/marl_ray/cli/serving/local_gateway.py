@@ -63,7 +63,7 @@ def _check_gateways(data: Mapping[str, Any], source: str) -> None:
 
 
 def address_lines(urls: Mapping[str, str], key: str | None) -> list[str]:
-    """The gateways' addresses, by name, and what another terminal exports to reach the first of them."""
+    """Return the gateways' addresses, by name, and what another terminal exports to reach the first of them."""
     lines = [f"{name} runs at {url}, its page at {url}/ui" for name, url in urls.items()]
     exports = {KEY: key, GATEWAY: next(iter(urls.values()))}
     return [*lines, *(f"export {name}={value}" for name, value in exports.items() if value), "serving until Ctrl-C"]

@@ -47,14 +47,14 @@ def plan_memory(
 
 
 def passes(run: "RunConfig") -> dict[str, int]:
-    """Policy -> sequences of a pass."""
+    """Return policy -> sequences of a pass."""
     from marl_ray.training.team.memory_plan import pass_of
 
     return {name: pass_of(run, name).rows for name, policy in run.team.items() if not policy.frozen}
 
 
 def plan_lines(run: "RunConfig", plans: "Iterator[MemoryPlan]") -> Iterator[str]:
-    """A line for each pass, and the table, row by row as it is computed."""
+    """Yield a line for each pass, and the table, row by row as it is computed."""
     first = next(plans)  # raises an error for what cannot be computed, before there are lines
     for name, rows in passes(run).items():
         model, tokens = run.team[name].model, run.team[name].generation.max_tokens

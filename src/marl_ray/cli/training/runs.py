@@ -183,7 +183,7 @@ def _interval(score: "Score") -> str:
 
 
 def _compared(group: "SeedGroup") -> Iterator[list[str]]:
-    """A row for each run, and one for their mean where there are several."""
+    """Yield a row for each run, and one for their mean where there are several."""
     for curve in group.runs:
         yield [curve.name, curve.algorithm, str(curve.seed), f"{curve.points[-1][0]:,}", *_scored(curve.score)]
     if len(group.runs) > 1:

@@ -51,7 +51,7 @@ def sweep(
 
 
 def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
-    """The end of a sweep as a document for programs."""
+    """Return the end of a sweep as a document for programs."""
     from marl_ray.tuning.folder import Folder
     from marl_ray.tuning.reporting.report import winner_certainty
 
@@ -81,7 +81,7 @@ def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
 
 
 def sweep_lines(loaded: "SweepConfig", result: "SweepResult", document: Mapping[str, Any]) -> Iterator[str]:
-    """The lines that end a sweep: its trials, its winner, its folder."""
+    """Yield the lines that end a sweep: its trials, its winner, its folder."""
     from marl_ray.tuning.records import shown
 
     records = result.records
@@ -109,7 +109,7 @@ def _scores(loaded: "SweepConfig", objectives: list[float] | None) -> dict[str, 
 
 
 def _counts(result: "SweepResult") -> dict[str, int]:
-    """Status -> number of trials."""
+    """Return status -> number of trials."""
     return dict(Counter(record.status or record.state for record in result.records.trials))
 
 
@@ -133,7 +133,7 @@ def report(
 
 
 def _trials(loaded: "SweepConfig") -> list[dict[str, Any]]:
-    """The configurations that would run; of an endless search the first ones."""
+    """Return the configurations that would run; of an endless search the first ones."""
     from marl_ray.tuning.running.driver import check_sweep
     from marl_ray.tuning.search.spaces import SEARCHES
 

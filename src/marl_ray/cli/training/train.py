@@ -47,7 +47,7 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
 
 
 def result_lines(result: "RunResult") -> Iterator[str]:
-    """The result of a run in lines for people."""
+    """Yield the result of a run in lines for people."""
     if not result.trained:
         again = "raise train.total_steps to go on with it, or choose another name"
         yield f"{result.name}: is finished, and nothing was trained; {again}"

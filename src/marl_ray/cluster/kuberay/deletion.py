@@ -45,7 +45,8 @@ def delete_all(
 
 
 def _left(connection: Connection, kind: ResourceKind, name: str) -> list[str]:
-    """Pods, and clusters that end and outlive them until Redis has forgotten their heads, by kind and name."""
+    """Return the pods, and clusters that end and outlive them until Redis has forgotten their heads, by kind and
+    name."""
     remaining = list_all(connection, "Pod", "v1", f"{LABEL}={name}")
     if kind in ("RayJob", "RayService"):
         clusters = list_all(connection, "RayCluster", labels=owned_by(kind, name))

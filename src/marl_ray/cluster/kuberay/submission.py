@@ -70,7 +70,7 @@ def submit(
 
 
 def new_job_name(cluster: ClusterConfig) -> str:
-    """A name for a RayJob on a cluster like this, that no other has."""
+    """Return a name for a RayJob on a cluster like this, that no other has."""
     return f"{cluster.name[:LONGEST].rstrip('-')}-{secrets.token_hex(3)}"
 
 
@@ -107,7 +107,7 @@ def create_job(connection: Connection, cluster: ClusterConfig, config: RunConfig
 
 
 def _refuse_what_a_retry_loses(config: RunConfig | SweepConfig, cluster: ClusterConfig) -> None:
-    """A path that is on no volume lies in one pod, and root file systems are read-only."""
+    """Refuse a path that is on no volume: it lies in one pod, and root file systems are read-only."""
     folder = PurePosixPath(config.storage.removeprefix("file://"))
     volumes = [volume.path for volume in cluster.volumes]
     if folder.is_absolute() and not any(folder.is_relative_to(volume) for volume in volumes):
@@ -118,7 +118,7 @@ def _refuse_what_a_retry_loses(config: RunConfig | SweepConfig, cluster: Cluster
 
 
 def owned(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with an owner, with whom Kubernetes deletes it."""
+    """Return the manifest with an owner, with whom Kubernetes deletes it."""
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [dict(owner)]}}
 
 

@@ -26,7 +26,7 @@ _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IG
 
 
 def advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Findings about what KubeRay takes, and what runs badly or tells secrets."""
+    """Yield the findings about what KubeRay takes, and what runs badly or tells secrets."""
     if cluster:
         yield from _operations(cluster, where)
         if document["kind"] in ("RayJob", "RayCronJob"):
@@ -36,7 +36,7 @@ def advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) 
 
 
 def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Findings about settings that run, but not well."""
+    """Yield the findings about settings that run, but not well."""
     if not head_is_idle(cluster["headGroupSpec"]):
         message = 'expected "0": work on the head takes the whole cluster down when it runs out of memory'
         yield f"{where}headGroupSpec.rayStartParams.num-cpus", message
@@ -67,7 +67,7 @@ def _moving_image(image: str) -> str:
 
 
 def _secrets(part: Any, where: str) -> Iterator[ManifestFault]:
-    """Environment variables, at any depth, whose value is a secret in plain sight."""
+    """Yield the environment variables, at any depth, whose value is a secret in plain sight."""
     if isinstance(part, list):
         for k, item in enumerate(part):
             yield from _secrets(item, f"{where}{k}.")

@@ -25,7 +25,7 @@ _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redis
 
 
 def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
-    """Rules for the name, the annotations and `managedBy`."""
+    """Yield the rules for the name, the annotations and `managedBy`."""
     metadata, kind = document["metadata"], document["kind"]
     # The server appends five characters to `generateName`.
     longest = NAME_LENGTH[kind]
@@ -41,7 +41,7 @@ def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
 
 
 def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
-    """Rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
+    """Yield the rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
     if where != ALONE:
         yield from _inside(cluster, where)
     head = cluster["headGroupSpec"]
@@ -55,7 +55,8 @@ def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where
 
 
 def _inside(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Keys that only a RayCluster that stands alone may have; the clusters of jobs and services would be refused."""
+    """Yield the keys that only a RayCluster that stands alone may have; the clusters of jobs and services would be
+    refused."""
     if cluster.get("authOptions", {}).get("enableK8sTokenAuth"):
         yield f"{where}authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
     if cluster.get("upgradeStrategy", {}).get("type"):
@@ -64,7 +65,7 @@ def _inside(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
 
 
 def _managed_by(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """The CRD states it in CEL, which the schemas leave out."""
+    """Check `managedBy`, which the CRD states in CEL, and which the schemas leave out."""
     managed_by = spec.get("managedBy", _MANAGED_BY[0])
     if managed_by not in _MANAGED_BY:
         yield f"{where}managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
@@ -179,6 +180,6 @@ def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Manifest
 
 
 def _ray_version(cluster: Mapping[str, Any]) -> tuple[int, int]:
-    """Ray's version as (major, minor); (0, 0) if it is not given, or is no version."""
+    """Return Ray's version as (major, minor); (0, 0) if it is not given, or is no version."""
     match = re.match(r"\s*v?(\d+)\.(\d+)", cluster.get("rayVersion", ""))
     return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -13,7 +13,8 @@ from marl_ray.errors import MarlRayError, one_line, why
 
 
 def read_documents(path: str | Path) -> list[Any]:
-    """All documents of a YAML file, empty ones left out. Raises MarlRayError naming the file, and the line where it can.
+    """Return all documents of a YAML file, empty ones left out. Raises MarlRayError naming the file, and the line where
+    it can.
 
     They hold what JSON holds: YAML also knows sets, bytes, and anchors that lead to themselves.
     """
@@ -31,12 +32,13 @@ def read_documents(path: str | Path) -> list[Any]:
 
 
 def is_manifest(document: Any) -> bool:
-    """True if a document is meant for Kubernetes; it may still be wrong."""
+    """Return True if a document is meant for Kubernetes; it may still be wrong."""
     return isinstance(document, Mapping) and "kind" in document
 
 
 def serve_config(document: Any) -> Any:
-    """The Serve config inside a RayService (its `serveConfigV2`, parsed); None if there is none or it is no YAML."""
+    """Return the Serve config inside a RayService (its `serveConfigV2`, parsed); None if there is none or it is no
+    YAML."""
     spec = document.get("spec") if isinstance(document, Mapping) and document.get("kind") == "RayService" else None
     text = spec.get("serveConfigV2") if isinstance(spec, Mapping) else None
     if not isinstance(text, str):
@@ -49,19 +51,19 @@ def serve_config(document: Any) -> Any:
 
 
 def parse_yaml(text: str) -> list[Any]:
-    """The documents of a YAML text; empty ones are left out. Raises yaml.YAMLError."""
+    """Return the documents of a YAML text; empty ones are left out. Raises yaml.YAMLError."""
     return [document for document in yaml.load_all(text, YamlLoader) if document is not None]
 
 
 def _date(value: Any) -> str:
-    """A date without quotes, which its reader takes as text."""
+    """Return a date without quotes, which its reader takes as text."""
     if isinstance(value, date):
         return value.isoformat()
     raise TypeError(f"got {type(value).__name__} {value!r:.40}")
 
 
 def yaml_error(error: yaml.YAMLError) -> str:
-    """The problem in one line, with the line of the file where it is known."""
+    """Return the problem in one line, with the line of the file where it is known."""
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}" if mark else ""
     return f"not valid YAML{where}: {getattr(error, 'problem', None) or one_line(error)}"

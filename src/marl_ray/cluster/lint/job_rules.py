@@ -22,7 +22,8 @@ _LOCAL = ("emptyDir", "hostPath")
 
 
 def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Rules for a RayJob's own part, which stands at `where` (with a dot at its end). `advice_for_job` has the rest."""
+    """Yield the rules for a RayJob's own part, which stands at `where` (with a dot at its end). `advice_for_job` has
+    the rest."""
     mode, selector = spec.get("submissionMode", "K8sJobMode"), spec.get("clusterSelector")
     modes = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
     if mode not in modes:
@@ -53,7 +54,7 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
 
 
 def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
-    """Rules for a RayCronJob's own part."""
+    """Yield the rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
     if not (_WORD.fullmatch(schedule) or is_schedule(schedule)):
         yield "spec.schedule", f"expected five fields of cron, got {schedule!r}"
@@ -113,7 +114,8 @@ def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]
 
 
 def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault]:
-    """One rule for each end and policy, and what is deleted first includes nothing that is deleted later."""
+    """Check that each end and policy has one rule, and that what is deleted first includes nothing that is deleted
+    later."""
     seen: dict[tuple[str, str], dict[str, int]] = {}
     for k, rule in enumerate(rules):
         condition = rule["condition"]
@@ -145,7 +147,8 @@ def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFau
 
 
 def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Advice about jobs that lose work: a retry is a new cluster, without the files that pods wrote to their own folders."""
+    """Yield the advice about jobs that lose work: a retry is a new cluster, without the files that pods wrote to their
+    own folders."""
     cluster = spec.get("rayClusterSpec")
     if not cluster or spec.get("backoffLimit", 0) <= 0 or "://" in spec.get("entrypoint", ""):
         return

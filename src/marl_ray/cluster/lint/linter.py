@@ -24,7 +24,7 @@ ADVICE = "advice: "
 
 
 def lint_manifest(document: Any, source: str) -> list[str]:
-    """All findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
+    """Return all findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
     RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay
     takes and what runs badly. Other kinds are checked for secrets only: Kubernetes' own tools know those kinds. The caller
@@ -34,7 +34,8 @@ def lint_manifest(document: Any, source: str) -> list[str]:
 
 
 def replica_pods(document: Any) -> int:
-    """Number of pods of a manifest without findings that may run replicas: all workers, and a head that has CPUs."""
+    """Return the number of pods of a manifest without findings that may run replicas: all workers, and a head that has
+    CPUs."""
     cluster, _ = ray_cluster(document)
     workers = sum(
         group.get("maxReplicas", DEFAULT_MAX_REPLICAS) * group.get("numOfHosts", 1)
@@ -85,7 +86,7 @@ def _rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
 
 
 def _mounts(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Mounts without a volume: KubeRay takes them, and Kubernetes refuses its pods."""
+    """Yield the mounts without a volume: KubeRay takes them, and Kubernetes refuses its pods."""
     for path, group in groups(cluster, where):
         pod = group["template"]["spec"]
         volumes = {volume["name"] for volume in pod.get("volumes", [])}

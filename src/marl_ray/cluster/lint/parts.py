@@ -18,7 +18,7 @@ DEFAULT_MAX_REPLICAS = 2**31 - 1
 
 
 def ray_cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The specification of the Ray cluster, and its path with a dot at its end."""
+    """Return the specification of the Ray cluster, and its path with a dot at its end."""
     cluster, where = document["spec"], "spec."
     for key in CLUSTER_AT[document["kind"]]:
         cluster, where = cluster.get(key, {}), f"{where}{key}."
@@ -26,26 +26,26 @@ def ray_cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 
 def groups(cluster: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The head's group and the workers', each with its path (with a dot at its end)."""
+    """Yield the head's group and the workers', each with its path (with a dot at its end)."""
     yield f"{where}headGroupSpec.", cluster["headGroupSpec"]
     for k, group in enumerate(cluster.get("workerGroupSpecs", [])):
         yield f"{where}workerGroupSpecs.{k}.", group
 
 
 def containers(pod: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A pod's containers, each with its path (with a dot at its end)."""
+    """Yield a pod's containers, each with its path (with a dot at its end)."""
     for kind in ("initContainers", "containers"):
         for k, container in enumerate(pod.get(kind, [])):
             yield f"{path}template.spec.{kind}.{k}.", container
 
 
 def environment(pod: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Variables of a pod's first container, which runs Ray, by name."""
+    """Return the variables of a pod's first container, which runs Ray, by name."""
     return {entry["name"]: entry for container in pod.get("containers", [])[:1] for entry in container.get("env", [])}
 
 
 def number(text: Any, default: float) -> float:
-    """The number that a text of a manifest says; `default` if it is None or no number."""
+    """Return the number that a text of a manifest says; `default` if it is None or no number."""
     try:
         return default if text is None else float(text)
     except ValueError:
@@ -53,6 +53,6 @@ def number(text: Any, default: float) -> float:
 
 
 def head_is_idle(head: Mapping[str, Any]) -> bool:
-    """True if Ray schedules no work on the head, because its group says that it has 0 CPUs."""
+    """Return True if Ray schedules no work on the head, because its group says that it has 0 CPUs."""
     cpus = head.get("rayStartParams", {}).get("num-cpus", head.get("resources", {}).get("CPU"))
     return number(cpus, 1.0) == 0

@@ -10,7 +10,7 @@ from marl_ray.cluster.lint.parts import ManifestFault
 
 
 def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
-    """Rules for a RayService's own part."""
+    """Yield the rules for a RayService's own part."""
     cluster = spec.get("rayClusterConfig", {})
     if not cluster:
         yield "spec.rayClusterConfig", "missing"
@@ -39,7 +39,7 @@ def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
 
 
 def of_serve_config(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
-    """`serveConfigV2` must be one YAML document."""
+    """Check that `serveConfigV2` is one YAML document."""
     try:
         documents = parse_yaml(spec.get("serveConfigV2", ""))
     except yaml.YAMLError as error:

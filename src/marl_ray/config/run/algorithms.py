@@ -151,14 +151,14 @@ _CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
 def _groups(
     title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP, **defaults: Any
 ) -> Spec:
-    """A critic-free algorithm that compares the members of a group."""
+    """Return a critic-free algorithm that compares the members of a group."""
     values = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
     by_deviation = "ratio_level" not in keys  # a mean of the others goes with no deviation of all
     return Spec(title, paper, groups=True, group_norm=by_deviation, keys=(*keys, "dynamic_sampling"), defaults=values)
 
 
 def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *keys: str, **defaults: Any) -> Spec:
-    """An algorithm with cost critics and budgets."""
+    """Return an algorithm with cost critics and budgets."""
     return Spec(
         title,
         paper,
@@ -261,7 +261,7 @@ SPECS: dict[str, Spec] = {
 
 
 def spec_of(algorithm: str) -> Spec:
-    """The spec of an algorithm (see `extensions.ALGORITHM`); raises MarlRayError saying what is expected."""
+    """Return the spec of an algorithm (see `extensions.ALGORITHM`); raises MarlRayError saying what is expected."""
     if algorithm in SPECS:
         return SPECS[algorithm]
     target = ALGORITHM.load(algorithm)

@@ -60,7 +60,7 @@ ENGINES = {
 
 
 def engine_spec(engine: str) -> EngineSpec:
-    """The spec of an engine (see `extensions.ENGINE`). Raises MarlRayError saying what is expected."""
+    """Return the spec of an engine (see `extensions.ENGINE`). Raises MarlRayError saying what is expected."""
     if engine in ENGINES:
         return ENGINES[engine]
     # Not `getattr`: a subclass does not run in actors, or serve, as the class does that it extends.
@@ -83,7 +83,7 @@ def serving_engine(engine: str) -> str:
 
 
 def run_in_actors(team: Mapping[str, PolicyConfig]) -> int:
-    """Number of policies whose engine can run in the actors of `resources.engines`."""
+    """Return the number of policies whose engine can run in the actors of `resources.engines`."""
     models = [policy for policy in team.values() if policy.model is not None]
     return sum(engine_spec(policy.generation.engine).host is not None for policy in models)
 

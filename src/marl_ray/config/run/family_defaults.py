@@ -37,7 +37,7 @@ _RATES: dict[tuple[bool, bool], dict[str, float]] = {
 
 
 def family_defaults(model: ModelConfig | None) -> dict[str, Any]:
-    """Defaults of `hyper` for a policy with this model (None: an actor-critic) that differ from those of
+    """Return the defaults of `hyper` for a policy with this model (None: an actor-critic) that differ from those of
     `AlgorithmConfig`."""
     if model is None:
         return {}

@@ -177,5 +177,5 @@ class GivenHyper(AlgorithmConfig):
         return self  # the algorithm's own defaults are not known here
 
     def given(self) -> dict[str, Any]:
-        """The keys and values that the user gave."""
+        """Return the keys and values that the user gave."""
         return self.model_dump(exclude_unset=True)

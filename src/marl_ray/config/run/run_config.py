@@ -348,26 +348,27 @@ class RunConfig(Config):
         return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> AlgorithmConfig:
-        """Validated hyper-parameters of a policy: the defaults of its family, overridden by the algorithm's, by those
-        of the run's hyper-parameters that the algorithm reads, and by the policy's own."""
+        """Return the validated hyper-parameters of a policy: the defaults of its family, overridden by the algorithm's,
+        by those of the run's hyper-parameters that the algorithm reads, and by the policy's own."""
         spec, policy_config = self.spec_of(policy), self.team[policy]
         return spec.hyper.model_validate(
             {**family_defaults(policy_config.model), **spec.defaults, **self._given_to(policy)}
         )
 
     def _given_to(self, policy: str) -> dict[str, Any]:
-        """Hyper-parameters that the user gave and this policy's algorithm reads."""
+        """Return the hyper-parameters that the user gave and this policy's algorithm reads."""
         reads = self.spec_of(policy).reads
         given = {key: value for key, value in self.hyper.given().items() if key in reads}
         return given | self.team[policy].hyper
 
     def given(self) -> dict[str, Any]:
-        """Plain data from which an equal config is made; keys that were not given stay open, so that defaults still
-        apply."""
+        """Return plain data from which an equal config is made; keys that were not given stay open, so that defaults
+        still apply."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def resolved(self) -> dict[str, Any]:
-        """Plain data with every default written out: each policy's algorithm and the hyper-parameters that it reads."""
+        """Return plain data with every default written out: each policy's algorithm and the hyper-parameters that it
+        reads."""
         data = self.model_dump(mode="json", exclude={"hyper", "algorithm"})
         for name, policy in data["team"].items():
             policy["algorithm"] = self.algorithm_of(name)
@@ -376,7 +377,7 @@ class RunConfig(Config):
         return data
 
     def policy_of(self, agents: list[str]) -> dict[str, str]:
-        """Agent -> policy for the environment's agents; the first pattern that matches wins.
+        """Return agent -> policy for the environment's agents; the first pattern that matches wins.
 
         Raises ValueError if an agent has no policy or a policy no agent.
         """

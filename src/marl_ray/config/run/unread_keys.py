@@ -11,18 +11,18 @@ DEFAULT_ALGORITHM: str = RunConfig.model_fields["algorithm"].default
 
 
 def is_hyper(key: str) -> bool:
-    """True if a dotted key of a run config is a hyper-parameter: `hyper.NAME` or `team.POLICY.hyper.NAME`."""
+    """Return True if a dotted key of a run config is a hyper-parameter: `hyper.NAME` or `team.POLICY.hyper.NAME`."""
     return _parted(key) is not None
 
 
 def names_algorithm(key: str) -> bool:
-    """True if a dotted key of a run config can change a policy's algorithm."""
+    """Return True if a dotted key of a run config can change a policy's algorithm."""
     parts = key.split(".")
     return parts == ["algorithm"] or (parts[0] == "team" and (len(parts) < 3 or parts[2:] == ["algorithm"]))
 
 
 def is_read(key: str, data: Mapping[str, Any]) -> bool:
-    """True if an algorithm of the run config `data` reads the hyper-parameter of this dotted key.
+    """Return True if an algorithm of the run config `data` reads the hyper-parameter of this dotted key.
 
     A key of the run is read if the algorithm of one trained policy reads it; a policy's own key, if that policy's does.
     A key that is wrong for another reason (an algorithm that does not exist, a frozen policy) counts as read, so that
@@ -41,7 +41,7 @@ def is_read(key: str, data: Mapping[str, Any]) -> bool:
 
 
 def hyper_keys(data: Mapping[str, Any]) -> list[str]:
-    """The dotted keys of all hyper-parameters that the run config `data` gives."""
+    """Return the dotted keys of all hyper-parameters that the run config `data` gives."""
     return [f"{where}.{key}" for where, hyper in _groups(data) for key in hyper]
 
 
@@ -54,7 +54,7 @@ def drop_unread(data: dict[str, Any]) -> None:
 
 
 def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The run's `hyper` and each policy's, with their dotted keys."""
+    """Yield the run's `hyper` and each policy's, with their dotted keys."""
     if isinstance(data.get("hyper"), Mapping):
         yield "hyper", data["hyper"]
     team = data.get("team")
@@ -64,7 +64,8 @@ def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _parted(key: str) -> tuple[str | None, str] | None:
-    """The policy (None: the whole run) and the name of a hyper-parameter by its dotted key; None if it is none."""
+    """Return the policy (None: the whole run) and the name of a hyper-parameter by its dotted key; None if it is
+    none."""
     parts = key.split(".")
     if parts[0] == "hyper" and len(parts) > 1:
         return None, parts[1]

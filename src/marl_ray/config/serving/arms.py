@@ -23,7 +23,7 @@ Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidat
 
 
 def most(replicas: Replicas) -> int:
-    """Greatest number of replicas."""
+    """Return the greatest number of replicas."""
     return replicas if isinstance(replicas, int) else replicas[1]
 
 
@@ -36,7 +36,7 @@ class PriceConfig(Config):
     """Price of tokens that it writes."""
 
     def cost(self, prompt: int, completion: int) -> float:
-        """Price in USD of `prompt` tokens read and `completion` tokens written."""
+        """Return the price in USD of `prompt` tokens read and `completion` tokens written."""
         return (prompt * self.prompt + completion * self.completion) / 1e6
 
 

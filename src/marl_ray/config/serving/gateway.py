@@ -39,8 +39,8 @@ Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
 
 
 def counts_as(metric: str, missing: float | str | None) -> float | None:
-    """Value that a unit without a report of the metric counts with, given its `missing`; None if the unit does not
-    count."""
+    """Return the value that a unit without a report of the metric counts with, given its `missing`; None if the unit
+    does not count."""
     if missing is None:
         return 0.0 if metric in BINARY else None
     return None if isinstance(missing, str) else float(missing)
@@ -236,7 +236,7 @@ class ExperimentConfig(Config):
         return self.endpoint or self.name
 
     def range_of(self, metric: str) -> tuple[float, float] | None:
-        """(low, high) of the values that count of a metric (or `outcome`); None if nothing bounds them."""
+        """Return (low, high) of the values that count of a metric (or `outcome`); None if nothing bounds them."""
         if metric == "outcome":
             return self.bounds or self.winsorize
         return next((rail.bounds or rail.winsorize for rail in self.guardrails if rail.name == metric), None)

@@ -42,7 +42,7 @@ AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STA
 
 
 def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
-    """A run of a game in which a cut episode goes on, if the algorithm counts that."""
+    """Return a run of a game in which a cut episode goes on, if the algorithm counts that."""
     after = truth.nothing()
     if not (case.ends or whole_episodes(algorithm)):
         after = {state: (reward * rewarded, *(c * priced for c in costs)) for state, (reward, *costs) in AFTER.items()}
@@ -52,12 +52,12 @@ def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool =
 
 
 def most_steps(game_run: GameRun) -> int:
-    """Steps of the game that a batch of whole episodes has."""
+    """Return the steps of the game that a batch of whole episodes has."""
     return 1 if game_run.plays_whole_episodes and game_run.case.below else 2
 
 
 def compare(what: str, measured: float, true: float, tolerance: float) -> Difference:
-    """A difference beyond a share of the truth, in words; None if there is none."""
+    """Return a difference beyond a share of the truth, in words; None if there is none."""
     if abs(measured - true) <= tolerance * abs(true):
         return None
     times = f", {measured / true:.2f} times" if true else ""
@@ -65,7 +65,7 @@ def compare(what: str, measured: float, true: float, tolerance: float) -> Differ
 
 
 def parallel(what: str, measured: Tensor, true: Tensor, least: float = 0.9999) -> Difference:
-    """The reason why two gradients do not point the same way; None if they do."""
+    """Return the reason why two gradients do not point the same way; None if they do."""
     if not measured.norm():
         return f"{what} is zero, the true one is not"
     cosine = float(measured @ true / (measured.norm() * true.norm()))
@@ -74,7 +74,7 @@ def parallel(what: str, measured: Tensor, true: Tensor, least: float = 0.9999) -
 
 @lru_cache(maxsize=16)
 def first_update(algorithm: str, case: GridPoint) -> tuple[GameRun, dict[str, Trajectories]]:
-    """A run of a game after its first gradient step, which moved nothing, and the batch of that step."""
+    """Return a run of a game after its first gradient step, which moved nothing, and the batch of that step."""
     hyper = FIRST | (FIT if spec_of(algorithm).critic_first else {})
     game_run = begin(algorithm, case, hyper=hyper, mixed=True)
     batches = game_run.collect()

@@ -24,7 +24,7 @@ from marl_ray.conformance.algorithm.games import POLICIES, SIGNALS, STATES, Game
 
 
 def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
-    """Over its budget and without rewards, the first gradient step goes down the true gradient of J_c."""
+    """Check that over its budget and without rewards, the first gradient step goes down the true gradient of J_c."""
     game_run = begin(
         algorithm,
         case,
@@ -60,8 +60,8 @@ class _Batch(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
-    """Measurements of batches of copies that all stand at the same step, over two episodes where one outlasts the
-    horizon."""
+    """Return the measurements of batches of copies that all stand at the same step, over two episodes where one
+    outlasts the horizon."""
     game_run = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
     accounts = []
     for batch in range(4 if case.below else 1):
@@ -80,8 +80,8 @@ def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
 
 
 def budget_units(algorithm: str, case: GridPoint) -> Difference:
-    """A violation counts per decision: over the budget by D, an episode of L decisions is over by D / L in each; also in
-    batches in which no episode ends."""
+    """Check that a violation counts per decision: over the budget by D, an episode of L decisions is over by D / L in
+    each; also in batches in which no episode ends."""
     rules = GameRules(case.policies, case.agents, case.ends)
     measured = truth.expected(rules, _uniform(case), truth.nothing())[1:]
     for batch, account in enumerate(_accounts(algorithm, case)):
@@ -96,7 +96,8 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
 
 
 def old_costs(algorithm: str, case: GridPoint) -> Difference:
-    """A multiplier does not move on a J_c that it has moved on: none is new where no episode ended in a batch."""
+    """Check that a multiplier does not move on a J_c that it has moved on: none is new where no episode ended in a
+    batch."""
     for batch, account in enumerate(_accounts(algorithm, case)):
         if account.moved and not account.ended:
             return f"batch {batch + 1} ended no episode, but moved the multipliers"
@@ -104,7 +105,8 @@ def old_costs(algorithm: str, case: GridPoint) -> Difference:
 
 
 def moved_costs(algorithm: str, case: GridPoint) -> Difference:
-    """The cost that an episode is expected to have after some policies moved is what it has, to first order."""
+    """Check that the cost that an episode is expected to have after some policies moved is what it has, to first
+    order."""
     game_run, batches = first_update(algorithm, case)
     before = truth.expected(game_run.rules, game_run.uniform, game_run.after)
     factor = None
@@ -127,14 +129,14 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
 
 @lru_cache(maxsize=16)
 def _once(algorithm: str, case: GridPoint) -> GameRun:
-    """A run of a game after one gradient step that moved the policies."""
+    """Return a run of a game after one gradient step that moved the policies."""
     game_run = begin(algorithm, case, hyper=FIRST | MOVING, budgets=BUDGETS, mixed=True)
     game_run.step()
     return game_run
 
 
 def multipliers(algorithm: str, case: GridPoint) -> Difference:
-    """A multiplier moves by the J_c of the policies as they are when it moves."""
+    """Check that a multiplier moves by the J_c of the policies as they are when it moves."""
     game_run = _once(algorithm, case)
     measured = truth.expected(game_run.rules, game_run.uniform, truth.nothing())
     start = truth.expected(game_run.rules, game_run.uniform, game_run.after)
@@ -157,7 +159,8 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
 
 
 def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
-    """A multiplier that moves after every gradient step moves by the J_c that the steps before have led to."""
+    """Check that a multiplier that moves after every gradient step moves by the J_c that the steps before have led
+    to."""
     once = _once(algorithm, case)
     twice = begin(algorithm, case, hyper=FIRST | MOVING | {"epochs": 2}, budgets=BUDGETS, mixed=True)
     twice.step()
@@ -185,7 +188,7 @@ def _shift(what: str, measured: float, true: float) -> Difference:
 
 
 def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
-    """A trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
+    """Check that a trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
     excess = 6e-4
     measured = truth.expected(GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing())[1]
     game_run = begin(

@@ -57,18 +57,18 @@ class GridPoint(NamedTuple):
 
 
 def reads(algorithm: str) -> frozenset[str]:
-    """Keys of `hyper` that the algorithm reads."""
+    """Return the keys of `hyper` that the algorithm reads."""
     return spec_of(algorithm).reads
 
 
 def defaults(algorithm: str) -> AlgorithmConfig:
-    """The algorithm's default hyper-parameters."""
+    """Return the algorithm's default hyper-parameters."""
     spec = spec_of(algorithm)
     return spec.hyper.model_validate(spec.defaults)
 
 
 def whole_episodes(algorithm: str) -> bool:
-    """True if the algorithm learns from whole episodes only, so that nothing stands for what follows a cut."""
+    """Return True if the algorithm learns from whole episodes only, so that nothing stands for what follows a cut."""
     return spec_of(algorithm).episodes
 
 
@@ -191,7 +191,7 @@ class GameRun:
         write_back(learner)
 
     def _script(self, steps: int, mixed: bool) -> list[np.ndarray]:
-        """Actions (copies, all agents) by step: the copies together play every path once."""
+        """Return the actions (copies, all agents) by step: the copies together play every path once."""
         copies = np.arange(self.config.train.env_copies)
         ahead = (copies >= self.paths).astype(np.int64) if mixed else np.zeros(len(copies), np.int64)
         script = []
@@ -222,7 +222,8 @@ class GameRun:
             learner.policy.rollout_model.distribution = distribution
 
     def _ahead(self) -> dict[str, Any]:
-        """State from which a collector continues with the second half of the copies one step ahead of the first."""
+        """Return the state from which a collector continues with the second half of the copies one step ahead of the
+        first."""
         key = (self.rules, self.config.signals)
         if key not in _AHEAD:
             collector = self._collector()
@@ -233,7 +234,7 @@ class GameRun:
         return _AHEAD[key]
 
     def collect(self) -> dict[str, Trajectories]:
-        """The next batch. `costs` then holds, by policy, the costs of the episodes that ended in it."""
+        """Return the next batch. `costs` then holds, by policy, the costs of the episodes that ended in it."""
         with self._acting(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
         ended, running, _ = gather_episodes(self.config, batch, self.collector)
@@ -255,7 +256,7 @@ class GameRun:
         return self.update(self.collect())
 
     def order_of(self, iteration: int) -> list[int]:
-        """Numbers of the policies in the order in which an iteration updates them."""
+        """Return the numbers of the policies in the order in which an iteration updates them."""
         names = len(self.learners)
         sequential = spec_of(self.algorithm).order == "sequential"
         return team_order(self.config.seed, iteration, names) if sequential else list(range(names))
@@ -271,7 +272,7 @@ class GameRun:
         return self.costs[POLICIES[0]].means
 
     def tables(self) -> list[list[list[float]]]:
-        """Action probabilities of the policies, by agent, state and action."""
+        """Return the action probabilities of the policies, by agent, state and action."""
         tables = []
         for learner in self.learners:
             with torch.no_grad():
@@ -280,7 +281,7 @@ class GameRun:
         return tables
 
     def weight_gradient(self, number: int, by_logit: Sequence[Sequence[Sequence[float]]]) -> Tensor:
-        """The gradient by a policy's weights, flat, of a function whose gradient by agent, state and action is
+        """Return the gradient by a policy's weights, flat, of a function whose gradient by agent, state and action is
         `by_logit`."""
         actor = copy.deepcopy(self.learners[number].policy.rollout_model.actor).requires_grad_(True)
         logits = actor(*actor.prepare(own_rows(self.rules))).double()
@@ -291,13 +292,13 @@ class GameRun:
 
 
 def own_rows(rules: GameRules) -> Tensor:
-    """Observations that an agent of a policy may have: (STATES * agents, 2)."""
+    """Return the observations that an agent of a policy may have: (STATES * agents, 2)."""
     pairs = [(state, number) for state in range(STATES) for number in range(rules.agents)]
     return torch.tensor(pairs)
 
 
 def joint_rows(rules: GameRules) -> Tensor:
-    """Joint observations of all agents: (STATES, 2 * all agents)."""
+    """Return the joint observations of all agents: (STATES, 2 * all agents)."""
     rows = [
         [entry for _ in range(rules.policies) for k in range(rules.agents) for entry in (state, k)]
         for state in range(STATES)
@@ -335,5 +336,5 @@ def write_back(learner: Learner) -> None:
 
 
 def local(tensor: Any) -> Tensor:
-    """This worker's part of a distributed tensor; any other tensor as it is."""
+    """Return this worker's part of a distributed tensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -69,16 +69,16 @@ class GameRules:
         return [f"{policy}_{k}" for policy in POLICIES[: self.policies] for k in range(self.agents)]
 
     def decides(self, agent: int, time: int) -> bool:
-        """True if the agent has a choice at this step."""
+        """Return True if the agent has a choice at this step."""
         return agent < MOST if time == 0 else agent == 0
 
     def decisions(self, time: int) -> list[int]:
-        """Agents that have a choice at this step."""
+        """Return the agents that have a choice at this step."""
         return [agent for agent in range(self.count) if self.decides(agent, time)]
 
     @lru_cache(maxsize=4096)  # noqa: B019 - rules are few and small
     def move(self, state: int, actions: tuple[int, ...]) -> StepResult:
-        """The state, reward and costs after a step: they grow with the share of agents that play 1, and with
+        """Return the state, reward and costs after a step: they grow with the share of agents that play 1, and with
         combinations."""
         time, bit = (0, 0) if state == 0 else (1, state - 1)
         deciding = self.decisions(time)
@@ -96,7 +96,7 @@ class GameRules:
         )
 
     def paths(self, most: int = LENGTH) -> Iterator[list[GameStep]]:
-        """Every path of at most `most` steps from the start."""
+        """Yield every path of at most `most` steps from the start."""
         yield from self._onward(0, most)
 
     def _onward(self, state: int, most: int) -> Iterator[list[GameStep]]:
@@ -108,7 +108,7 @@ class GameRules:
                 yield from ([step, *tail] for tail in self._onward(step.moved.state, most))
 
     def steps(self, state: int) -> Iterator[GameStep]:
-        """Every joint move in a state."""
+        """Yield every joint move in a state."""
         deciding = self.decisions(0 if state == 0 else 1)
         for chosen in itertools.product((0, 1), repeat=len(deciding)):
             actions = [0] * self.count
@@ -174,7 +174,7 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
 
 @lru_cache(maxsize=64)
 def _observations(rules: GameRules) -> list[list[np.ndarray]]:
-    """Observations by state and agent."""
+    """Return the observations by state and agent."""
     return [[np.array([state, number % rules.agents]) for number in range(rules.count)] for state in range(STATES)]
 
 

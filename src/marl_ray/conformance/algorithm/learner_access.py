@@ -20,32 +20,32 @@ from marl_ray.trajectories import Trajectories
 
 
 def actor_gradient(learner: Learner) -> Tensor:
-    """The actor's gradient in the last gradient step, flat."""
+    """Return the actor's gradient in the last gradient step, flat."""
     return flat_gradient([*learner.policy.actor.parameters()])
 
 
 def critic_gradient(learner: Learner) -> Tensor:
-    """The critics' gradient in the last gradient step, flat."""
+    """Return the critics' gradient in the last gradient step, flat."""
     return flat_gradient([p for critic in learner.policy.critics for p in critic.parameters()])
 
 
 def gradient(learner: Learner) -> Tensor:
-    """The gradient of all weights that the last gradient step moved, flat."""
+    """Return the gradient of all weights that the last gradient step moved, flat."""
     return flat_gradient([*learner.policy.model.parameters()])
 
 
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Gradients of the parameters that have one, flat."""
+    """Return the gradients of the parameters that have one, flat."""
     return torch.cat([local(p.grad).reshape(-1).double() for p in parameters if p.grad is not None])
 
 
 def emptied(batch: Trajectories) -> Trajectories:
-    """The same batch without decisions."""
+    """Return the same batch without decisions."""
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
 def movement(learner: Learner, batch: Trajectories) -> float:
-    """The greatest change of a log-probability of the batch's actions since the batch was played."""
+    """Return the greatest change of a log-probability of the batch's actions since the batch was played."""
     with torch.no_grad():
         if batch.prompts is None:
             own = torch.where(batch.mask, batch.log_probs, 0.0)
@@ -71,13 +71,13 @@ def nudged(game_run: GameRun, number: int, direction: Tensor, size: float) -> It
 
 
 def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -> Tensor:
-    """Ratio by which the joint actions of a batch have become likelier, times the ratio `before`."""
+    """Return the ratio by which the joint actions of a batch have become likelier, times the ratio `before`."""
     change = learner.log_ratio(batch).exp()
     return change if before is None else before * change
 
 
 def moved(game_run: GameRun, number: int, batch: Trajectories, after: Tensor, before: Tensor | None) -> list[float]:
-    """Changes of an episode's costs that a policy's learner attributes to its update, by signal."""
+    """Return the changes of an episode's costs that a policy's learner attributes to its update, by signal."""
     stats = game_run.costs[POLICIES[number]]
     changes = game_run.learners[number].moved_costs(stats, batch, after, before).means
     assert stats.means is not None and changes is not None
@@ -85,19 +85,19 @@ def moved(game_run: GameRun, number: int, batch: Trajectories, after: Tensor, be
 
 
 def violations(game_run: GameRun, number: int) -> list[float]:
-    """Violations per decision as the policy's learner computes them, in units of the cost."""
+    """Return the violations per decision as the policy's learner computes them, in units of the cost."""
     budgets = game_run.learners[number].policy.budgets
     return raw_violations(budgets, game_run.costs[POLICIES[number]]) or [0.0] * len(budgets)
 
 
 def normaliser_state(learner: Learner) -> Any:
-    """The normalisers' state, by value."""
+    """Return the normalisers' state, by value."""
     state = learner.state.plain()
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])
 
 
 def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) -> bool:
-    """True if a run's config accepts these hyper-parameters with the algorithm."""
+    """Return True if a run's config accepts these hyper-parameters with the algorithm."""
     spec = spec_of(algorithm)
     try:
         RunConfig.model_validate(
@@ -121,7 +121,7 @@ def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) ->
 
 
 def unread(algorithm: str) -> dict[str, Any]:
-    """Keys of `hyper` that the algorithm does not read, each with a value that it may have."""
+    """Return the keys of `hyper` that the algorithm does not read, each with a value that it may have."""
     fields = spec_of(algorithm).hyper.model_fields
     return {
         name: 2 if field.default is None else field.default
@@ -131,7 +131,7 @@ def unread(algorithm: str) -> dict[str, Any]:
 
 
 def choices(key: str) -> tuple[Any, ...]:
-    """Possible values of a key of `hyper` that takes one of a list of names."""
+    """Return the possible values of a key of `hyper` that takes one of a list of names."""
     return get_args(AlgorithmConfig.model_fields[key].annotation)
 
 
@@ -155,24 +155,25 @@ def tilt(learner: Learner) -> None:
 
 
 def every_step(algorithm: str) -> bool:
-    """True if multipliers move after every gradient step."""
+    """Return True if multipliers move after every gradient step."""
     return algorithm_of(algorithm).every_step
 
 
 def multipliers(game_run: GameRun) -> list[Any]:
-    """The multipliers, by policy and signal, which are never changed in place; empty for algorithms without them."""
+    """Return the multipliers, by policy and signal, which are never changed in place; empty for algorithms without
+    them."""
     return [learner.state.multipliers for learner in game_run.learners]
 
 
 def fresh_multipliers(game_run: GameRun) -> list[Any]:
-    """The multipliers' first values."""
+    """Return the multipliers' first values."""
     start = algorithm_of(game_run.algorithm).multiplier
     assert start is not None
     return [[start(learner.policy.hyper, budget) for budget in game_run.budgets] for learner in game_run.learners]
 
 
 def implied_cost(old: Any, new: Any) -> float:
-    """The mean cost that moved a multiplier from `old` to `new`; NaN if no cost from 0 to 10 did."""
+    """Return the mean cost that moved a multiplier from `old` to `new`; NaN if no cost from 0 to 10 did."""
     low, high = 0.0, 10.0
     if not old.updated(low).multiplier <= new.multiplier <= old.updated(high).multiplier:
         return float("nan")
@@ -186,8 +187,8 @@ def implied_cost(old: Any, new: Any) -> float:
 
 
 def row_weight(game_run: GameRun) -> Callable[[int], float]:
-    """The weight that the loss gives to a decision of a row, as a function of the row's number of decisions: that of
-    the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss."""
+    """Return the weight that the loss gives to a decision of a row, as a function of the row's number of decisions:
+    that of the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss."""
     hyper = game_run.config.hyper_of(POLICIES[0])
     by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"
     return (lambda decisions: 1 / decisions) if by_row else (lambda decisions: 1.0)

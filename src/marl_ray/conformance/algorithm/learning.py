@@ -17,7 +17,7 @@ from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoin
 
 
 def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
-    """The first gradient step goes up the true gradient of J."""
+    """Check that the first gradient step goes up the true gradient of J."""
     game_run, _ = first_update(algorithm, case)
     true = truth.gradient(
         game_run.rules, game_run.uniform, 0, game_run.after, most_steps(game_run), learner_access.row_weight(game_run)
@@ -32,7 +32,7 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
 
 
 def no_drift(algorithm: str, case: GridPoint) -> Difference:
-    """Without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
+    """Check that without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
     hyper = DRIFT | (CERTAIN if spec_of(algorithm).critic_first else {})
     game_run = begin(
         algorithm,
@@ -55,7 +55,7 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
 
 
 def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
-    """Without rewards nothing moves a language model, though some responses end and some are cut."""
+    """Check that without rewards nothing moves a language model, though some responses end and some are cut."""
     hyper = DRIFT | {"lr": 1e-4} | (CERTAIN if spec_of(algorithm).critic_first else {})
     game_run = GameRun(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
     batches = game_run.collect()
@@ -76,7 +76,7 @@ def _still(movement: float, iteration: int) -> Difference:
 
 
 def value_clip(algorithm: str, case: GridPoint) -> Difference:
-    """Before any gradient step the value clip takes no gradient away."""
+    """Check that before any gradient step the value clip takes no gradient away."""
     game_runs = [begin(algorithm, case, hyper=FIRST | {"value_clip": clip}, mixed=True) for clip in (0.2, UNLIMITED)]
     for iteration in range(2):
         for game_run in game_runs:
@@ -90,7 +90,7 @@ def value_clip(algorithm: str, case: GridPoint) -> Difference:
 
 
 def empty_batch(algorithm: str, case: GridPoint) -> Difference:
-    """A batch without decisions moves no normaliser."""
+    """Check that a batch without decisions moves no normaliser."""
     game_run = begin(algorithm, case, hyper=FIRST)
     game_run.step()
     batches = game_run.collect()
@@ -101,7 +101,8 @@ def empty_batch(algorithm: str, case: GridPoint) -> Difference:
 
 
 def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
-    """The divergence's coefficient follows the number of sequences, however the batch is cut into minibatches."""
+    """Check that the divergence's coefficient follows the number of sequences, however the batch is cut into
+    minibatches."""
     hyper = FIRST | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
     coefficients = []
     for minibatches in (1, 2):
@@ -117,7 +118,7 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
 
 
 def micro_batches(algorithm: str, case: GridPoint) -> Difference:
-    """The division of a batch into passes changes no gradient."""
+    """Check that the division of a batch into passes changes no gradient."""
     hyper = FIRST | {"multiplier_init": 1.0}
     undivided, cut = (
         begin(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
@@ -133,7 +134,7 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
 
 
 def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
-    """The gradient of J is right where episodes differ in length, or the config refuses the aggregation."""
+    """Check that the gradient of J is right where episodes differ in length, or the config refuses the aggregation."""
     default = defaults(algorithm)
     levels = learner_access.choices("ratio_level") if "ratio_level" in reads(algorithm) else (default.ratio_level,)
     for level in levels:
@@ -161,7 +162,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
 
 
 def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
-    """`entropy_coef` makes the policy more random where nothing is earned."""
+    """Check that `entropy_coef` makes the policy more random where nothing is earned."""
     hyper = DRIFT | {"entropy_coef": 1.0}
     game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
     for learner in game_run.learners:
@@ -175,8 +176,8 @@ def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
 
 
 def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
-    """`kl_coef` in the loss pulls the policy to the reference where nothing is earned, by every estimator that is
-    taken."""
+    """Check that `kl_coef` in the loss pulls the policy to the reference where nothing is earned, by every estimator
+    that is taken."""
     for estimator in learner_access.choices("kl_estimator"):
         own = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
         if not learner_access.accepted(algorithm, own):
@@ -196,7 +197,8 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
 
 
 def refusals(algorithm: str, case: GridPoint) -> Difference:
-    """A config refuses hyper-parameters that the algorithm does not read, and lengths of rows that have none."""
+    """Check that a config refuses hyper-parameters that the algorithm does not read, and lengths of rows that have
+    none."""
     if not learner_access.accepted(algorithm, {}):
         return "no config takes the algorithm"
     accepted_keys = [

@@ -45,11 +45,11 @@ class Property(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The property in one sentence."""
-        return " ".join((self.check.__doc__ or "").split())
+        """The property in one sentence, which the docstring of the check says after `Check that`."""
+        return " ".join((self.check.__doc__ or "").split()).removeprefix("Check that ")
 
     def differs(self, algorithm: str) -> Difference:
-        """The first case that differs, and by how much; None if none does."""
+        """Return the first case that differs, and by how much; None if none does."""
         for case in self.cases:
             difference = self.check(algorithm, case)
             if difference:

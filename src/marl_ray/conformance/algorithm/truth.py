@@ -18,23 +18,23 @@ KINDS = 1 + SIGNALS
 
 
 def nothing() -> After:
-    """Rewards and costs of zero after every state."""
+    """Return the rewards and costs of zero after every state."""
     return dict.fromkeys(range(STATES), (0.0,) * KINDS)
 
 
 def ended(rules: GameRules, path: Sequence[GameStep]) -> bool:
-    """True if a path ends by the rules, so that nothing follows."""
+    """Return True if a path ends by the rules, so that nothing follows."""
     last = path[-1]
     return last.moved.over and (rules.ends or last.state == 0)
 
 
 def time_of(state: int) -> int:
-    """Number of steps before a state."""
+    """Return the number of steps before a state."""
     return (state + 1) // 2
 
 
 def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> float:
-    """Probability of a path; forced moves are certain."""
+    """Return the probability of a path; forced moves are certain."""
     product = 1.0
     for step in path:
         for agent in rules.decisions(time_of(step.state)):
@@ -43,7 +43,7 @@ def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> f
 
 
 def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
-    """Undiscounted sums of reward and costs along a path."""
+    """Return the undiscounted sums of reward and costs along a path."""
     sums = [0.0 if ended(rules, path) else after[path[-1].moved.state][k] for k in range(KINDS)]
     for step in path:
         for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
@@ -52,7 +52,7 @@ def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
 
 
 def expected(rules: GameRules, tables: Tables, after: After, most: int = LENGTH) -> Triple:
-    """J and J_c from the start over at most `most` steps."""
+    """Return J and J_c from the start over at most `most` steps."""
     sums = [0.0] * KINDS
     for path in rules.paths(most):
         p, amounts = probability(rules, tables, path), worth(rules, path, after)
@@ -61,7 +61,7 @@ def expected(rules: GameRules, tables: Tables, after: After, most: int = LENGTH)
 
 
 def values(rules: GameRules, tables: Tables, after: After) -> After:
-    """Exact critics: state -> reward and costs that follow it."""
+    """Return the exact critics: state -> reward and costs that follow it."""
     values_of = {state: list(after[state]) for state in range(STATES)}
     for state in reversed(range(2 * LENGTH - 1)):
         sums = [0.0] * KINDS
@@ -82,7 +82,7 @@ def gradient(
     most: int = LENGTH,
     weight: Callable[[int], float] = lambda decisions: 1.0,
 ) -> list[list[Triple]]:
-    """dJ / d logit by agent, state and action, of softmax policies: sum over paths of p (R - J) grad log p.
+    """Return dJ / d logit by agent, state and action, of softmax policies: sum over paths of p (R - J) grad log p.
 
     `weight` is the weight that an algorithm gives to a decision of an agent that decided so often on the path. With a
     weight the subtracted J matters, and it is the mean that algorithms subtract.
@@ -101,7 +101,7 @@ def gradient(
 
 
 def decisions(rules: GameRules, tables: Tables, policy: int) -> float:
-    """Mean number of decisions that one policy makes in an episode."""
+    """Return the mean number of decisions that one policy makes in an episode."""
     members = range(policy * rules.agents, (policy + 1) * rules.agents)
     total = 0.0
     for path in rules.paths():
@@ -111,7 +111,8 @@ def decisions(rules: GameRules, tables: Tables, policy: int) -> float:
 
 
 def divergence_gradient(rules: GameRules, tables: Tables, reference: Tables) -> list[list[Triple]]:
-    """d / d logit of the mean KL(policy || reference) of the decisions along the paths, states as visited now."""
+    """Return d / d logit of the mean KL(policy || reference) of the decisions along the paths, states as visited
+    now."""
     result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
     for path in rules.paths():
         p = probability(rules, tables, path)

@@ -36,7 +36,7 @@ def tell(each: CheckedProperty) -> CheckedProperty:
 
 
 def loaded(point: ExtensionPoint, name: str) -> Any:
-    """The object that a name stands for. Raises MarlRayError that begins with the kind."""
+    """Return the object that a name stands for. Raises MarlRayError that begins with the kind."""
     try:
         return point.load(name)
     except MarlRayError as error:

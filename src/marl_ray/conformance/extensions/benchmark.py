@@ -82,7 +82,7 @@ def _empty(chosen: Benchmark, problems: Sequence[Problem]) -> str | None:
 
 
 def _passed(chosen: Benchmark, samples: Sequence[Sample]) -> set[str]:
-    """Ids of the problems whose sample passes in every mode."""
+    """Return the ids of the problems whose sample passes in every mode."""
     jobs = [ScoringJob("sample", sample, chosen.modes, chosen.timeout_s) for sample in samples]
     workers = len(os.sched_getaffinity(0))
     packages = frozenset[str]().union(*(sample.problem.packages for sample in samples))

@@ -42,7 +42,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
 
 
 def first_fault(config: EnvConfig) -> CheckedProperty | None:
-    """The first property that fails within a few steps of one episode; None if none does.
+    """Return the first property that fails within a few steps of one episode; None if none does.
 
     An environment of texts is not played, because its rewards may cost money.
     """
@@ -54,13 +54,13 @@ def first_fault(config: EnvConfig) -> CheckedProperty | None:
 
 
 def _standing(env: Any) -> Iterator[CheckedProperty]:
-    """The properties that need no step."""
+    """Yield the properties that need no step."""
     yield checked("agents", "possible_agents lists every agent once", lambda: _agents(env))
     yield checked("spaces", "an agent's spaces stay the same, and policies support them", lambda: _spaces(env))
 
 
 def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[CheckedProperty]:
-    """The properties of `count` episodes of at most `most` steps."""
+    """Yield the properties of `count` episodes of at most `most` steps."""
     episodes: list[list[SeenStep]] = []
 
     def play() -> str | None:
@@ -244,7 +244,7 @@ def _difference(own: EnvBatch, loop: EnvLoop, most: int) -> str | None:
 
 
 def _drawn_actions(loop: EnvLoop, rng: np.random.Generator) -> list[np.ndarray]:
-    """Per group (COPIES, agents of the group, *action shape), drawn from the actions that are possible."""
+    """Return (COPIES, agents of the group, *action shape) per group, drawn from the actions that are possible."""
     actions = []
     for group, masks in zip(loop.groups, loop.action_masks, strict=True):
         space = loop.envs[0].action_space(group[0])
@@ -265,7 +265,7 @@ def _same(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def _misfit(observation: Any, space: Any) -> str:
-    """The space, and the kind or shape of an array that does not fit it, which its numbers do not show."""
+    """Return the space, and the kind or shape of an array that does not fit it, which its numbers do not show."""
     if isinstance(observation, np.ndarray) and space.shape is not None:
         if not np.can_cast(observation.dtype, space.dtype):
             return f"{space}: its dtype is {observation.dtype}, expected {space.dtype}"

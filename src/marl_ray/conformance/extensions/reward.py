@@ -59,7 +59,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
 
 
 def _paid(reward: NamedReward, task: Any, answers: Sequence[str]) -> list[float]:
-    """The values of answers, of which the first is right."""
+    """Return the values of answers, of which the first is right."""
     right = dict.fromkeys(METRICS, 1.0)
     wrong = dict.fromkeys(METRICS, 0.0)
     return [

@@ -44,7 +44,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
 
 
 def _result(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    """The text that an agent reads. Raises ValueError where the tool does what it should not."""
+    """Return the text that an agent reads. Raises ValueError where the tool does what it should not."""
     try:
         return tool.call(arguments, time.monotonic() + DEADLINE_S)
     except ToolError as error:
@@ -88,7 +88,7 @@ def _threads(tool: Tool, calls: Sequence[Mapping[str, Any]], results: Sequence[s
 
 
 def _arguments(schema: Mapping[str, Any], variant: int) -> dict[str, Any]:
-    """Arguments that fit a tool's schema; the first variant leaves out those that may be."""
+    """Return the arguments that fit a tool's schema; the first variant leaves out those that may be."""
     definitions, required = schema.get("$defs", {}), schema.get("required", ())
     return {
         name: _value(part, definitions, variant)
@@ -98,7 +98,7 @@ def _arguments(schema: Mapping[str, Any], variant: int) -> dict[str, Any]:
 
 
 def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], variant: int) -> Any:
-    """A value that fits a JSON schema as pydantic writes them for type hints."""
+    """Return a value that fits a JSON schema as pydantic writes them for type hints."""
     if "$ref" in schema:
         return _value(definitions[schema["$ref"].rpartition("/")[2]], definitions, variant)
     if "const" in schema:

@@ -112,8 +112,8 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         return *result, self._infos(costs)
 
     def batch(self, copies: int, groups: Sequence[Sequence[str]], signals: int) -> ArrayBatch | None:
-        """Copies that compiled functions step together, equal to this environment step for step; None if it is to report
-        more than one cost."""
+        """Return the copies that compiled functions step together, equal to this environment step for step; None if it
+        is to report more than one cost."""
         if signals != 1:
             return None
         from marl_ray.envs.budget.dag_batch import Budget, allow, look, play  # loads numba
@@ -127,7 +127,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         return ArrayBatch(self, copies, groups, signals, begin, play, look, allow, (budget,))
 
     def _worker(self) -> str | None:
-        """The agent whose turn it is; none after the last sub-task."""
+        """Return the agent whose turn it is; none after the last sub-task."""
         return self.possible_agents[self._task % len(self.possible_agents)] if self._task < TASKS else None
 
     def _share_left(self, spent: int) -> float:
@@ -146,7 +146,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         return rows
 
     def _infos(self, costs: dict[str, float]) -> dict[str, dict[str, Any]]:
-        """Infos of all agents; every array is the receiver's own."""
+        """Return the infos of all agents; every array is the receiver's own."""
         worker = self._worker()
         rest = (TASKS - self._task - 1) * _LEAST
         infos: dict[str, dict[str, Any]] = {}
@@ -162,7 +162,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
 
 
 def best_expected_reward(budget: float) -> float:
-    """The greatest expected reward of any policy, mixed ones included, whose mean cost is at most `budget`.
+    """Return the greatest expected reward of any policy, mixed ones included, whose mean cost is at most `budget`.
 
     The linear programme max sum x_e p_e, sum x_e c_e <= budget, sum x_e = 8, x >= 0 by its dual
     min over l >= 0 of l budget + 8 max_e (p_e - l c_e), which is piecewise linear with its kinks at slopes between efforts.
@@ -178,7 +178,8 @@ def best_expected_reward(budget: float) -> float:
 
 
 def best_capped_reward(limit: float) -> float:
-    """The greatest expected reward of any policy none of whose episodes costs more than `limit`, by dynamic programming.
+    """Return the greatest expected reward of any policy none of whose episodes costs more than `limit`, by dynamic
+    programming.
 
     State: sub-tasks left and budget left. Raises MarlRayError if even the cheapest plan costs more.
     """
@@ -197,7 +198,8 @@ def best_capped_reward(limit: float) -> float:
 
 
 def best_constant_reward(budget: float) -> float:
-    """The greatest expected reward of policies with the same effort for every sub-task, at a cost of at most `budget`.
+    """Return the greatest expected reward of policies with the same effort for every sub-task, at a cost of at most
+    `budget`.
 
     What a constraint algorithm must beat to show that it spends a budget. Raises MarlRayError if even the cheapest plan
     costs more.

@@ -88,14 +88,14 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         return action if self._allowed[agent][int(action) - start] else start + self._cheapest[agent]
 
     def _cost(self, agent: str, cost: Any) -> np.ndarray:
-        """(limited signals,) of a reported cost."""
+        """Return (limited signals,) of a reported cost."""
         row = np.asarray(cost, np.float64).reshape(-1)
         if row.size != self._count:
             raise MarlRayError(f"constraints: {self._count} limits, but the cost of {agent} has {row.size} signals")
         return row[self._signals]
 
     def _mask(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """The infos with the masks of the living agents narrowed to affordable actions."""
+        """Return the infos with the masks of the living agents narrowed to affordable actions."""
         needs = {a: self._need(a, infos[a]) for a in self.env.agents if "next_costs" in infos[a]}
         needs = {agent: need for agent, need in needs.items() if np.isfinite(need).any()}  # others cannot act
         masks, cheapest = affordable(list(needs.values()), self._limits - self._spent, self._limits, self._time)
@@ -106,7 +106,8 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         }
 
     def _need(self, agent: str, info: dict[str, Any]) -> np.ndarray:
-        """(actions, limited signals): cost of each action and of those that must follow; infinite where it is masked out."""
+        """Return (actions, limited signals): cost of each action and of those that must follow; infinite where it is
+        masked out."""
         space = self.env.action_space(agent)
         if not isinstance(space, spaces.Discrete):
             kind = type(space).__name__
@@ -124,7 +125,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         return need[:, self._signals]
 
     def _observe(self, observations: dict[str, Any]) -> dict[str, Any]:
-        """Observations with the remaining shares behind."""
+        """Return the observations with the remaining shares behind."""
         left = np.divide(
             self._limits - self._spent, self._limits, out=np.zeros_like(self._limits), where=self._limits > 0
         )
@@ -144,7 +145,8 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
 def affordable(
     needs: Sequence[np.ndarray], headroom: np.ndarray, limits: np.ndarray, turn: int = 0
 ) -> tuple[list[np.ndarray], list[int]]:
-    """The actions that agents which act in the same step may choose, so that any combination of them is affordable.
+    """Return the actions that agents which act in the same step may choose, so that any combination of them is
+    affordable.
 
     `needs[i]`: (actions, S), agent i's cost of each action and what must follow, infinite for what it cannot do.
     `headroom`, `limits`: (S,), what is left and what there was at first. Returns (actions,) boolean masks, and each
@@ -174,7 +176,8 @@ def affordable(
 
 
 def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] | None:
-    """One action per agent that together fit into `room` (S,), or None if none do; the largest share taken is least.
+    """Return one action per agent that together fit into `room` (S,), or None if none do; the largest share taken is
+    least.
 
     Exact: combinations are built up agent by agent, dropping those that another is no worse than in every signal. With
     one signal a single one remains, so this is each agent's minimum; conflicting signals can keep many.
@@ -207,7 +210,8 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
 
 
 def _undominated(rows: np.ndarray) -> np.ndarray:
-    """Indices of the rows (n, S) that no other row is at most equal to in every column; the first of equal ones."""
+    """Return the indices of the rows (n, S) that no other row is at most equal to in every column; the first of equal
+    ones."""
     if rows.shape[1] == 1:
         least: np.ndarray = rows.argmin(0)
         return least
@@ -217,7 +221,7 @@ def _undominated(rows: np.ndarray) -> np.ndarray:
 
 
 def _wider(agent: str, space: spaces.Space[Any], extra: int) -> spaces.Space[Any]:
-    """The observation space with `extra` entries for remaining shares."""
+    """Return the observation space with `extra` entries for remaining shares."""
     match space:
         case spaces.Box() if len(space.shape) == 1:
             low, high = np.append(space.low, np.zeros(extra)), np.append(space.high, np.ones(extra))

@@ -89,6 +89,6 @@ def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.nd
 
 
 def _begin(seed: int) -> np.ndarray:
-    """The state that the environment's `reset(seed=seed)` draws."""
+    """Return the state that the environment's `reset(seed=seed)` draws."""
     draws, _ = seeding.np_random(seed)
     return np.append(draws.uniform(-0.05, 0.05, 4), 0.0)

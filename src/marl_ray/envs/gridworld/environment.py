@@ -143,7 +143,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         return x, y
 
     def gen_obs(self) -> np.ndarray:
-        """Row of every agent, (agents, len(nvec)) int8; the layout is `Gridworld`'s observation."""
+        """Return the row of every agent, (agents, len(nvec)) int8; the layout is `Gridworld`'s observation."""
         agent, count = self.agents[0], self.num_agents
         rows = np.empty((count, len(self.nvec)), np.int8)
         everyone, mission = np.ones((1, count), bool), np.array([self.mission_index])
@@ -222,7 +222,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     An agent that terminates leaves `agents`; its rows of that step are its last.
     """
 
-    def __init__(self, env_id: str, cost: CostConfig | None = None, **kwargs: Any):
+    def __init__(self, env_id: str, cost: CostConfig | None = None, /, **kwargs: Any):
         """`kwargs` go to the package's environment: `agents` (how many, default 1), `max_steps`, `render_mode`, ..."""
         package_class, defaults = CONFIGURATIONS[env_id]
         _check_kwargs(kwargs)
@@ -290,7 +290,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         return observations, rewards, terminated, truncated, infos
 
     def render(self) -> np.ndarray | None:
-        """(height, width, 3) uint8 picture with `render_mode: rgb_array`, else None."""
+        """Return a (height, width, 3) uint8 picture with `render_mode: rgb_array`, else None."""
         return self.world.render() if self.render_mode else None
 
     def close(self) -> None:

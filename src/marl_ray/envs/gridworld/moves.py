@@ -55,7 +55,7 @@ class Prices(NamedTuple):
 
 @numba.njit(cache=True)
 def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bool:
-    """True if only the package's objects can tell the effect of the action.
+    """Return True if only the package's objects can tell the effect of the action.
 
     Then an object is taken, dropped or toggled, an open door is entered (RedBlueDoors closes a door without saying so in
     the grid), or the number is no action at all.
@@ -80,7 +80,7 @@ def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bo
 
 @numba.njit(cache=True)
 def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, reward: float, rewards: np.ndarray) -> None:
-    """Agent i moves to the cell before it, which does not bar it, unless another agent does. A success puts `reward`
+    """Move agent i to the cell before it, which does not bar it, unless another agent does. A success puts `reward`
     into `rewards` (agents,)."""
     dx, dy = STEP[agents[i, DIR]]
     x, y = agents[i, X] + dx, agents[i, Y] + dy
@@ -106,7 +106,7 @@ def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, rewar
 def move(
     grid: np.ndarray, agents: np.ndarray, i: int, action: int, rules: WorldRules, reward: float, rewards: np.ndarray
 ) -> bool:
-    """Agent i acts. False, and nothing happens, if the action needs the package's objects."""
+    """Let agent i act. False, and nothing happens, if the action needs the package's objects."""
     if agents[i, TERMINATED]:
         return True
     if uses_object(grid, agents, i, action):
@@ -154,7 +154,7 @@ def turn(
 
 @numba.njit(cache=True)
 def price(before: np.ndarray, agents: np.ndarray, i: int, action: int, prices: Prices) -> float:
-    """Cost of agent i's action; `before` (agents, 2) are the positions before the step."""
+    """Return the cost of agent i's action; `before` (agents, 2) are the positions before the step."""
     cost = prices.action if action != DONE else 0.0
     if action == FORWARD and before[i, 0] == agents[i, X] and before[i, 1] == agents[i, Y]:
         cost += prices.collision
@@ -180,7 +180,7 @@ def play(
     terminated: np.ndarray,
     truncated: np.ndarray,
 ) -> np.ndarray:
-    """One step of the `copies` that need no objects; the others are left alone and returned as True, (copies,).
+    """Play one step of the `copies` that need no objects; the others are left alone and returned as True, (copies,).
 
     (copies, agents): `actions`; `alive`, `observed` and `ended`, which it updates; and the last four, which it writes
     (zeros before; `costs` has a last dimension of signals). `draws` (copies, BLOCK, agents) order the actions, `times`

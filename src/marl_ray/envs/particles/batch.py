@@ -39,7 +39,7 @@ def _defaults(env_id: str) -> dict[str, Any]:
 
 
 def _rules(kind: int, kwargs: dict[str, Any]) -> Rules:
-    """The constants that mpe2 builds into a world's agents and landmarks."""
+    """Return the constants that mpe2 builds into a world's agents and landmarks."""
     if kind == TAG:
         chasers, landmarks = kwargs["num_adversaries"], kwargs["num_obstacles"]
         agents = chasers + kwargs["num_good"]
@@ -70,7 +70,7 @@ def _rules(kind: int, kwargs: dict[str, Any]) -> Rules:
 
 
 def _begin(seed: int, rules: Rules) -> np.ndarray:
-    """The state that the world's `reset(seed=seed)` draws."""
+    """Return the state that the world's `reset(seed=seed)` draws."""
     draws, _ = seeding.np_random(seed)
     goals = [int(draws.integers(rules.landmarks)) for _ in range(rules.agents)] if rules.kind == REFERENCE else []
     agents, edge = rules.agents, 0.9 if rules.kind == TAG else 1.0

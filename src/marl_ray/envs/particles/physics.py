@@ -45,7 +45,7 @@ class Rules(NamedTuple):
 
 @numba.njit(cache=True, nogil=True)
 def parts(state: np.ndarray, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Views of a state: positions, velocities, words, goals."""
+    """Return the views of a state: positions, velocities, words, goals."""
     entities, a, b = rules.agents + rules.landmarks, 0, 0
     b = 2 * entities
     places = state[:b].reshape(entities, 2)
@@ -58,13 +58,13 @@ def parts(state: np.ndarray, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.n
 
 @numba.njit(cache=True, nogil=True)
 def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """The distance of two places, (2,) each."""
+    """Return the distance of two places, (2,) each."""
     return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2)
 
 
 @numba.njit(cache=True, nogil=True)
 def touch(places: np.ndarray, i: int, j: int, rules: Rules) -> bool:
-    """True if the entities `i` and `j` overlap; `places` is (entities, 2)."""
+    """Return True if the entities `i` and `j` overlap; `places` is (entities, 2)."""
     near: bool = distance(places[i], places[j]) < rules.sizes[i] + rules.sizes[j]
     return near
 
@@ -103,7 +103,7 @@ def move(places: np.ndarray, velocities: np.ndarray, actions: np.ndarray, rules:
 
 @numba.njit(cache=True, nogil=True)
 def nearest(places: np.ndarray, landmark: int, rules: Rules) -> float:
-    """Distance of a landmark from the agent that is nearest to it."""
+    """Return the distance of a landmark from the agent that is nearest to it."""
     least = np.inf
     for i in range(rules.agents):
         least = min(least, distance(places[i], places[rules.agents + landmark]))
@@ -112,7 +112,7 @@ def nearest(places: np.ndarray, landmark: int, rules: Rules) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def own_reward(i: int, places: np.ndarray, goals: np.ndarray, rules: Rules) -> float:
-    """The reward of agent i alone."""
+    """Return the reward of agent i alone."""
     reward = 0.0
     if rules.kind == SPREAD:
         for j in range(rules.agents):
@@ -140,7 +140,7 @@ def own_reward(i: int, places: np.ndarray, goals: np.ndarray, rules: Rules) -> f
 
 @numba.njit(cache=True, nogil=True)
 def common_reward(places: np.ndarray, goals: np.ndarray, rules: Rules) -> float:
-    """The reward that all agents share."""
+    """Return the reward that all agents share."""
     reward = 0.0
     if rules.kind == SPREAD:
         for landmark in range(rules.landmarks):
@@ -154,7 +154,7 @@ def common_reward(places: np.ndarray, goals: np.ndarray, rules: Rules) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def succeeded(places: np.ndarray, rules: Rules) -> bool:
-    """True if every landmark is covered, or every prey is caught."""
+    """Return True if every landmark is covered, or every prey is caught."""
     if rules.kind == SPREAD:
         far = 0
         for landmark in range(rules.landmarks):

@@ -112,7 +112,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         self._random = np.random.default_rng()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The episode as it stands, to be played on beside this one."""
+        """Return the episode as it stands, to be played on beside this one."""
         twin = copy.copy(self)
         memo[id(self)] = twin
         for name in self.fixed:
@@ -126,7 +126,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
 
     @abstractmethod
     def act(self, agent: str, text: str) -> None:
-        """The agent answered: `earn`, `spend`, then `ask` the next agent or `finish`."""
+        """Take the agent's answer: `earn`, `spend`, then `ask` the next agent or `finish`."""
 
     @property
     def tasks(self) -> int:
@@ -139,11 +139,11 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         return len(self.test)
 
     def level(self, index: int) -> float:
-        """Difficulty of the training task that `reset(options={"index": index})` begins."""
+        """Return the difficulty of the training task that `reset(options={"index": index})` begins."""
         return float(self.task_at(index, "train").level)
 
     def task_at(self, index: int, split: str) -> Any:
-        """The task that `reset(options={"index": index, "split": split})` begins."""
+        """Return the task that `reset(options={"index": index, "split": split})` begins."""
         if split not in ("train", "test"):
             raise MarlRayError(f"split={split!r}, expected 'train' or 'test'")
         tasks = self.train if split == "train" else self.test
@@ -184,7 +184,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         self._report_costs()
 
     def step(self, action: str | None) -> None:
-        """The answer of the agent whose turn it is; None from one whose episode is over."""
+        """Take the answer of the agent whose turn it is; None from one whose episode is over."""
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -200,7 +200,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         self._accumulate_rewards()
 
     def observe(self, agent: str) -> str:
-        """The prompt that the agent was last given in this episode; empty before the first."""
+        """Return the prompt that the agent was last given in this episode; empty before the first."""
         return self._prompts[agent]
 
     def ask(self, agent: str, prompt: str) -> None:
@@ -213,7 +213,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
             self.rewards[name] += reward
 
     def pay(self, answer: str, metrics: dict[str, float]) -> dict[str, float]:
-        """Each agent earns what `reward` pays for the answer to the prompt that the acting agent read.
+        """Pay each agent what `reward` pays for the answer to the prompt that the acting agent read.
 
         `metrics` are the environment's own; returns them with those of the reward, for `finish`.
         """
@@ -272,7 +272,7 @@ def _shuffle(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def is_held_out(prompt: str, share: float) -> bool:
-    """True if a task belongs to the held-out share, by a hash of its prompt alone.
+    """Return True if a task belongs to the held-out share, by a hash of its prompt alone.
 
     The answer is the same in every run, and a task that stands twice in the data never stands on both sides.
     """
@@ -281,7 +281,7 @@ def is_held_out(prompt: str, share: float) -> bool:
 
 
 def split_tasks(tasks: Sequence[T], held_out: float) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Training and held-out tasks; about the share `held_out` is held out."""
+    """Return the training and held-out tasks; about the share `held_out` is held out."""
     sides = tuple(is_held_out(task.prompt, held_out) for task in tasks)
     train = tuple(task for task, test in zip(tasks, sides, strict=True) if not test)
     return train, tuple(task for task, test in zip(tasks, sides, strict=True) if test)
@@ -294,7 +294,8 @@ def find_tasks(
     read: Callable[[str], tuple[T, ...]],
     make: Callable[[str], tuple[T, ...]],
 ) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Training and held-out tasks of an environment: read from files, or made for a split where no file is given.
+    """Return the training and held-out tasks of an environment: read from files, or made for a split where no file is
+    given.
 
     Of `data` the share `held_out` is held out, unless `test_data` is what is held out.
     Raises ValueError for arguments that make no sense, MarlRayError as `read` does.
@@ -314,7 +315,7 @@ def find_tasks(
 
 
 def check_template(name: str, template: str, fields: Sequence[str]) -> str:
-    """The template, if `str.format` can fill it with these fields. ValueError naming it otherwise."""
+    """Return the template, if `str.format` can fill it with these fields. ValueError naming it otherwise."""
     try:
         template.format(**dict.fromkeys(fields, ""))
     except (KeyError, IndexError, ValueError, AttributeError) as error:

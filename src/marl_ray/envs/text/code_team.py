@@ -116,7 +116,7 @@ class CodeTeam(TextEnv):
             self.ask(GENERATOR, self._filled(self.repair_prompt))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """All turns of `count` episodes of the training tasks in the order that `seed` gives, played by experts.
+        """Return all turns of `count` episodes of the training tasks in the order that `seed` gives, played by experts.
 
         The generator writes the reference. In the share `mistakes` where there are turns to repair it, the reference with
         one token changed, so that a public test fails, goes on in its place; the reviewer says which; the generator repairs
@@ -149,7 +149,7 @@ class CodeTeam(TextEnv):
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env.checked.report})")
 
     def _played(self, mistake: Mutant | None) -> list[Demonstration]:
-        """The experts' turns in the episode that has begun."""
+        """Return the experts' turns in the episode that has begun."""
         demonstrations: list[Demonstration] = []
         while not self.terminations[GENERATOR]:
             agent = self.agent_selection
@@ -172,7 +172,7 @@ class CodeTeam(TextEnv):
         return check(shared_pool(), program, self.task.code, self.limits)
 
     def _program(self, text: str) -> str:
-        """The program in a response; empty if there is none."""
+        """Return the program in a response; empty if there is none."""
         return text if self.answer == "program" else extract(text, self.task.code.entry_point) or ""
 
     def _end(self) -> None:

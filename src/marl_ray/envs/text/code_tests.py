@@ -79,7 +79,7 @@ def _run_stdio(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, l
 
 
 def shown(test: Test) -> str:
-    """A public test, for a prompt."""
+    """Return a public test, for a prompt."""
     if isinstance(test, CallTest):
         return test.source
     return f"{test.stdin.decode(errors='replace').strip()} -> {test.stdout.decode(errors='replace').strip()}"
@@ -120,7 +120,8 @@ def _judge(
 
 @lru_cache(maxsize=1024)
 def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
-    """The program of the judge: it runs every test by itself, then raises its report as the text of an AssertionError.
+    """Return the program of the judge: it runs every test by itself, then raises its report as the text of an
+    AssertionError.
 
     All that the report shows is known before the first hidden test: afterwards the program has seen their inputs, and
     could return them. Its random numbers depend on the tests and not on this process.
@@ -153,7 +154,8 @@ _main({public!r}, {hidden!r}, {calls!r})
 
 
 def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
-    """Public and hidden tests that passed, the first public one that did not or -1, its error, and the value it got."""
+    """Return the public and hidden tests that passed, the first public one that did not or -1, its error, and the value
+    it got."""
     if judged.verdict != "fail:wrong" or not judged.message.startswith(_MARK):
         return None
     public, hidden, failed, error, value = json.loads(judged.message.removeprefix(_MARK))
@@ -170,7 +172,7 @@ def _failure(source: str, error: str, value: str) -> str:
 
 @lru_cache(maxsize=4096)
 def equality(source: str) -> tuple[str, str]:
-    """Both sides of a test that is one `assert A == B`; empty for others."""
+    """Return both sides of a test that is one `assert A == B`; empty for others."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -103,7 +103,7 @@ class React(TextEnv):
         self.finish(right, self.pay(answer, {name: float(value) for name, value in counts.items()}))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """Every turn of an expert in `count` episodes, tasks in the order that `seed` gives.
+        """Return every turn of an expert in `count` episodes, tasks in the order that `seed` gives.
 
         In the made-up country the expert knows which calls lead to the answer, and makes them. For tasks of a file it
         thinks the task's solution, where there is one, and gives the answer: that teaches the format, not the tools.
@@ -139,7 +139,8 @@ class React(TextEnv):
         return transcript(self.head, task.prompt, past, self.prompt_limit, f"({left} left)\n")
 
     def _kinds(self, tools: Any, kinds: Sequence[str] | None) -> tuple[str, ...]:
-        """Kinds of made-up questions that are asked. ValueError where the tools or the limits do not suffice."""
+        """Return the kinds of made-up questions that are asked. ValueError where the tools or the limits do not
+        suffice."""
         unknown = [kind for kind in kinds or () if kind not in KINDS]
         if unknown:
             raise ValueError(f"kinds: {unknown[0]!r}, expected some of {', '.join(KINDS)}")
@@ -177,5 +178,5 @@ def _plan(task: Any) -> tuple[QuestionStep, ...]:
 
 
 def _written(step: QuestionStep) -> str:
-    """A step as `parse` reads it."""
+    """Return a step as `parse` reads it."""
     return f"Thought: {step.thought}\nAction: {step.tool}\nInput: {json.dumps(step.arguments)}"

@@ -24,7 +24,7 @@ class FileRow(NamedTuple):
 
 
 def read_bytes(uri: str) -> bytes:
-    """A local file, or one of a file system that pyarrow knows (`s3://bucket/key`)."""
+    """Read a local file, or one of a file system that pyarrow knows (`s3://bucket/key`)."""
     try:
         if "://" not in uri:
             return Path(uri).expanduser().read_bytes()
@@ -36,7 +36,7 @@ def read_bytes(uri: str) -> bytes:
 
 
 def rows(name: str, data: bytes) -> Iterator[FileRow]:
-    """Records of a .jsonl, .json (an array) or .parquet file, each perhaps in gzip.
+    """Yield the records of a .jsonl, .json (an array) or .parquet file, each perhaps in gzip.
 
     Raises MarlRayError naming the file and the line (or the element) that is not JSON or not UTF-8.
     """
@@ -79,7 +79,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def read_record(model: type[R], row: FileRow) -> R:
-    """A checked record. Raises MarlRayError naming file, line and field."""
+    """Return a checked record. Raises MarlRayError naming file, line and field."""
     try:
         return model.model_validate(row.values)
     except ValidationError as error:

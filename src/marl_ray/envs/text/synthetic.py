@@ -29,7 +29,7 @@ _VAIN = 2000
 
 @lru_cache(maxsize=8)
 def arithmetic(count: int, levels: tuple[int, ...], split: str, seed: int = 0) -> tuple[MathTask, ...]:
-    """At most `count` sums such as `12+7=`, the levels in equal parts; of held-out ones at most 256.
+    """Return at most `count` sums such as `12+7=`, the levels in equal parts; of held-out ones at most 256.
 
     Levels: 1 one digit, + and -; 2 two digits; 3 products of one digit and of one by two digits; 4 three terms of one or
     two digits; 5 three digits. Fewer tasks where a level has no more. ValueError for a level that is none of these.
@@ -42,7 +42,7 @@ def arithmetic(count: int, levels: tuple[int, ...], split: str, seed: int = 0) -
 
 @lru_cache(maxsize=8)
 def programs(count: int, levels: tuple[int, ...], split: str, seed: int = 0) -> tuple[ProgramTask, ...]:
-    """At most `count` functions `f` to write, the levels in equal parts; of held-out ones at most 256.
+    """Return at most `count` functions `f` to write, the levels in equal parts; of held-out ones at most 256.
 
     Levels: 1 one constant; 2 two constants, or an operation on lists; 3 strings and three constants; 4 two operations on
     numbers, one after the other. ValueError for a level that is none of these.
@@ -61,7 +61,8 @@ def _distinct(
     draw: Callable[[random.Random, int], tuple[Any, ...]],
     hardest: int,
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Level and draw, the first part of which is the prompt; no prompt comes twice, and all are of one split."""
+    """Yield the level and draw, the first part of which is the prompt; no prompt comes twice, and all are of one
+    split."""
     if count < 1:
         raise ValueError(f"count={count}, expected 1 or more")
     wrong = [level for level in levels if level not in range(1, hardest + 1)]
@@ -80,7 +81,7 @@ def _distinct(
 
 
 def _sum(source: random.Random, level: int) -> tuple[str, int]:
-    """A prompt and its answer."""
+    """Return a prompt and its answer."""
     a, b, c = (source.randrange(10) for _ in range(3))
     sign = source.choice("+-")
     if level == 2:
@@ -199,7 +200,7 @@ _VARIETY = 5
 
 
 def _function(source: random.Random, level: int) -> tuple[str, str, str]:
-    """A prompt, the kind of its argument and the expression."""
+    """Return a prompt, the kind of its argument and the expression."""
     while level == 4:
         first, second = source.choice(_NUMBERS), source.choice(STEPS)
         text, inner = _filled(source, first)
@@ -214,7 +215,7 @@ def _function(source: random.Random, level: int) -> tuple[str, str, str]:
 
 
 def _filled(source: random.Random, family: TaskFamily) -> tuple[str, str]:
-    """Text and code with constants. Positions in sequences are small, for the sequences are short."""
+    """Return text and code with constants. Positions in sequences are small, for the sequences are short."""
     most = 20 if family.kind in "np" else 6
     names = [name for name in "ABC" if re.search(rf"\b{name}\b", family.text)]
     values = dict(zip(names, source.sample(range(2, most), len(names)), strict=True))
@@ -249,7 +250,7 @@ class MadeProgram:
 
 @lru_cache(maxsize=4096)
 def _code(prompt: str, kind: str, body: str) -> CodeTask:
-    """The tests, which depend on nothing but the task.
+    """Return the tests, which depend on nothing but the task.
 
     Tests are chosen so that as many one-token mutants of the reference as can be fail one: first the hidden tests, then,
     among other inputs, the public ones. The code that runs here is made of the table above.
@@ -281,7 +282,7 @@ def _written(kind: str, body: str) -> str:
 
 
 def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
-    """At most `count` inputs that together catch many mutants; greedy, ties by order."""
+    """Return at most `count` inputs that together catch many mutants; greedy, ties by order."""
     chosen: list[int] = []
     left = set[int]().union(*caught.values())
     while len(chosen) < min(count, len(caught)):
@@ -292,8 +293,8 @@ def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
 
 
 def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]]:
-    """Distinct arguments, those near the constants of the code among them, in a drawn order; more of them where many have
-    no result, as short lists have no sixth item."""
+    """Return the distinct arguments, those near the constants of the code among them, in a drawn order; more of them
+    where many have no result, as short lists have no sixth item."""
     constants = [int(digits) for digits in re.findall(r"\d+", body)]
     near = [constant + step for constant in constants for step in (0, -1, 1)]
 
@@ -323,7 +324,7 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
 
 
 def _result(code: str, given: tuple[Any, ...]) -> str | type[Exception]:
-    """The function's result as Python source, or the type of the exception that it raises."""
+    """Return the function's result as Python source, or the type of the exception that it raises."""
     try:
         return repr(_function_of(code)(*given))
     except Exception as error:
@@ -363,7 +364,8 @@ _SWAPPED = {
 
 
 def mutants(code: str) -> list[Mutant]:
-    """Programs with one whole number, one operator or one string of a letter changed. Empty if the code is not Python."""
+    """Return the programs with one whole number, one operator or one string of a letter changed. Empty if the code is
+    not Python."""
     starts = [0]
     for line in code.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

@@ -120,7 +120,7 @@ def read_code(path: str) -> tuple[ProgramTask, ...]:
 
 
 def code_task(record: CodeRecord, where: str) -> CodeTask:
-    """The tests of a record. Raises MarlRayError where it is neither of its two kinds."""
+    """Return the tests of a record. Raises MarlRayError where it is neither of its two kinds."""
     if bool(record.tests) == bool(record.cases):
         raise MarlRayError(f"{where}: expected either tests or cases")
     if bool(record.entry_point) != bool(record.tests):
@@ -145,7 +145,7 @@ def _stdio(cases: Iterable[InputOutput]) -> tuple[StdioTest, ...]:
 def _unique(
     path: str, rows: Iterable[FileRow], model: type[R], make: Callable[[str, R, str], Made]
 ) -> tuple[Made, ...]:
-    """A task of every row; one without an id is called by its number."""
+    """Return a task of every row; one without an id is called by its number."""
     tasks: dict[str, Made] = {}
     seen: dict[str, str] = {}
     for row in rows:
@@ -161,7 +161,7 @@ def _unique(
 
 
 def _without_nulls(row: FileRow) -> FileRow:
-    """A column of a Parquet file has a value in every row: null where a record does not have the field."""
+    """Drop nulls: a column of a Parquet file has a value in every row, null where a record does not have the field."""
     if not isinstance(row.values, dict):
         return row
     return FileRow(row.where, {key: value for key, value in row.values.items() if value is not None})

@@ -41,17 +41,18 @@ class PageRow:
 
 
 def row_size(slots: int) -> int:
-    """Numbers of a row with so many elements."""
+    """Return how many numbers the row of a page with so many elements has."""
     return slots * _FEATURES + _WORDS + 2
 
 
 def action_count(slots: int) -> int:
-    """Clicks on elements, then phrases typed into elements, then `NOTHING`."""
+    """Return the number of actions: clicks on elements, then phrases typed into elements, then `NOTHING`."""
     return slots * (1 + PHRASES) + 1
 
 
 def page_row(intent: str, view: PageView, slots: int, left: float, clicked: Collection[int] = ()) -> PageRow:
-    """The first `slots` elements: those that are no plain text first, then by how well their names match the task.
+    """Return the first `slots` elements: those that are no plain text first, then by how well their names match the
+    task.
 
     left: share of the episode's steps that is left. clicked: ids of elements that the agent has clicked.
     """
@@ -92,8 +93,8 @@ def _kind(element: ShownElement) -> str:
 
 
 def _match(name: str, intent: str) -> tuple[float, float, float, float]:
-    """Places of a name in the task: in quotes (a half if only upper and lower case differ), in full, the share of its words
-    that are there, and how late."""
+    """Return the places of a name in the task: in quotes (a half if only upper and lower case differ), in full, the
+    share of its words that are there, and how late."""
     words, known = _WORD.findall(name.lower()), _WORD.findall(intent.lower())
     if not words:
         return 0.0, 0.0, 0.0, 0.0
@@ -109,7 +110,7 @@ def _lower(words: Sequence[str]) -> list[str]:
 
 
 def _hashed(intent: str) -> np.ndarray:
-    """The buckets that the words of the task fall into, without its quoted phrases."""
+    """Return the buckets that the words of the task fall into, without its quoted phrases."""
     buckets = np.zeros(_WORDS, np.float32)
     for word in _WORD.findall(_QUOTED.sub(" ", intent).lower()):
         buckets[zlib.crc32(word.encode()) % _WORDS] = 1.0

@@ -15,7 +15,7 @@ from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageErro
 from marl_ray.envs.web.browser.perform import perform
 from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
 from marl_ray.envs.web.browser.recording import EpisodeRecord
-from marl_ray.envs.web.browser.session import BrowserSession
+from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
 from marl_ray.envs.web.options import BrowserOptions
 
 ENDINGS = (
@@ -60,11 +60,17 @@ class BrowserEnv(TextEnv):
         *,
         hosts: Collection[str],
         names: Mapping[str, str],
+        size: tuple[int, int] = (WIDTH, HEIGHT),
     ):
-        """hosts: `HOST:PORT` of all that pages may reach. names: base URLs -> those that the agent reads and writes for
-        them, so that prompts do not depend on the ports of a machine."""
+        """Take the options and what a subclass knows besides.
+
+        hosts: `HOST:PORT` of all that pages may reach.
+        names: base URLs -> those that the agent reads and writes for them, so that prompts do not depend on the ports of a
+            machine.
+        size: width and height of the window in pixels.
+        """
         super().__init__([options.agent], train, test, seed=options.seed, cost=options.cost, reward=options.reward)
-        self.hosts, self.options = hosts, options
+        self.hosts, self.options, self._size = hosts, options, size
         self._shown = [(base_pattern(url), name) for url, name in names.items()]
         self._meant = [(base_pattern(name), url) for url, name in names.items()]
         self._head = head(options.thoughts)
@@ -83,14 +89,14 @@ class BrowserEnv(TextEnv):
 
     @abstractmethod
     async def score(self, session: BrowserSession, answer: str) -> float:
-        """The score of the episode, once the agent has stopped or a limit is reached. Raises BrowserError."""
+        """Return the score of the episode, once the agent has stopped or a limit is reached. Raises BrowserError."""
 
     async def page_score(self, session: BrowserSession) -> float | None:
-        """The score if the page itself has ended the episode, after every action; None while it goes on."""
+        """Return the score if the page itself has ended the episode, after every action; None while it goes on."""
         return None
 
     def keeps(self, session: BrowserSession) -> bool:
-        """True if the next episode may use the context of the one that is over."""
+        """Return True if the next episode may use the context of the one that is over."""
         return False
 
     @property
@@ -99,11 +105,11 @@ class BrowserEnv(TextEnv):
         return self.options.max_steps - self._turns
 
     def intent(self) -> str:
-        """The task in words."""
+        """Return the task in words."""
         return str(self.task.prompt)
 
     def storage(self) -> str | None:
-        """The file with the cookies with which the episode begins."""
+        """Return the file with the cookies with which the episode begins."""
         return None
 
     def begin(self) -> None:
@@ -210,11 +216,11 @@ class BrowserEnv(TextEnv):
             self.recording = None
 
     def _new_session(self) -> BrowserSession:
-        """A context in the process's Chromium; one that has died meanwhile is started anew, once."""
+        """Open a context in the process's Chromium; one that has died meanwhile is started anew, once."""
         for last in (False, True):
             session = BrowserSession(shared_chromium(self), self.hosts, self.options.step_s)
             try:
-                self.session = session.start(self.storage(), *self.options.size)
+                self.session = session.start(self.storage(), *self._size)
                 return session
             except BrowserError:
                 session.close()
@@ -251,7 +257,7 @@ class BrowserEnv(TextEnv):
         self._done[action] += 1
 
     def _limit(self) -> str:
-        """The limit that this step has reached; empty if none."""
+        """Return the limit that this step has reached; empty if none."""
         if time.monotonic() - self._begun > self.options.episode_s:
             return "deadline"
         if self.options.patience is not None and self._invalid >= self.options.patience:
@@ -303,18 +309,18 @@ class BrowserEnv(TextEnv):
 
 
 def _has_left(session: BrowserSession, error: BrowserError) -> bool:
-    """True for an error of a page that has left, where the browser still has one."""
+    """Return True for an error of a page that has left, where the browser still has one."""
     alive = not session.broken and session.chromium.connected and session.tabs > 0
     return alive and any(words in str(error) for words in _LEFT)
 
 
 def base_pattern(url: str) -> re.Pattern[str]:
-    """The base URL where it stands in a text, and not as the beginning of another host or port."""
+    """Return the base URL where it stands in a text, and not as the beginning of another host or port."""
     return re.compile(re.escape(url) + r"(?![\w.:-]*\w)")
 
 
 def with_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
-    """The text with each base URL that a pattern of `base_pattern` matches replaced by the one beside it."""
+    """Return the text with each base URL that a pattern of `base_pattern` matches replaced by the one beside it."""
     for pattern, url in bases:
         text = pattern.sub(url.replace("\\", r"\\"), text)
     return text

@@ -13,10 +13,11 @@ from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.options import BrowserOptions
 from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
-from marl_ray.rewards.reward_protocol import ChosenReward
 
 WIDTH, HEIGHT = 500, 320
 """The viewport in pixels: a task is 160 by 210, and lists and dialogs stand out of it."""
+DEFAULTS: dict[str, Any] = {"max_steps": 10, "patience": None, "observation_limit": 4000}
+"""The defaults of `BrowserOptions` here: a task takes a few actions on a small page, which may all be the same."""
 NEVER_MS = 1_000_000_000
 """The time that a page gives itself; the limits of the episode are of steps, so that a slow machine changes no score."""
 _START = """([seed, time]) => {
@@ -54,11 +55,15 @@ class MiniWobTask:
 class MiniWob(BrowserEnv):
     """One agent does tasks of MiniWoB++ with the actions of WebArena. The page itself says when an episode ends.
 
-    tasks: names of pages, such as `click-test`; without them all. variants: training tasks of each page, by seed;
-    held_out: held-out ones. Score: 1.0 where the page pays its whole reward, without its discount by time.
-    keep_pages: begin an episode on the open page if the one before was on the same, as MiniWoB++'s own environment does;
-    it takes a sixth of the time, which counts in training.
-    The other options are those of `marl_ray.envs.web.webarena.environment.WebArena`.
+    tasks: names of pages, such as `click-test`; by default all.
+    variants: training tasks of each page, by seed, 1000.
+    held_out: held-out tasks of each page, of other seeds, 100.
+    keep_pages: True begins an episode on the open page if the one before was on the same, as MiniWoB++'s own environment
+        does; it takes a sixth of the time, which counts in training. False by default.
+    browser: the options of `marl_ray.envs.web.options.BrowserOptions`; by default `max_steps` is 10, `patience` None and
+        `observation_limit` 4000.
+
+    Score: 1.0 where the page pays its whole reward, without its discount by time.
     """
 
     metadata = {"name": "miniwob", "render_modes": [], "is_parallelizable": False}
@@ -69,19 +74,9 @@ class MiniWob(BrowserEnv):
         variants: int = 1000,
         held_out: int = 100,
         keep_pages: bool = False,
-        agent: str = "agent",
-        max_steps: int = 10,
-        step_s: float = 30.0,
-        episode_s: float = 600.0,
-        patience: int | None = None,
-        observation_limit: int = 4000,
-        thoughts: bool = False,
-        record: str | None = None,
-        traces: bool = False,
-        seed: int = 0,
-        cost: Sequence[str] = (),
-        reward: ChosenReward = "solved",
+        **browser: Any,
     ):
+        options = BrowserOptions(**(DEFAULTS | browser))
         if variants < 1 or held_out < 0:
             raise ValueError(f"variants={variants}, held_out={held_out}; expected at least 1 and 0")
         known = pages()
@@ -96,22 +91,8 @@ class MiniWob(BrowserEnv):
             tuple(_tasks(chosen, range(held_out))),
         )
         self.url = served_pages()
-        options = BrowserOptions(
-            agent=agent,
-            max_steps=max_steps,
-            step_s=step_s,
-            episode_s=episode_s,
-            patience=patience,
-            observation_limit=observation_limit,
-            thoughts=thoughts,
-            record=record,
-            traces=traces,
-            seed=seed,
-            cost=cost,
-            reward=reward,
-            size=(WIDTH, HEIGHT),
-        )
-        super().__init__(train, test, options, hosts=hosts_of([self.url]), names={self.url: "http://miniwob"})
+        hosts, names = hosts_of([self.url]), {self.url: "http://miniwob"}
+        super().__init__(train, test, options, hosts=hosts, names=names, size=(WIDTH, HEIGHT))
         self._intent = ""
         self.keep_pages = keep_pages
 
@@ -147,7 +128,8 @@ def _tasks(names: Sequence[str], seeds: range) -> list[MiniWobTask]:
 
 
 def _folder() -> Path:
-    """The package's pages. MarlRayError if it is not installed; it is not imported, because it brings Selenium."""
+    """Return the package's pages. MarlRayError if it is not installed; it is not imported, because it brings
+    Selenium."""
     package = importlib.util.find_spec("miniwob")
     if package is None or package.origin is None:
         raise MarlRayError(f"MiniWoB needs its pages: {install_hint('web')}")
@@ -156,7 +138,7 @@ def _folder() -> Path:
 
 @functools.cache
 def pages() -> list[str]:
-    """Names of all pages. Raises MarlRayError if the package `miniwob` is not installed."""
+    """Return the names of all pages. Raises MarlRayError if the package `miniwob` is not installed."""
     return sorted(path.stem for path in (_folder() / "miniwob").glob("*.html"))
 
 
@@ -169,5 +151,5 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 @functools.cache
 def served_pages() -> str:
-    """The base URL of the pages, which a thread of this process serves to this machine alone."""
+    """Return the base URL of the pages, which a thread of this process serves to this machine alone."""
     return serve_pages(functools.partial(_QuietHandler, directory=str(_folder())), "miniwob")

@@ -18,15 +18,19 @@ _CLICK = "click ["
 class MiniWobElements(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
     """One agent, which sees `elements` elements of a page and clicks one, or types a quoted phrase of the task into one.
 
+    elements: elements of a page that the policy sees, 12.
+    keep_pages: as in `MiniWob`, but True by default.
+    kwargs: the other options of `MiniWob`.
+
     Observation: Box float32 of `marl_ray.envs.web.elements.row_size(elements)` numbers from 0 to 1.
     Action: Discrete, an index of the actions of `marl_ray.envs.web.elements.PageRow`.
-    Reward, and what infos say at the end, are those of `MiniWob`, whose options are `kwargs`. Info besides: `action_mask`.
+    Reward, and what infos say at the end, are those of `MiniWob`. Info besides: `action_mask`.
     """
 
     metadata = {"name": "miniwob_elements", "render_modes": []}
 
     def __init__(self, elements: int = ELEMENTS, keep_pages: bool = True, **kwargs: Any):
-        """Raises ValueError and MarlRayError as `MiniWob` does."""
+        """Raise ValueError and MarlRayError as `MiniWob` does."""
         if elements < 1:
             raise ValueError(f"elements={elements}, expected at least 1")
         self.browser = MiniWob(keep_pages=keep_pages, **kwargs)
@@ -85,13 +89,13 @@ class ElementReader:
         self.row: PageRow | None = None
 
     def read(self, browser: BrowserEnv) -> PageRow:
-        """The page that the environment shows now."""
+        """Return the page that the environment shows now."""
         left = browser.steps_left / browser.options.max_steps
         self.row = page_row(browser.intent(), browser.view, self.elements, left, self.clicked)
         return self.row
 
     def action(self, index: int) -> str:
-        """The action's text for the row that was read last, in which it counts as done."""
+        """Return the action's text for the row that was read last, in which it counts as done."""
         assert self.row is not None
         text = self.row.actions[index] or self.row.actions[-1]
         if text.startswith(_CLICK):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marl_ray.envs.web.browser.session import HEIGHT, WIDTH
 from marl_ray.rewards.reward_protocol import ChosenReward
 
 
@@ -11,34 +10,35 @@ from marl_ray.rewards.reward_protocol import ChosenReward
 class BrowserOptions:
     """The limits of an episode in a browser, what its agent is shown, what is kept of it, and what it pays.
 
+    An environment may have other defaults, which its docstring then gives.
+
     Raises ValueError naming the option.
     """
 
-    agent: str
+    agent: str = "agent"
     """The agent's name."""
-    max_steps: int
+    max_steps: int = 30
     """Actions in an episode."""
-    step_s: float
+    step_s: float = 30.0
     """Seconds of one action."""
-    episode_s: float
+    episode_s: float = 600.0
     """Seconds of all actions."""
-    patience: int | None
+    patience: int | None = 3
     """Unreadable actions in a row, or equal actions, that end the episode; None for no such limit."""
-    observation_limit: int
+    observation_limit: int = 8000
     """Characters of a page that are shown."""
-    thoughts: bool
-    """True if the prompt asks for a thought before each action."""
-    record: str | None
+    thoughts: bool = False
+    """True if the prompt asks for a thought before each action, as ReAct does."""
+    record: str | None = None
     """The folder for screenshots and steps of every episode; None keeps none."""
-    traces: bool
+    traces: bool = False
     """True if Playwright's trace is kept too."""
-    seed: int
+    seed: int = 0
     """The order of the tasks."""
-    cost: Sequence[str]
+    cost: Sequence[str] = ()
     """Those of `tokens`, `calls` and `seconds` that are costs."""
-    reward: ChosenReward
-    size: tuple[int, int] = (WIDTH, HEIGHT)
-    """Width and height of the window in pixels."""
+    reward: ChosenReward = "solved"
+    """A name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}."""
 
     def __post_init__(self) -> None:
         limits = {

@@ -22,7 +22,7 @@ from marl_ray.extensions import BENCHMARK
 
 
 def benchmark(name: str) -> Benchmark:
-    """A benchmark by name or `package.module:NAME`. Raises MarlRayError if there is none."""
+    """Return a benchmark by name or `package.module:NAME`. Raises MarlRayError if there is none."""
     try:
         chosen = BENCHMARK.load(name)
     except MarlRayError as error:

@@ -86,7 +86,7 @@ class Problem(ABC):
         return CodeTask(NO_TESTS if self.entry_point else (), entry_point=self.entry_point)
 
     def scored_part(self, text: str) -> str | None:
-        """The part of a model's `output` that is scored: its code. None if it has no complete block."""
+        """Return the part of a model's `output` that is scored: its code. None if it has no complete block."""
         return extract(text, self.entry_point)
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Benchmark:
 
 
 def program_of(problem: Problem, source: ModelAnswer) -> ModelAnswer | None:
-    """The source to score: of an `output` the part that counts. None if it has none."""
+    """Return the source to score: of an `output` the part that counts. None if it has none."""
     if source.kind != "output":
         return source
     part = problem.scored_part(source.text)
@@ -149,13 +149,13 @@ Unused = Any
 
 
 def syntax(code: str) -> ast.Module:
-    """The syntax tree of trusted code; quiet about the invalid escapes in the data. Raises SyntaxError."""
+    """Return the syntax tree of trusted code; quiet about the invalid escapes in the data. Raises SyntaxError."""
     with warnings.catch_warnings(action="ignore"):
         return ast.parse(code)
 
 
 def unique(problems: Iterable[tuple[FileRow, Problem]]) -> tuple[Problem, ...]:
-    """The problems as a tuple. Raises MarlRayError if a task id occurs twice or there is no problem."""
+    """Return the problems as a tuple. Raises MarlRayError if a task id occurs twice or there is no problem."""
     seen: dict[str, str] = {}
     problems_of_rows = []
     for row, problem in problems:

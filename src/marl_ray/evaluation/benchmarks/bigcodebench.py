@@ -93,7 +93,8 @@ class BigCodeBenchProblem(Problem):
         return self.libraries - sys.stdlib_module_names
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """Both modes run tests and program in one interpreter; hardened adds the guards of `unittest_driver`."""
+        """Score a sample: both modes run tests and program in one interpreter; hardened adds the guards of
+        `unittest_driver`."""
         solution = self.complete_prompt + source.text if source.kind == "completion" else source.text
         code = f"{self.code_prompt}\n    pass\n{solution}"
         limits = Limits(cpu_s=timeout_s, memory_bytes=MEMORY_BYTES, stack_bytes=STACK_BYTES)
@@ -119,12 +120,12 @@ class BigCodeBenchProblem(Problem):
 
 @cache
 def driver_source() -> str:
-    """The program that runs a task in the sandbox."""
+    """Return the program that runs a task in the sandbox."""
     return resources.files("marl_ray.evaluation.benchmarks.sandboxed").joinpath("unittest_driver.py").read_text()
 
 
 def parse(prompt: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of a BigCodeBench file; `prompt` is `complete` or `instruct`."""
+    """Return the problems of a BigCodeBench file; `prompt` is `complete` or `instruct`."""
     return unique((row, _problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows)
 
 
@@ -159,7 +160,7 @@ def _imports(tree: ast.AST) -> frozenset[str]:
 
 
 def _count(tests: ast.Module, where: str) -> int:
-    """Number of test methods of TestCases."""
+    """Return the number of test methods of TestCases."""
     for node in tests.body:
         if isinstance(node, ast.ClassDef) and node.name == "TestCases":
             return len({f.name for f in node.body if isinstance(f, ast.FunctionDef) and f.name.startswith("test")})

@@ -114,7 +114,7 @@ class ContestProblem(Problem):
 def run_stdio(
     pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MEMORY_FLOOR
 ) -> dict[Mode, SampleVerdict]:
-    """Verdicts of both modes. `timeout_s` is the CPU time of one test."""
+    """Return the verdicts of both modes. `timeout_s` is the CPU time of one test."""
     limits = Limits(cpu_s=timeout_s, wall_s=WALL_FACTOR * timeout_s, memory_bytes=memory_bytes)
     failed: dict[Mode, str] = {}
     wall_s = cpu_s = 0.0
@@ -136,7 +136,7 @@ def run_stdio(
 
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of the hub's format, or of SandboxFusion's."""
+    """Return the problems of the hub's format, or of SandboxFusion's."""
     return unique((row, _problem(row)) for row in rows)
 
 

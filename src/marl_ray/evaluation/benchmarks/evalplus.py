@@ -128,15 +128,15 @@ class EvalPlusProblem(Problem):
         return SampleVerdict(result == "passed", result, wall_s, cpu_s, pool.level.name.lower(), scores={"base": base})
 
     def _arguments(self, part: str, inputs: str, expected: ReferenceOutputs, slower: float) -> str:
-        """The arguments of `check` behind the function, as Python."""
+        """Return the arguments of `check` behind the function, as Python."""
         seconds = [slower * limit for limit in expected.seconds]
         return f"{self.entry_point!r}, {part!r}, {inputs!r}, {expected.outputs!r}, {self.atol!r}, {seconds!r}"
 
 
 @lru_cache(maxsize=4096)
 def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> ReferenceOutputs:
-    """The reference's outputs. Raises MarlRayError if the reference fails here, because then nothing can be compared
-    with it."""
+    """Return the reference's outputs. Raises MarlRayError if the reference fails here, because then nothing can be
+    compared with it."""
     call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
     program = f"{driver_source()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
     limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
@@ -150,7 +150,7 @@ def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, in
 
 @cache
 def driver_source() -> str:
-    """The program that runs a task in the sandbox."""
+    """Return the program that runs a task in the sandbox."""
     return (
         resources.files("marl_ray.evaluation.benchmarks.sandboxed")
         .joinpath("evalplus_driver.py")
@@ -194,15 +194,15 @@ _CONVERSIONS = {number: change for change, numbers in _EACH for number in number
 
 
 def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
-    """The inputs of an MBPP+ task, converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does: JSON lacks
-    tuples, sets and complex numbers. Raises TypeError, ValueError, IndexError or AttributeError for inputs of another
-    form."""
+    """Return the inputs of an MBPP+ task, converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does:
+    JSON lacks tuples, sets and complex numbers. Raises TypeError, ValueError, IndexError or AttributeError for inputs
+    of another form."""
     change = _CONVERSIONS.get(number)
     return inputs if change is None else [change(given) for given in inputs]
 
 
 def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of an EvalPlus file; `prefix` begins its task ids."""
+    """Return the problems of an EvalPlus file; `prefix` begins its task ids."""
     return unique((row, _problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
 
 

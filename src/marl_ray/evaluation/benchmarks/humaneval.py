@@ -34,7 +34,8 @@ class HumanEvalProblem(Problem):
     test: str
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """Official: `prompt + completion`, the test and `check(entry_point)` in one interpreter; hardened: two."""
+        """Score a sample, officially by `prompt + completion`, the test and `check(entry_point)` in one interpreter,
+        hardened in two."""
         program, tests = self.program(source), f"{self.test}\ncheck({self.entry_point})"
         return score_function(
             pool,
@@ -48,13 +49,13 @@ class HumanEvalProblem(Problem):
         )
 
     def program(self, source: ModelAnswer) -> str:
-        """The complete program: the prompt, whose imports and helpers the answer may use, then the answer, whose
+        """Return the complete program: the prompt, whose imports and helpers the answer may use, then the answer, whose
         definition wins."""
         return self.prompt + ("\n" if source.kind == "solution" else "") + source.text
 
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of a HumanEval file."""
+    """Return the problems of a HumanEval file."""
     return unique((row, _problem(read_record(HumanEvalRecord, row))) for row in rows)
 
 

@@ -35,7 +35,7 @@ class MathProblem(Problem):
         return ("hardened",)
 
     def scored_part(self, text: str) -> str | None:
-        """The text as it is: the final answer is read from all of it."""
+        """Return the text as it is: the final answer is read from all of it."""
         return text
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
@@ -45,7 +45,7 @@ class MathProblem(Problem):
 
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of a file of mathematics."""
+    """Return the problems of a file of mathematics."""
     return unique((row, _problem(number, read_record(MathRecord, row))) for number, row in enumerate(rows))
 
 

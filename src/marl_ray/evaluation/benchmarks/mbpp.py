@@ -108,7 +108,7 @@ class MbppProblem(Problem):
 
 
 def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Problems of an MBPP file. Raises MarlRayError if one of the prompt's shots is missing."""
+    """Return the problems of an MBPP file. Raises MarlRayError if one of the prompt's shots is missing."""
     records = [(row, read_record(model, row)) for row in rows]
     by_number = {record.task_id: record for _, record in records}
     absent = [number for number in SHOTS if number not in by_number]
@@ -144,7 +144,7 @@ def _lines(code: str) -> str:
 
 
 def _entry_point(code: str, tests: Sequence[str], where: str) -> str:
-    """The function of the reference that the tests call."""
+    """Return the function of the reference that the tests call."""
     try:
         functions = {node.name for node in syntax(code).body if isinstance(node, ast.FunctionDef)}
         names = [node.id for test in tests for node in ast.walk(syntax(test)) if isinstance(node, ast.Name)]

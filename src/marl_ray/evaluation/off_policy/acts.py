@@ -97,7 +97,7 @@ def logged_for(bundle: Bundle, path: str) -> LoggedUnits:
 
 
 def evaluate_bundle(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
-    """Mean outcome of a unit under the bundle, by self-normalised importance sampling
+    """Return the mean outcome of a unit under the bundle, by self-normalised importance sampling
     (`experiments.statistics.off_policy.snips`)."""
     logged = logged_for(bundle, data) if isinstance(data, str) else data
     weights, used = log_weights(bundle, logged), _used(logged)
@@ -105,7 +105,7 @@ def evaluate_bundle(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05
 
 
 def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
-    """Mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
+    """Return the mean outcome of a unit under the bundle, doubly robust, with a ridge regression as the model.
 
     The model predicts a unit's outcome from its first observations, with the same prediction for the logged actions and
     for the bundle's. So it removes the variance between starts, and the weights must be right. It is fitted with the
@@ -120,7 +120,8 @@ def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float
 
 
 def log_weights(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
-    """Log importance weights (units,): sums of target - behaviour log-probabilities over own decisions of stochastic acts.
+    """Return the log importance weights (units,): sums of target - behaviour log-probabilities over own decisions of
+    stochastic acts.
 
     Raises MarlRayError if a continuous action lies at its bound: the log does not hold the chance that the action was
     clipped to it.
@@ -149,7 +150,7 @@ def log_weights(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
 
 
 def greedy_units(logged: LoggedUnits) -> np.ndarray:
-    """(units,) bool: True for a unit in which an agent acted greedily."""
+    """Return (units,) bool: True for a unit in which an agent acted greedily."""
     greedy = np.zeros(len(logged.units), bool)
     for batch in logged.policies.values():
         greedy[batch.episode[batch.greedy].numpy()] = True
@@ -164,8 +165,8 @@ def _used(logged: LoggedUnits) -> np.ndarray:
 
 
 def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
-    """The first observations of all agents side by side, (units, at most MOST_FEATURES). Entries with few categories
-    are one-hot."""
+    """Return the first observations of all agents side by side, (units, at most MOST_FEATURES). Entries with few
+    categories are one-hot."""
     blocks = []
     for name, batch in logged.policies.items():
         for agent in range(batch.agents):

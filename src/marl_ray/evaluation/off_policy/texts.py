@@ -54,7 +54,8 @@ def judge_texts(
 
 
 def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
-    """Logarithms of the bundle's chance of each response over that of the arm that wrote it, (responses,) float64.
+    """Return the logarithms of the bundle's chance of each response over that of the arm that wrote it, (responses,)
+    float64.
 
     Raises MarlRayError if a policy cannot have written a response, or draws only from a part of its distribution.
     """
@@ -79,7 +80,7 @@ def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
 
 
 def _temperature(text: ServedText, policy: TokenPolicy) -> float:
-    """The temperature at which the policy would have answered the request."""
+    """Return the temperature at which the policy would have answered the request."""
     default = float(policy.generation.temperature)
     return text.temperature if "temperature" in text.chosen_settings and text.temperature is not None else default
 
@@ -96,7 +97,7 @@ def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
 
 @torch.no_grad()
 def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, float]:
-    """File and row of a response -> its log ratio."""
+    """Return the file and row of a response -> its log ratio."""
     ratios: dict[str, float] = {}
     for start in range(0, len(served), RESPONSES_PER_PASS):
         part = served[start : start + RESPONSES_PER_PASS]
@@ -111,7 +112,7 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
 
 
 def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -> np.ndarray:
-    """The share of each token in each unit's first prompts, (units, MOST_FEATURES); tokens share columns."""
+    """Return the share of each token in each unit's first prompts, (units, MOST_FEATURES); tokens share columns."""
     features: Any = np.zeros((units, MOST_FEATURES))
     seen = set()
     for text in served:

@@ -179,7 +179,8 @@ def evaluate(
 
 
 def _failing_references(planned: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
-    """The problems whose references all fail. A problem's next reference runs only if the one before has failed."""
+    """Return the problems whose references all fail. A problem's next reference runs only if the one before has
+    failed."""
     open_problems = [problem for problem in planned.data.problems if problem.references]
     failing: list[Problem] = []
     number = 0

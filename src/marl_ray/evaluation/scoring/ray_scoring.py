@@ -128,6 +128,6 @@ def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> N
 
 
 def _reason(error: BaseException) -> str:
-    """The cause of a remote error: the last line of its text. The lines before it are the traceback."""
+    """Return the cause of a remote error: the last line of its text. The lines before it are the traceback."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -106,7 +106,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _kind(result: str) -> str:
-    """The kind of a verdict, such as `fail:wrong` for `fail:wrong: 1 is not 2`."""
+    """Return the kind of a verdict, such as `fail:wrong` for `fail:wrong: 1 is not 2`."""
     first, _, details = result.partition(":")
     return f"fail:{details.partition(':')[0]}" if first == "fail" else first
 
@@ -146,7 +146,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def width_notes(report: Mapping[str, Any]) -> list[str]:
-    """A sentence for each mode with an interval without width, which is no certainty.
+    """Return a sentence for each mode with an interval without width, which is no certainty.
 
     If no problem or every problem scores, the one-sided exact bound of Clopper and Pearson is known: the share p at which
     that happens with probability 0.05, p^n or (1 - p)^n.

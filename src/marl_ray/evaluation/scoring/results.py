@@ -41,7 +41,7 @@ class ResultsFile:
 
 
 def key_of(row: Mapping[str, Any]) -> ResultKey:
-    """The key of a result."""
+    """Return the key of a result."""
     return row["what"], row["task_id"], row["sample"]
 
 

@@ -29,7 +29,7 @@ MINIWOB = WebBenchmark("miniwob", "MiniWoB++", "miniwob", {"variants": 1, "held_
 
 
 def web_benchmark(name: str) -> WebBenchmark | None:
-    """The benchmark of a name or `package.module:NAME`, if it is played in a browser."""
+    """Return the benchmark of a name or `package.module:NAME`, if it is played in a browser."""
     try:
         chosen = BENCHMARK.load(name)
     except MarlRayError:
@@ -68,7 +68,7 @@ class WebAgent(Protocol):
     """Plays episodes in a browser. An answer is a function of the episode's past, its task and sample, and the seed."""
 
     def manifest(self) -> Mapping[str, Any]:
-        """The facts that determine its actions, as JSON; `agent` describes it in a few words."""
+        """Return the facts that determine its actions, as JSON; `agent` describes it in a few words."""
 
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
         """Answer turns of different episodes, in their order."""

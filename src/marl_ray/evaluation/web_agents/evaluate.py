@@ -97,7 +97,7 @@ def evaluate_web(
 
 
 def make_agent(request: WebRequest) -> WebAgent:
-    """The agent that the request names. Raises FieldError naming the option that does not fit."""
+    """Return the agent that the request names. Raises FieldError naming the option that does not fit."""
     scripted = request.policy in (EXPERT, RANDOM) or (":" in request.policy and "/" not in request.policy)
     given = [name for name, value in request.overrides.items() if value is not None]
     given += [name for name, value in (("agent", request.agent), ("greedy", request.greedy)) if value]

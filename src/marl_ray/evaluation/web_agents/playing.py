@@ -65,7 +65,7 @@ class _Played:
         self.costs = {name: self.costs[name] + spent[name] for name in COSTS}
 
     def row(self) -> WebRow:
-        """The result, as a line of results.jsonl."""
+        """Return the result, as a line of results.jsonl."""
         infos = self.env.infos[self.agent]
         metrics, solved, ending = infos["metrics"], bool(infos["solved"]), str(infos["ending"])
         verdict = SampleVerdict(solved, "passed" if solved else f"fail:{ending}", self.costs["seconds"])

@@ -34,14 +34,14 @@ def _parted(rows: Sequence[WebRow], key: str) -> dict[str, list[WebRow]]:
 
 
 def _means(rows: Sequence[WebRow]) -> dict[str, float]:
-    """Numbers of episodes and of those solved; means over these episodes of actions and costs."""
+    """Return the numbers of episodes and of those solved; means over these episodes of actions and costs."""
     costs = {name: fmean(row["cost"][name] for row in rows) for name in COSTS}
     solved = sum(row[MODE]["passed"] for row in rows)
     return {"episodes": len(rows), "solved": solved, "actions": fmean(row["actions"] for row in rows), **costs}
 
 
 def web_lines(report: Mapping[str, Any]) -> list[str]:
-    """The report in a few lines, without its folder."""
+    """Return the report in a few lines, without its folder."""
     lines = [str(report["evaluation"]["variant"])]
     for number, score in report["scores"][MODE].items():
         lines.append(f"  {number:<9} {score['value']:.4f} ({score['low']:.4f} to {score['high']:.4f})")

@@ -63,5 +63,5 @@ class ExpertAgent:
 
 
 def turn_random(seed: int, turn: WebTurn) -> np.random.Generator:
-    """The random numbers of a turn, which do not depend on what else is played."""
+    """Return the random numbers of a turn, which do not depend on what else is played."""
     return np.random.default_rng([seed, task_number(turn.task_id), turn.sample, turn.number])

@@ -30,11 +30,11 @@ class WriterNode:
         self._writer: Writer | None = None
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """The manifest that `SampleWriter.manifest` describes; reads the bundle."""
+        """Return the manifest that `SampleWriter.manifest` describes; reads the bundle."""
         return self._here().manifest(problems)
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
-        """The samples of a batch."""
+        """Return the samples of a batch."""
         return self._here().rows(jobs)
 
     def _here(self) -> Writer:
@@ -74,8 +74,8 @@ class _OnRay:
         self._ready: list[Any] = []
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """The manifest that `SampleWriter.manifest` describes. Actors that still wait for a place when it returns get
-        no work."""
+        """Return the manifest that `SampleWriter.manifest` describes. Actors that still wait for a place when it
+        returns get no work."""
         import ray
 
         calls = {actor.manifest.remote(problems): actor for actor in self.actors}
@@ -123,7 +123,7 @@ class _OnRay:
 
 
 def _got(reference: Any) -> Any:
-    """The value of a finished remote call; raises the MarlRayError that the call raised."""
+    """Return the value of a finished remote call; raises the MarlRayError that the call raised."""
     import ray
     from ray.exceptions import RayTaskError
 

@@ -42,7 +42,7 @@ class SampleWriter(Protocol):
     """Writes samples: in this process, or on a cluster."""
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """The facts that determine the samples. Raises MarlRayError naming the first prompt that is too long."""
+        """Return the facts that determine the samples. Raises MarlRayError naming the first prompt that is too long."""
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
         """Yield samples as they come, in batches in any order."""
@@ -80,7 +80,7 @@ def generate(
 
 
 def _name(manifest: dict[str, Any]) -> str:
-    """Description of the samples, for the variant of a number."""
+    """Return the description of the samples, for the variant of a number."""
     sampling = []
     for name, generation in manifest["generation"].items():
         drawn = "greedy" if manifest["greedy"] else f"temperature {generation['temperature']:g}"

@@ -100,7 +100,7 @@ class Writer:
         self._engines: dict[str, Engine] = {}
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """The manifest that `SampleWriter.manifest` describes."""
+        """Return the manifest that `SampleWriter.manifest` describes."""
         self._check_fits(problems)
         request, team = self.request, self.team
         return {
@@ -131,7 +131,7 @@ class Writer:
         return [self._row(talk) for talk in talks]
 
     def _cast(self) -> tuple[str, CodeTeam | None]:
-        """The agent whose response is the sample, and the environment that a code team plays."""
+        """Return the agent whose response is the sample, and the environment that a code team plays."""
         agent, table = self.request.agent, self.authors.agents
         if agent is not None and agent not in table:
             raise FieldError("agent", f"expected one of {', '.join(table)}, got {agent!r}")
@@ -145,12 +145,12 @@ class Writer:
         return agent or self.agents[0], None
 
     def _generation(self, policy: Author) -> GenerationConfig:
-        """Sampling options of the policy; a completion also ends at the benchmark's stop strings."""
+        """Return the sampling options of the policy; a completion also ends at the benchmark's stop strings."""
         overrides = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
         return generation_of(policy, overrides, self.benchmark.stop if self.kind == "completion" else ())
 
     def turns(self, problem: Problem) -> Turns:
-        """The prompts of a sample of the problem, one after another, each with its author."""
+        """Return the prompts of a sample of the problem, one after another, each with its author."""
         if self.team is None:
             return _one_turn(self.author, (self.request.prompt or PROMPT).replace(PROMPT, problem.prompt))
         return _team_turns(copy.copy(self.team), problem)
@@ -176,7 +176,8 @@ class Writer:
             raise MarlRayError(f"{error} (team.{name}.model.context when the policy is trained)") from error
 
     def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
-        """Token ids of a prompt and whether it was shortened, as in training; None if shortening is not enough."""
+        """Return the token ids of a prompt and whether it was shortened, as in training; None if shortening is not
+        enough."""
         policy = self.authors.policies[name]
         room = policy.config.context - self.generations[name].max_tokens
         try:
@@ -243,7 +244,7 @@ def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
 
 
 def _team(kwargs: dict[str, Any], alone: bool) -> CodeTeam:
-    """The environment that the team was trained on, without its tasks."""
+    """Return the environment that the team was trained on, without its tasks."""
     options = {key: value for key, value in kwargs.items() if key not in ("data", "test_data", "held_out", "levels")}
     env = CodeTeam(**options | {"count": 1} | ({"turns": 1} if alone else {}))
     env.train, env.test = (), ()
@@ -266,5 +267,5 @@ def _go_on(talks: Sequence[Conversation]) -> None:
 
 
 def _before(text: str, stops: Sequence[str]) -> str:
-    """The text before the first stop string."""
+    """Return the text before the first stop string."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

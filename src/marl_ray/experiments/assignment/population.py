@@ -25,11 +25,11 @@ class Population:
         return self.share >= 1 and not self.required
 
     def may_include(self, salt: str, unit: str) -> bool:
-        """True if the unit is in the share, so that only its attributes can still exclude it."""
+        """Return True if the unit is in the share, so that only its attributes can still exclude it."""
         return self.share >= 1 or in_share(salt, self.share, unit)
 
     def includes(self, salt: str, unit: str, attributes: Attributes) -> bool:
-        """True if a unit with these attributes takes part. A unit that lacks a required attribute does not."""
+        """Return True if a unit with these attributes takes part. A unit that lacks a required attribute does not."""
         for name, values in self.required:
             value = attributes.get(name)
             if value is None or _typed(value) not in values:
@@ -41,7 +41,7 @@ EVERYONE = Population()
 
 
 def population_of(config: Mapping[str, Any]) -> Population:
-    """The population of an experiment's stored config."""
+    """Return the population of an experiment's stored config."""
     population = config.get("population") or {}
     required = population.get("attributes", {}).items()
     return Population(

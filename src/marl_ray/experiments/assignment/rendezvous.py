@@ -58,7 +58,7 @@ class AssignmentTable:
         self._outcomes = {arm: Assignment(arm, epoch, self.propensities[arm]) for arm in live}
 
     def assign(self, unit: str) -> Assignment:
-        """The unit's arm; the same for the same salt, weights and unit in every process and on every machine."""
+        """Return the unit's arm; the same for the same salt, weights and unit in every process and on every machine."""
         key = unit.encode()
         best, winner = math.inf, ""
         for arm, prefix, weight in self._draws:
@@ -68,7 +68,7 @@ class AssignmentTable:
         return self._outcomes[winner]
 
     def assign_block(self, block: str) -> Assignment:
-        """The arm of a block of `block_of`; as `assign`, but balanced within groups of consecutive blocks."""
+        """Return the arm of a block of `block_of`; as `assign`, but balanced within groups of consecutive blocks."""
         group, place = block_group(block, len(self.weights))
         order = _block_prefix(self._salt, f"order {group}")
         draws = [uniform(order, str(k).encode()) for k in range(len(self.weights))]
@@ -99,11 +99,11 @@ class PastTables:
         self._draws = {arm: arm_prefix(salt, arm) for weights in self._weights for arm, _ in weights}
 
     def __len__(self) -> int:
-        """Number of distinct tables."""
+        """Return the number of distinct tables."""
         return len(self._weights)
 
     def agree(self, unit: str) -> bool:
-        """True if every table gives the unit the same arm."""
+        """Return True if every table gives the unit the same arm."""
         if len(self._weights) < 2:
             return True
         key = unit.encode()
@@ -132,8 +132,8 @@ def draw(
 
 
 def block_of(at: float, block_s: float) -> str:
-    """Name of the block of `block_s` seconds that contains the moment `at` (seconds since 1970): its start and its
-    length."""
+    """Return the name of the block of `block_s` seconds that contains the moment `at` (seconds since 1970): its start
+    and its length."""
     return f"{math.floor(at / block_s) * block_s:0{BLOCK_START}.6f}+{float(block_s)!r}"
 
 
@@ -143,14 +143,16 @@ def block_span(block: str) -> tuple[float, float]:
 
 
 def block_group(block: str, size: int) -> tuple[int, int]:
-    """Index of the group of `size` consecutive blocks that contains the block, and the block's place in that group."""
+    """Return the index of the group of `size` consecutive blocks that contains the block, and the block's place in that
+    group."""
     start, length = block_span(block)
     return divmod(round(start / length), size)
 
 
 def staged_weights(weights: Mapping[str, float], control: str, share: float) -> dict[str, float]:
-    """Weights that give the treatments `share` (in [0, 1], else ValueError) of the units together, split in proportion
-    to their `weights`, and the control the rest. Treatments that all weigh nothing leave everything to the control.
+    """Return the weights that give the treatments `share` (in [0, 1], else ValueError) of the units together, split in
+    proportion to their `weights`, and the control the rest. Treatments that all weigh nothing leave everything to the
+    control.
 
     A larger share moves units only from the control into a treatment: the treatments' weights keep their ratios, so
     among themselves each unit prefers the same one as before.
@@ -164,7 +166,7 @@ def staged_weights(weights: Mapping[str, float], control: str, share: float) -> 
 
 
 def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
-    """True if the unit's place in the layer, uniform in [0, 1), lies in [low, high).
+    """Return True if the unit's place in the layer, uniform in [0, 1), lies in [low, high).
 
     Experiments of one layer with disjoint shares never have a unit in common; places in two layers are independent of
     each other and of every assignment.
@@ -173,19 +175,19 @@ def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
 
 
 def in_share(salt: str, share: float, unit: str) -> bool:
-    """True if the unit is in the experiment's share (0 to 1) of all units. A larger share only adds units; places are
-    independent of layers, hold-outs and arms, and of other salts."""
+    """Return True if the unit is in the experiment's share (0 to 1) of all units. A larger share only adds units;
+    places are independent of layers, hold-outs and arms, and of other salts."""
     return _place(b"population", salt, unit) < share
 
 
 def held_out(endpoint: str, share: float, unit: str) -> bool:
-    """True if the unit is in the endpoint's hold-out of this share (0 to 1), whatever the experiments there are. A larger
-    share only adds units; places are independent of everything else."""
+    """Return True if the unit is in the endpoint's hold-out of this share (0 to 1), whatever the experiments there are.
+    A larger share only adds units; places are independent of everything else."""
     return _place(b"holdout", endpoint, unit) < share
 
 
 def _place(kind: bytes, name: str, unit: str) -> float:
-    """Uniform in [0, 1)."""
+    """Return the unit's place, uniform in [0, 1)."""
     state = hashlib.blake2b(json.dumps(name).encode(), digest_size=8, person=kind)
     state.update(unit.encode())
     # 53 bits, so that the float is exact and never 1.
@@ -193,7 +195,7 @@ def _place(kind: bytes, name: str, unit: str) -> float:
 
 
 def arm_prefix(salt: str, arm: str) -> "hashlib.blake2b":
-    """The hash of an experiment's salt and an arm, which `uniform` goes on from with a unit."""
+    """Return the hash of an experiment's salt and an arm, which `uniform` goes on from with a unit."""
     # JSON ends where it ends, so no two (salt, arm, unit) run together to the same bytes.
     return hashlib.blake2b(json.dumps([salt, arm]).encode(), digest_size=8)
 
@@ -203,7 +205,7 @@ def _block_prefix(salt: str, what: str) -> "hashlib.blake2b":
 
 
 def uniform(prefix: "hashlib.blake2b", key: bytes) -> float:
-    """A number in (0, 1), uniform over keys, that depends on the prefix and the key alone."""
+    """Return a number in (0, 1), uniform over keys, that depends on the prefix and the key alone."""
     state = prefix.copy()
     state.update(key)
     # The half keeps zero out: its logarithm does not exist.

@@ -198,18 +198,19 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def same_unit(table: sa.Table) -> Any:
-    """SQL condition that the row belongs to the exposure."""
+    """Return the SQL condition that the row belongs to the exposure."""
     return sa.and_(*(table.c[key] == exposures.c[key] for key in ("experiment", "unit")))
 
 
 def block_begin(block: Any) -> Any:
-    """SQL for the start of a block (`rendezvous.block_of`), in seconds since 1970."""
+    """Return the SQL for the start of a block (`rendezvous.block_of`), in seconds since 1970."""
     return sa.cast(sa.func.substr(block, 1, BLOCK_START), sa.Float(53))
 
 
 def moments(units: sa.CTE, *keys: str) -> Any:
-    """A query of `units` (columns `keys` and `value`, which may be null), one row per combination of keys: the keys,
-    `rows`, and of the values `n`, `mean`, `squares`, the sum of their squared deviations from the mean, `low` and `high`."""
+    """Return a query of `units` (columns `keys` and `value`, which may be null), one row per combination of keys: the
+    keys, `rows`, and of the values `n`, `mean`, `squares`, the sum of their squared deviations from the mean, `low` and
+    `high`."""
     grouped = [units.c[key] for key in keys]
     # Deviations from the mean: a sum of raw squares loses all digits where the mean is large.
     deviation = units.c.value - sa.func.avg(units.c.value).over(partition_by=grouped)

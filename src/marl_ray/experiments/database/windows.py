@@ -25,12 +25,13 @@ end."""
 
 
 def grace_s(window_s: float) -> float:
-    """Seconds between the end of a unit's window and its judgement: `GRACE_S`, but never more than the window."""
+    """Return the seconds between the end of a unit's window and its judgement: `GRACE_S`, but never more than the
+    window."""
     return min(GRACE_S, window_s)
 
 
 def arrival(connection: sa.Connection) -> float:
-    """The moment (seconds since 1970) for everything that the transaction writes from now on."""
+    """Return the moment (seconds since 1970) for everything that the transaction writes from now on."""
     if connection.dialect.name == "sqlite":
         return time.time()
     # The transaction must be visible before it reads the clock, so the number comes first.
@@ -41,8 +42,8 @@ def arrival(connection: sa.Connection) -> float:
 
 
 def settled_at(connection: sa.Connection) -> float:
-    """The latest moment (seconds since 1970) such that everything that arrived earlier is visible to transactions that
-    begin later. Transactions of other users may be invisible here, and then count as over."""
+    """Return the latest moment (seconds since 1970) such that everything that arrived earlier is visible to
+    transactions that begin later. Transactions of other users may be invisible here, and then count as over."""
     if connection.dialect.name == "sqlite":
         return time.time()
     oldest = (
@@ -62,7 +63,7 @@ class ReportRules(NamedTuple):
 
 
 def report_rules_of(connection: sa.Connection, experiment: str) -> ReportRules:
-    """The rules in the experiment's stored config."""
+    """Return the rules in the experiment's stored config."""
     here = schema.experiments.c
     config = connection.execute(sa.select(here.config).where(here.name == experiment)).scalar_one()
     limits = {rail["name"]: rail.get("bounds") for rail in config.get("guardrails", ())} | {

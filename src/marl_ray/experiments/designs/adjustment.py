@@ -20,7 +20,7 @@ class CupedResult(NamedTuple):
 
 
 def summarise(values: np.ndarray) -> Summary:
-    """Count, mean and variance of values (n,); variance 0 below two."""
+    """Return the count, mean and variance of values (n,); variance 0 below two."""
     n = len(values)
     return Summary(n, float(values.mean()) if n else math.nan, float(values.var(ddof=1)) if n > 1 else 0.0)
 
@@ -45,7 +45,8 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
 
 
 def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
-    """A metric such as errors per step, whose events belong to units: sum of numerators over sum of denominators.
+    """Summarise a metric such as errors per step, whose events belong to units: sum of numerators over sum of
+    denominators.
 
     Both are sums per unit (n,), where the unit is what was assigned (a session). Delta method (Deng, Knoblich, Lu,
     arXiv 1803.06336): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units, its
@@ -66,7 +67,8 @@ def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """P-values of several guardrails, adjusted so that "<= alpha" errs anywhere with probability alpha at most.
+    """Return the p-values of several guardrails, adjusted so that "<= alpha" errs anywhere with probability alpha at
+    most.
 
     Holm's step-down (1979): the k-th smallest of m times m - k + 1, never falling. Needs no independence; p-values
     valid at all times stay so.

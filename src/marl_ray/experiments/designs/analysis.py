@@ -31,7 +31,7 @@ class Units:
     """Metric (or `outcome`) -> (n,) values; NaN where a unit has none."""
 
     def summaries(self, values: np.ndarray, arm: str) -> dict[int, Summary]:
-        """Epoch -> summary of the arm's units that have a value."""
+        """Return epoch -> summary of the arm's units that have a value."""
         return {int(e): summarise(values[self._has_value(values, arm, e)]) for e in np.unique(self.epochs)}
 
     def _has_value(self, values: np.ndarray, arm: str, epoch: int) -> np.ndarray:
@@ -95,13 +95,13 @@ def compare(
 
 
 def with_holm(rows: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons of one analysis, with their p-values adjusted (Holm) for all of them."""
+    """Return the comparisons of one analysis, with their p-values adjusted (Holm) for all of them."""
     adjusted = holm({str(k): row.test.p_value for k, row in enumerate(rows)})
     return [replace(row, holm=adjusted[str(k)]) for k, row in enumerate(rows)]
 
 
 def imbalance(units: Units, covariate: str, treatments: Sequence[str], control: str) -> dict[str, float]:
-    """Treatment -> p-value of its difference from the control in the covariate.
+    """Return treatment -> p-value of its difference from the control in the covariate.
 
     A small one says that the treatment moved the covariate: then it is not from before the exposure, and CUPED is wrong.
     """
@@ -120,7 +120,8 @@ def _values(units: Units, metric: str) -> np.ndarray:
 
 
 def _residuals(units: Units, values: np.ndarray, covariate: np.ndarray) -> np.ndarray:
-    """Values less what the covariate explains within epochs and arms; a unit without a covariate keeps its value."""
+    """Return the values less what the covariate explains within epochs and arms; a unit without a covariate keeps its
+    value."""
     both = ~np.isnan(values) & ~np.isnan(covariate)
     outcomes, covariates = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for epoch in np.unique(units.epochs):

@@ -21,7 +21,7 @@ class WelchTest(NamedTuple):
 
 
 def welch(treatment: Summary, control: Summary, alpha: float) -> WelchTest:
-    """Two-sided test at level alpha (Welch 1947, degrees of freedom by Satterthwaite).
+    """Run the two-sided test at level alpha (Welch 1947, degrees of freedom by Satterthwaite).
 
     With fewer than two outcomes in an arm, or none that differ, nothing is known: infinite bounds, p = 1.
     """
@@ -51,7 +51,8 @@ def _percent(treatment: float, control: float) -> float:
 
 
 def power(treatment: int, control: int, *, effect: float, sd: float, alpha: float) -> float:
-    """Chance that the two-sided t-test with these counts finds a true difference `effect`, both arms having `sd`."""
+    """Return the chance that the two-sided t-test with these counts finds a true difference `effect`, both arms having
+    `sd`."""
     from scipy.special import nctdtr, stdtrit
 
     dof = treatment + control - 2
@@ -63,7 +64,8 @@ def power(treatment: int, control: int, *, effect: float, sd: float, alpha: floa
 def samples_needed(
     *, effect: float, sd: float, alpha: float = 0.05, power: float = 0.8, ratio: float = 1.0
 ) -> tuple[int, int]:
-    """Fewest outcomes (treatment, control) with which the t-test reaches `power`; `ratio` is treatment over control.
+    """Return the fewest outcomes (treatment, control) with which the t-test reaches `power`; `ratio` is treatment over
+    control.
 
     `effect` and `sd` are in units of the outcome. The normal formula gives a start, which the noncentral t counts up from.
     """

@@ -85,7 +85,7 @@ def _proven_by_look(
     sd: float,
     bounds: tuple[float, float] | None,
 ) -> np.ndarray:
-    """(looks,) part of the simulated experiments that have proven the effect by each look."""
+    """Return (looks,) part of the simulated experiments that have proven the effect by each look."""
     from scipy.special import log_ndtr, logsumexp
 
     # Per unit the gain's estimate earns information share (1 - share), outcomes being in standard deviations.

@@ -20,7 +20,7 @@ POINTS = 801
 
 
 def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True) -> dict[str, float]:
-    """Arm -> posterior probability that its mean is the best; they sum to 1.
+    """Return arm -> posterior probability that its mean is the best; they sum to 1.
 
     Posteriors are normal: mean of the outcomes and of `PRIOR` outcomes at the pooled mean, variance s^2 / (n + PRIOR)
     with s^2 of the arm, or pooled while the arm has fewer than two outcomes or all equal. The integral of
@@ -47,7 +47,7 @@ def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True)
 
 
 def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """(K,) chances that each of K independent normals is the largest."""
+    """Return (K,) chances that each of K independent normals is the largest."""
     from scipy.special import ndtr
 
     z = np.linspace(-8, 8, POINTS)
@@ -62,7 +62,7 @@ def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray
 
 
 def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better: bool = True) -> dict[str, float]:
-    """Arm -> share of the next epoch's traffic: the chance that the arm is best, and no arm below `floor`.
+    """Return arm -> share of the next epoch's traffic: the chance that the arm is best, and no arm below `floor`.
 
     The shares are those that Thompson sampling (Russo et al., arXiv 1707.02038) draws on average under the current
     posteriors. The floor bounds inverse propensities by 1 / floor and lets every arm come back. Shares sum to 1.

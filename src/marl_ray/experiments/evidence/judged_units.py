@@ -43,7 +43,7 @@ class JudgedUnit(NamedTuple):
 
 
 def judged_until(design: Design, moment: float) -> float:
-    """The latest `stored_at` of a unit that is judged at `moment`, which is one of `UnitStore.settled_at`."""
+    """Return the latest `stored_at` of a unit that is judged at `moment`, which is one of `UnitStore.settled_at`."""
     return moment - design.window_s - grace_s(design.window_s)
 
 
@@ -67,7 +67,7 @@ def judged_units(
 
 
 def all_judged(connection: sa.Connection, name: str, design: Design, metrics: Iterable[str], moment: float) -> Units:
-    """All units that are judged at `moment`, with their outcome and metrics."""
+    """Return all units that are judged at `moment`, with their outcome and metrics."""
     values: dict[str, np.ndarray] = {}
     arms, epochs, until = list[str](), list[int](), judged_until(design, moment)
     for metric in dict.fromkeys(["outcome", *metrics]):

@@ -48,12 +48,12 @@ class Observations:
     """Metric -> epoch -> arm -> block -> its mean; filled for switchbacks only."""
 
     def summary(self, metric: str, arm: str) -> Summary:
-        """Summary of the arm's observations of the metric."""
+        """Return the summary of the arm's observations of the metric."""
         return self.values.get(metric, {}).get(arm, NO_OUTCOME)
 
     def pair(self, metric: str, treatment: str, control: str, arms: int, scale: float = 1.0) -> tuple[Summary, Summary]:
-        """Summaries of both arms as the tests take them: compared within epochs, the control's multiplied by `scale`.
-        `arms` is the number of arms that the experiment has."""
+        """Return the summaries of both arms as the tests take them: compared within epochs, the control's multiplied by
+        `scale`. `arms` is the number of arms that the experiment has."""
         if metric not in self.blocks:
             by_epoch = self.strata.get(metric, {}).values()
             return stratified(
@@ -73,8 +73,8 @@ class Observations:
         )
 
     def gains(self, metric: str, control: str, arms: Iterable[str], total: int) -> dict[str, Summary]:
-        """Arm -> its observations as gains over the control, compared within epochs; the control's own mean is 0.
-        `total` is the number of arms that the experiment has."""
+        """Return arm -> its observations as gains over the control, compared within epochs; the control's own mean is
+        0. `total` is the number of arms that the experiment has."""
         pairs = {arm: self.pair(metric, arm, control, total) for arm in arms if arm != control}
         gains = {arm: replace(treated, mean=treated.mean - other.mean) for arm, (treated, other) in pairs.items()}
         best_known = max((other for _, other in pairs.values()), key=lambda other: other.n)
@@ -120,7 +120,7 @@ class Look(Observations):
     sources: Sources | None = None
 
     def pooled(self, metric: str, treatment: str, control: str) -> Moments:
-        """Moments of the metric's values that judged units of both arms have reported, together."""
+        """Return the moments of the metric's values that judged units of both arms have reported, together."""
         if self.sources is None:
             return NONE
         names = metric, treatment, control
@@ -132,8 +132,8 @@ class Look(Observations):
     def filled(
         self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
     ) -> tuple[Summary, Summary]:
-        """The summaries of `pair` over all judged units: a unit that has not reported the metric counts as `value`;
-        `shift` is added to the treatment's reported values, and the control's are multiplied by `scale`."""
+        """Return the summaries of `pair` over all judged units: a unit that has not reported the metric counts as
+        `value`; `shift` is added to the treatment's reported values, and the control's are multiplied by `scale`."""
         if self.sources is None:
             return NO_OUTCOME, NO_OUTCOME
         fill = metric, treatment, control, arms, value, shift, scale
@@ -155,7 +155,8 @@ class Look(Observations):
         shift: float,
         scale: float,
     ) -> tuple[float, float]:
-        """Average excess over `value` (below it at the low end) of the numbers of treatment and control, at most.
+        """Return the average excess over `value` (below it at the low end) of the numbers of treatment and control, at
+        most.
 
         The numbers are those of `filled`; one on the near side of `value` counts 0. See `missing_outcomes.mean_beyond`.
         """
@@ -174,8 +175,8 @@ class Look(Observations):
     def _of_pair(
         self, metric: str, changes: Mapping[str, tuple[float, float]]
     ) -> tuple[MetricMoments, Mapping[Judged, int]]:
-        """Reported values of these arms, times each arm's factor and plus its shift, and the numbers of judged
-        units."""
+        """Return the reported values of these arms, times each arm's factor and plus its shift, and the numbers of
+        judged units."""
         assert self.sources is not None
         values = {
             key: Moments(n, factor * mean + more, factor**2 * squares, factor * low + more, factor * high + more)
@@ -238,7 +239,7 @@ def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
 
 
 def _filled(values: MetricMoments, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> MetricMoments:
-    """Values that also contain the units that have reported nothing, each counted as `missing` says."""
+    """Return the values that also contain the units that have reported nothing, each counted as `missing` says."""
     filled = dict(values)
     for metric, value in missing.items():
         for key, n in judged.items():
@@ -248,7 +249,7 @@ def _filled(values: MetricMoments, judged: Mapping[Judged, int], missing: Mappin
 
 
 def _reporting(values: MetricMoments, judged: Mapping[Judged, int], metrics: Iterable[str]) -> MetricMoments:
-    """Moments of 1 for each unit that has reported the metric and 0 for each that has not."""
+    """Return the moments of 1 for each unit that has reported the metric and 0 for each that has not."""
     indicators: dict[MetricCell, Moments] = {}
     for metric in metrics:
         for key, n in judged.items():
@@ -300,7 +301,7 @@ def _pooled(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[st
 
 
 def _under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -> set[str]:
-    """Clusters that have units whose windows are not over."""
+    """Return the clusters that have units whose windows are not over."""
     pending = dict(exposures)
     for (epoch, arm, cluster, _), n in judged.items():
         pending[epoch, arm, cluster] -= n

@@ -27,7 +27,7 @@ MetricCell = tuple[str, int, str, str, bool]
 
 
 def moments_of(row: Any) -> Moments:
-    """The moments in a row of `schema.moments` that has values."""
+    """Return the moments in a row of `schema.moments` that has values."""
     return Moments(row.n, float(row.mean), float(row.squares), float(row.low), float(row.high))
 
 
@@ -120,13 +120,14 @@ class Sums:
         return [units.epoch, units.arm, cluster.label("cluster"), settled.label("settled")]
 
     def _exposures(self, name: str, row: int, sqlite: bool) -> Any:
-        """Query of the units since the last look; those before position `row` are counted apart."""
+        """Return the query of the units since the last look; those before position `row` are counted apart."""
         here = sa.and_(schema.exposures.c.experiment == name, _position(sqlite) >= self.row)
         keys = sa.select(*self._keys(row, sqlite)).where(here).cte("units").c
         return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
 
     def _due(self, name: str, row: int, stored: float, sqlite: bool) -> Any:
-        """Query of the units whose windows are over: new ones, and older ones that were not due at the last look."""
+        """Return the query of the units whose windows are over: new ones, and older ones that were not due at the last
+        look."""
         units = schema.exposures.c
         columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_of(self.design).label("counts")]
         last = (units.stored_at + self.design.window_s).label("closes_at")
@@ -138,7 +139,7 @@ class Sums:
         return sa.union_all(since, waited).cte("due")
 
     def _values(self, table: sa.Table, due: sa.CTE) -> Any:
-        """Query of the moments of the values that the units reported in time, and of the number of units."""
+        """Return the query of the moments of the values that the units reported in time, and of the number of units."""
         same_unit = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
         metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
         keys = [due.c[key] for key in ("epoch", "arm", "cluster", "settled", "counts")]
@@ -153,7 +154,7 @@ def _position(sqlite: bool) -> Any:
 
 
 def _end(connection: sa.Connection, sqlite: bool) -> int:
-    """The position below which every row is final."""
+    """Return the position below which every row is final."""
     if sqlite:
         last = sa.select(sa.func.max(_position(sqlite))).select_from(schema.exposures)
         return int(connection.execute(last).scalar() or 0) + 1
@@ -162,7 +163,7 @@ def _end(connection: sa.Connection, sqlite: bool) -> int:
 
 
 def moved(table: sa.Table, design: Design) -> Any:
-    """SQL for the value of a row of outcomes or metrics, moved into its metric's range."""
+    """Return the SQL for the value of a row of outcomes or metrics, moved into its metric's range."""
     value, of_metric = table.c.value, []
     for metric, low, high in design.ranges:
         here = sa.literal(metric == "outcome") if table is schema.outcomes else table.c.metric == metric
@@ -171,7 +172,7 @@ def moved(table: sa.Table, design: Design) -> Any:
 
 
 def counts_of(design: Design) -> Any:
-    """SQL that is 1 for an exposure whose values count, 0 for one in its block's washout."""
+    """Return the SQL that is 1 for an exposure whose values count, 0 for one in its block's washout."""
     if design.randomize != "switchback":
         return sa.literal(1)
     units = schema.exposures.c

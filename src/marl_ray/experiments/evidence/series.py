@@ -15,8 +15,8 @@ Series = dict[str, list[tuple[float, Summary]]]
 
 
 def series(connection: sa.Connection, name: str, design: Design, points: int, now: float) -> Series:
-    """Summaries of the arms' outcomes at `points` moments, evenly spaced from the first outcome to the last; moments at
-    which an arm has nothing new are left out.
+    """Return the summaries of the arms' outcomes at `points` moments, evenly spaced from the first outcome to the last;
+    moments at which an arm has nothing new are left out.
 
     Only outcomes of units whose windows are over at `now` (seconds since 1970) count; a value that stands for a missing
     outcome is dated at its window's end. An observation is a unit's outcome, or the mean of a cluster's or block's
@@ -48,8 +48,8 @@ def series(connection: sa.Connection, name: str, design: Design, points: int, no
 
 
 def _units(name: str, design: Design, now: float) -> Any:
-    """Query of the units: cluster, epoch, arm, whether it counts, whether it is judged, value (null if it has none, or
-    none yet) and the time of the value."""
+    """Return the query of the units: cluster, epoch, arm, whether it counts, whether it is judged, value (null if it
+    has none, or none yet) and the time of the value."""
     units, outcomes = schema.exposures.c, schema.outcomes
     closes_at = units.stored_at + design.window_s
     judged = units.stored_at <= now - design.window_s - grace_s(design.window_s)
@@ -62,7 +62,7 @@ def _units(name: str, design: Design, now: float) -> Any:
 
 
 def _clusters(units: sa.CTE, design: Design, now: float) -> Any:
-    """Query of the means of clusters or blocks, chosen by the rules of `looks.look_at`."""
+    """Return the query of the means of clusters or blocks, chosen by the rules of `looks.look_at`."""
     here = units.c
     first = sa.func.first_value(here.arm).over(partition_by=here.cluster, order_by=here.epoch)
     epochs = [end(here.epoch).over(partition_by=here.cluster) for end in (sa.func.min, sa.func.max)]

@@ -53,8 +53,8 @@ class OutcomeMoments:
     """Sum of (y_i - m_i)^2, where m_i is the centre in force when y_i came."""
 
     def centres(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Centres m (k,) and deviations s (k,) in force for the next outcomes y (k,), each determined by earlier
-        outcomes only."""
+        """Return the centres m (k,) and deviations s (k,) in force for the next outcomes y (k,), each determined by
+        earlier outcomes only."""
         count = self.n + PRIOR + np.arange(len(y))
         totals = self.total + y.cumsum()
         centres = (PRIOR / 2 + np.concatenate([[self.total], totals[:-1]])) / count
@@ -97,7 +97,7 @@ class Capital:
             self.logs += np.log((1 + risked * (gains[part, None, None] - nulls)).prod(0))
 
     def log_evidence(self) -> np.ndarray:
-        """(D,) ln K against each null."""
+        """Return (D,) ln K against each null."""
         most = self.logs.max(0)
         evidence: np.ndarray = most + np.log(np.exp(self.logs - most).mean(0))
         return evidence
@@ -141,8 +141,8 @@ class Claim:
 
 
 def ends(low: float, high: float, shift: float, scale: float) -> tuple[float, float]:
-    """(low, high) of the treatment's outcomes plus `shift` and the control's times `scale` together, for outcomes from
-    `low` to `high`."""
+    """Return (low, high) of the treatment's outcomes plus `shift` and the control's times `scale` together, for
+    outcomes from `low` to `high`."""
     return min(low + shift, scale * low), max(high + shift, scale * high)
 
 
@@ -179,7 +179,7 @@ class BettingTest:
         self.capital.bet(y, treated, share, *self.memory.centres(y))
 
     def evidence(self) -> "BetEvidence":
-        """The evidence after the units so far."""
+        """Return the evidence after the units so far."""
         nulls, logs, (least, most) = self.capital.nulls, self.capital.log_evidence(), self.claim.range
         log_e = float(logs[np.searchsorted(nulls, self.claim.null)])
         return BetEvidence(self.claim.side, self.memory.n, (most - least) * nulls, logs, log_e)
@@ -200,8 +200,8 @@ class BetEvidence:
     """ln E against the claim's null hypothesis."""
 
     def bound(self, alpha: float) -> float:
-        """The gain is above this bound (`side` 1) or below it (-1), at all times with probability 1 - alpha; infinite
-        at first.
+        """Return the bound above which (`side` 1) or below which (-1) the gain is, at all times with probability 1 -
+        alpha; infinite at first.
 
         The bound is interpolated between the nulls of the grid.
         """

@@ -52,12 +52,13 @@ class Verdict(StrEnum):
 
 
 def tune_rho(n: float, alpha: float) -> float:
-    """The rho whose interval is tightest at time n (1810.08240, proposition 3, through the lower Lambert W branch)."""
+    """Return the rho whose interval is tightest at time n (1810.08240, proposition 3, through the lower Lambert W
+    branch)."""
     return n / (-_lambert_w_lower(-(alpha**2) / math.e) - 1)
 
 
 def _lambert_w_lower(x: float) -> float:
-    """The solution w <= -1 of w exp(w) = x for x in (-1/e, 0), by Newton steps on ln(w/x) + w = 0."""
+    """Return the solution w <= -1 of w exp(w) = x for x in (-1/e, 0), by Newton steps on ln(w/x) + w = 0."""
     # scipy has it too, but importing scipy.special takes longer than all of this package.
     w = math.log(-x) - math.log(-math.log(-x)) if x > -0.25 else -1 - math.sqrt(2 * (1 + math.e * x))
     for _ in range(50):
@@ -69,7 +70,7 @@ def _lambert_w_lower(x: float) -> float:
 
 
 def verdict(interval: Interval, margin: float) -> Verdict:
-    """The strongest verdict that the interval proves.
+    """Return the strongest verdict that the interval proves.
 
     All verdicts over all looks are right together with the interval's probability, since each only repeats what the
     interval says. A treatment proven worse by less than the margin counts as non-inferior: the margin says that such

@@ -85,7 +85,7 @@ def unequal_reporting(
 
 
 def mean_beyond(reported: Moments, value: float, end: End) -> float:
-    """The largest mean that the parts of these numbers above `value` (below it at the low end) can have."""
+    """Return the largest mean that the parts of these numbers above `value` (below it at the low end) can have."""
     gap, most = (
         (value - reported.mean, reported.high - value)
         if end == "high"
@@ -99,7 +99,8 @@ def mean_beyond(reported: Moments, value: float, end: End) -> float:
 def nearer_end(
     reported: Moments, furthest: float, pair: tuple[Summary, Summary], reports: tuple[Summary, Summary]
 ) -> float:
-    """The value of a missing outcome at one end: `furthest`, or a number between it and the mean that costs less.
+    """Return the value of a missing outcome at one end: `furthest`, or a number between it and the mean that costs
+    less.
 
     A distance d from the mean costs what chance makes of it, d times the error of the shares that report, and what of an
     excess may lie beyond, s^2 / (4 d) at most. `reported` are the reported values' moments, `pair` and `reports` the

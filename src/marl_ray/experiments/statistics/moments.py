@@ -25,7 +25,7 @@ NONE = Moments(0, 0.0, 0.0)
 
 
 def merged(left: Moments, right: Moments) -> Moments:
-    """The moments of both sets of values together (Chan, Golub, LeVeque 1979)."""
+    """Return the moments of both sets of values together (Chan, Golub, LeVeque 1979)."""
     n = left.n + right.n
     if not left.n or not right.n:
         return left if left.n else right

@@ -36,7 +36,8 @@ class ExposureGate(NamedTuple):
 
 
 def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> PolicyValue:
-    """Self-normalised importance sampling (Swaminathan, Joachims, NeurIPS 2015): sum w r / sum w over n episodes.
+    """Return the self-normalised importance sampling estimate (Swaminathan, Joachims, NeurIPS 2015): sum w r / sum w
+    over n episodes.
 
     `log_weights`, `rewards` (n,). Variance by the delta method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards
     (adding 1 to all adds 1), bias of order 1 / effective.
@@ -53,7 +54,8 @@ def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> PolicyV
 def doubly_robust(
     log_weights: np.ndarray, rewards: np.ndarray, logged_model: np.ndarray, target_model: np.ndarray, alpha: float
 ) -> PolicyValue:
-    """Doubly robust (Dudik, Langford, Li, arXiv 1103.4601): mean of target_model + w (r - logged_model).
+    """Return the doubly robust estimate (Dudik, Langford, Li, arXiv 1103.4601): mean of target_model + w (r -
+    logged_model).
 
     All arrays are (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the
     logged actions, `target_model` its mean over the target's actions. The estimate is right if the weights are or if
@@ -87,7 +89,7 @@ def gate(value: PolicyValue, *, floor: float, min_effective: float) -> ExposureG
 
 
 def _weights(log_weights: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, float]:
-    """Weights over their largest, whose logarithm comes with them: a product of many ratios overflows."""
+    """Return the weights over their largest, whose logarithm comes with them: a product of many ratios overflows."""
     if log_weights.ndim != 1 or log_weights.shape != rewards.shape:
         raise MarlRayError(f"rewards: expected shape {log_weights.shape}, one per episode, got {rewards.shape}")
     if not np.isfinite(rewards).all():

@@ -105,7 +105,7 @@ def promotion(
 
 
 def relative_scale(relative: float, higher_is_better: bool) -> float:
-    """Factor for the control's outcomes that turns a relative margin into margin 0.
+    """Return the factor for the control's outcomes that turns a relative margin into margin 0.
 
     "treatment - (1 - 0.02) control > 0" is a linear contrast with a variance of its own, whereas 2 % of the control's
     estimate would be one more number that chance moves. The factor is 1.02 where smaller is better. Only for metrics
@@ -115,7 +115,7 @@ def relative_scale(relative: float, higher_is_better: bool) -> float:
 
 
 def scaled(arm: Summary, scale: float) -> Summary:
-    """The summary of the outcomes times `scale`."""
+    """Return the summary of the outcomes times `scale`."""
     return Summary(arm.n, scale * arm.mean, scale**2 * arm.variance)
 
 
@@ -157,8 +157,8 @@ def _test(
 
 
 def mean_interval(arm: Summary, largest: float, *, alpha: float, min_outcomes: int) -> Interval:
-    """Bounds of an arm's mean that hold at all looks at once; `largest` is the largest variance of the experiment's arms.
-    Infinite before the arm has `min_outcomes`, or while all outcomes are equal.
+    """Return the bounds of an arm's mean that hold at all looks at once; `largest` is the largest variance of the
+    experiment's arms. Infinite before the arm has `min_outcomes`, or while all outcomes are equal.
 
     The variance is taken as in `promotion`, and the two sides have half of alpha each.
     """
@@ -173,7 +173,7 @@ def mean_interval(arm: Summary, largest: float, *, alpha: float, min_outcomes: i
 
 
 def information(left: Summary, right: Summary, caution: float = 0.0) -> tuple[float, float]:
-    """Standard error of the difference of means, and intrinsic time V.
+    """Return the standard error of the difference of means, and intrinsic time V.
 
     V = 2 (s1^2 + s2^2) / error^2: the number of all outcomes where the arms get equal traffic, and proportional to
     1 / error^2 where they do not. The error is NaN or 0 while the variance is unknown.
@@ -190,8 +190,8 @@ def information(left: Summary, right: Summary, caution: float = 0.0) -> tuple[fl
 def _binary_information(
     left: Summary, right: Summary, margin: float, events: tuple[float, float]
 ) -> tuple[float, float]:
-    """`information` for outcomes that are 0 or the arm's number in `events`, under the hypothesis that left's mean is
-    right's less `margin`."""
+    """Return `information` for outcomes that are 0 or the arm's number in `events`, under the hypothesis that left's
+    mean is right's less `margin`."""
     for arm, event in zip((left, right), events, strict=True):
         if not 0 <= arm.mean <= event:
             raise MarlRayError(f"binary: expected outcomes 0 or {event:g}, got a mean of {arm.mean}")
@@ -208,12 +208,12 @@ def _event_variance(mean: float, event: float) -> float:
 
 
 def log_e_value(s: float, v: float, rho: float) -> float:
-    """ln E of a sum s at intrinsic time v: the supermartingale exp(l s - l^2 v / 2) mixed over half-normal l."""
+    """Return ln E of a sum s at intrinsic time v: the supermartingale exp(l s - l^2 v / 2) mixed over half-normal l."""
     return math.log(2) + 0.5 * math.log(rho / (v + rho)) + _evidence(s / math.sqrt(v + rho))
 
 
 def one_sided_boundary(v: float, rho: float, alpha: float) -> float:
-    """The sum at which E reaches 1 / alpha at intrinsic time v, by Newton steps; alpha below 0.5."""
+    """Return the sum at which E reaches 1 / alpha at intrinsic time v, by Newton steps; alpha below 0.5."""
     target = 0.5 * math.log((v + rho) / rho) - math.log(2 * alpha)
     x = math.sqrt(2 * target)
     for _ in range(50):
@@ -227,7 +227,7 @@ def one_sided_boundary(v: float, rho: float, alpha: float) -> float:
 
 
 def _evidence(x: float) -> float:
-    """x^2 / 2 + ln Phi(x)."""
+    """Return x^2 / 2 + ln Phi(x)."""
     if x < -25:
         return -math.log(-x * math.sqrt(2 * math.pi))  # the first term of Phi's expansion, right to 0.2 %
     return x**2 / 2 + math.log(_normal_cdf(x))

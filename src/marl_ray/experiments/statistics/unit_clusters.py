@@ -31,7 +31,7 @@ MIN_GROUPS = 16
 
 
 def summary_of(means: list[float]) -> Summary:
-    """Summary (count, mean, variance) of observations."""
+    """Return the summary (count, mean, variance) of observations."""
     n = len(means)
     if not n:
         return Summary(0, math.nan, 0.0)
@@ -67,7 +67,7 @@ def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summ
 
 
 def _within(parts: list[Summary]) -> float:
-    """Variance of an arm within its strata."""
+    """Return the variance of an arm within its strata."""
     freedom = sum(part.n - 1 for part in parts)
     return math.fsum((part.n - 1) * part.variance for part in parts) / freedom if freedom else 0.0
 

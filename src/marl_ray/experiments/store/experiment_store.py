@@ -243,26 +243,26 @@ class ExperimentStore(EvidenceStore):
         connection.execute(sa.insert(schema.audit).values(values))
 
     def audit(self, name: str) -> list[AuditEntry]:
-        """Every change of the experiment, the oldest first."""
+        """Return every change of the experiment, the oldest first."""
         query = sa.select(schema.audit).where(schema.audit.c.experiment == name).order_by(schema.audit.c.id)
         with self.transaction() as connection:
             return [AuditEntry(*row) for row in connection.execute(query)]
 
     def names(self) -> list[str]:
-        """All experiments, the oldest first."""
+        """Return all experiments, the oldest first."""
         here = schema.experiments.c
         with self.transaction() as connection:
             return list(connection.execute(sa.select(here.name).order_by(here.created, here.name)).scalars())
 
     def experiments(self) -> list[ExperimentRecord]:
-        """All experiments, the oldest first. To be polled: a config is read again only when it has changed, and must
-        therefore not be changed in place."""
+        """Return all experiments, the oldest first. To be polled: a config is read again only when it has changed, and
+        must therefore not be changed in place."""
         with self.transaction() as connection:
             return read_all(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
-        """Experiment -> its assignment state, the oldest first. Made for polling: while nothing changes it costs one
-        row and returns the same object, which must not be changed."""
+        """Return experiment -> its assignment state, the oldest first. Made for polling: while nothing changes it costs
+        one row and returns the same object, which must not be changed."""
         with self.transaction() as connection:
             version = version_of(connection)  # read first: what changes meanwhile is found by the next call
             if version != self._states[0]:
@@ -271,15 +271,15 @@ class ExperimentStore(EvidenceStore):
             return self._states[1]
 
     def table(self, name: str) -> AssignmentState:
-        """Assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
+        """Return the assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
         record = self.experiment(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
     def past(self, name: str) -> EpochHistory | None:
-        """Weights and populations of all epochs so far, read from the audit; None if the audit is incomplete or the
-        salt has changed."""
+        """Return the weights and populations of all epochs so far, read from the audit; None if the audit is incomplete
+        or the salt has changed."""
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
         with self.transaction() as connection:
@@ -293,8 +293,9 @@ class ExperimentStore(EvidenceStore):
         return EpochHistory(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
 
     def production(self, endpoint: str) -> Production | None:
-        """The bundle that serves the endpoint's units that are in no experiment: the winner of the newest experiment
-        there if it has been promoted, else its control. None for an endpoint that has never had an experiment."""
+        """Return the bundle that serves the endpoint's units that are in no experiment: the winner of the newest
+        experiment there if it has been promoted, else its control. None for an endpoint that has never had an
+        experiment."""
         here = schema.experiments.c
         newest = sa.select(here.name).where(here.endpoint == endpoint)
         # Some of a layer's experiments may be over before others.

@@ -26,8 +26,8 @@ class Notices:
         self._store = store
 
     def due(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
-        """Due changes of these experiments after `since` (seconds since 1970) that nobody has claimed, the oldest
-        first, each with its number of attempts. At most `AT_ONCE` of them."""
+        """Return the due changes of these experiments after `since` (seconds since 1970) that nobody has claimed, the
+        oldest first, each with its number of attempts. At most `AT_ONCE` of them."""
         audit, notices = schema.audit, schema.notices.c
         query = (
             sa.select(audit, sa.func.coalesce(notices.attempts, 0))
@@ -68,7 +68,8 @@ class Notices:
             connection.execute(insert.on_conflict_do_update(index_elements=["reference"], set_={"at": now}))
 
     def preloads(self, since: float) -> list[str]:
-        """References of the bundles that were asked for after `since` (seconds since 1970), the oldest first."""
+        """Return the references of the bundles that were asked for after `since` (seconds since 1970), the oldest
+        first."""
         here = schema.preloads.c
         query = sa.select(here.reference).where(here.at > since).order_by(here.at)
         with self._store.transaction() as connection:

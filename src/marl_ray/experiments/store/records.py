@@ -120,8 +120,8 @@ def read_all(connection: sa.Connection, known: Configs) -> list[ExperimentRecord
 
 
 def version_of(connection: sa.Connection) -> tuple[int, int]:
-    """Number of experiments, and the sum of their epochs and revisions. Equal versions mean that nothing has changed,
-    because every change raises one of the two. The query reads one row, however many experiments are over."""
+    """Return the number of experiments, and the sum of their epochs and revisions. Equal versions mean that nothing has
+    changed, because every change raises one of the two. The query reads one row, however many experiments are over."""
     here = schema.experiments.c
     changes = sa.func.coalesce(sa.func.sum(here.epoch + here.revision), 0)
     count, total = connection.execute(sa.select(sa.func.count(), changes)).one()
@@ -131,7 +131,7 @@ def version_of(connection: sa.Connection) -> tuple[int, int]:
 def _rows(
     connection: sa.Connection, more: Iterable[sa.ColumnElement[Any]], names: list[str] | None = None
 ) -> dict[str, list[Any]]:
-    """Experiment -> its row, once for every mark on an arm."""
+    """Return experiment -> its row, once for every mark on an arm."""
     here, arms = schema.experiments.c, schema.arms.c
     columns = (here.name, here.epoch, here.created, here.status, here.stage, here.stage_since, here.stage_epoch)
     marked = sa.and_(arms.experiment == here.name, arms.rolled_back_at.is_not(None))
@@ -159,7 +159,7 @@ def _record(rows: list[Any], config: dict[str, Any]) -> ExperimentRecord:
 
 
 def assignment_state(record: ExperimentRecord) -> AssignmentState:
-    """The assignment state of an experiment."""
+    """Return the assignment state of an experiment."""
     state, config = record.state, record.config
     low, high = config.get("layer_share", (0.0, 1.0))
     return AssignmentState(
@@ -185,18 +185,18 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
 
 
 def endpoint_of(name: str, config: dict[str, Any]) -> str:
-    """The endpoint that an experiment serves: that of its config, or else its own name."""
+    """Return the endpoint that an experiment serves: that of its config, or else its own name."""
     return config.get("endpoint") or name
 
 
 def design_of(config: dict[str, Any]) -> str:
-    """The kind of thing that is assigned to an arm: `session`, `cluster` or `switchback`."""
+    """Return the kind of thing that is assigned to an arm: `session`, `cluster` or `switchback`."""
     return str(config.get("randomize", "session"))
 
 
 def look_design(config: dict[str, Any]) -> Design:
-    """The part of a config that looks depend on. A unit without a reported failure (`error`) counts as one without
-    failure, because the gateway itself reports failures, whether a guardrail reads them or not."""
+    """Return the part of a config that looks depend on. A unit without a reported failure (`error`) counts as one
+    without failure, because the gateway itself reports failures, whether a guardrail reads them or not."""
     rails = {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
     missing = {"error": 0.0} | rails | {"outcome": counts_as("outcome", config.get("missing"))}
     measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}
@@ -216,7 +216,7 @@ def look_design(config: dict[str, Any]) -> Design:
 
 
 def columns_of(state: ExperimentState) -> dict[str, Any]:
-    """The state as columns; its marks are rows of the arms."""
+    """Return the state as columns; its marks are rows of the arms."""
     return {
         "status": state.status.value,
         "epoch": state.epoch,
@@ -229,12 +229,12 @@ def columns_of(state: ExperimentState) -> dict[str, Any]:
 
 
 def plain(record: ExperimentRecord) -> dict[str, Any]:
-    """The state as plain data for the audit."""
+    """Return the state as plain data for the audit."""
     return {**columns_of(record.state), "weights": record.weights, "rolled_back": sorted(record.state.rolled_back)}
 
 
 def assignment_part(config: dict[str, Any]) -> Any:
-    """The part of a config that decides which unit gets which arm; a change of it is a new epoch."""
+    """Return the part of a config that decides which unit gets which arm; a change of it is a new epoch."""
     plan, design = plan_of(config), design_of(config)
     digests = {arm: (part["digest"], part.get("allow_rolled_back", False)) for arm, part in config["arms"].items()}
     layer = config.get("layer"), list(config.get("layer_share", (0.0, 1.0)))

@@ -118,7 +118,7 @@ class Changes:
         return True
 
     def rows(self) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
-        """The tables and what is written to them."""
+        """Yield the tables and what is written to them."""
         rows_of: dict[bool, list[dict[str, Any]]] = {}
         for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
             value, arrived_at = self.known[unit, metric]

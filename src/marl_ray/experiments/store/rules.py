@@ -66,7 +66,7 @@ def check_endpoint(connection: sa.Connection, record: ExperimentRecord, endpoint
 
 
 def marked_arms(connection: sa.Connection, name: str) -> frozenset[str]:
-    """The experiment's rolled-back arms."""
+    """Return the experiment's rolled-back arms."""
     arms = schema.arms.c
     marked = sa.select(arms.arm).where(arms.experiment == name, arms.rolled_back_at.is_not(None))
     return frozenset(connection.execute(marked).scalars())
@@ -75,8 +75,8 @@ def marked_arms(connection: sa.Connection, name: str) -> frozenset[str]:
 def allowed_arms(
     connection: sa.Connection, name: str, config: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, str]:
-    """Arms that serve weights which another experiment has rolled back, with the config's permission: arm -> that
-    experiment.
+    """Return the arms that serve weights which another experiment has rolled back, with the config's permission: arm ->
+    that experiment.
 
     The arms have weight, and their bundle, or the same weights in another bundle, were rolled back elsewhere. Arms that
     `before` (the arms of the earlier config) already permitted are left out. Raises MarlRayError for such an arm

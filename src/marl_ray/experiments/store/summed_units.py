@@ -34,14 +34,14 @@ class EvidenceStore(UnitStore):
         self._looking: dict[str, threading.Lock] = {}
 
     def experiment(self, name: str) -> ExperimentRecord | None:
-        """The stored experiment, or None."""
+        """Return the stored experiment, or None."""
         with self.transaction() as connection:
             return read(connection, name)
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
-        """Sums over the experiment's units at a moment (seconds since 1970; now if not given), and what the betting
-        tests of the questions prove. The first look of a process reads every row, a later one those written since, and the
-        units whose windows have ended since."""
+        """Return the sums over the experiment's units at a moment (seconds since 1970; now if not given), and what the
+        betting tests of the questions prove. The first look of a process reads every row, a later one those written
+        since, and the units whose windows have ended since."""
         name, moment = record.name, self.settled_at() if now is None else now
         design = look_design(record.config)
         with self._looking.setdefault(name, threading.Lock()):
@@ -75,8 +75,8 @@ class EvidenceStore(UnitStore):
         return proven
 
     def next_judged(self, record: ExperimentRecord) -> float | None:
-        """The moment at which the next unit of the experiment is judged (seconds since 1970, by the database's clock);
-        None if no stored unit is within its window."""
+        """Return the moment at which the next unit of the experiment is judged (seconds since 1970, by the database's
+        clock); None if no stored unit is within its window."""
         design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
         after = judged_until(design, moment)
         first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
@@ -85,13 +85,14 @@ class EvidenceStore(UnitStore):
         return None if stored_at is None else moment + float(stored_at) - after
 
     def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
-        """Every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all rows."""
+        """Return every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all
+        rows."""
         design, moment = look_design(record.config), self.settled_at()
         with self.transaction(self._snapshots) as connection:
             return all_judged(connection, record.name, design, metrics, moment)
 
     def arrivals(self, name: str, since: float) -> dict[str, int]:
-        """Arm -> units that have met it since a moment (seconds since 1970)."""
+        """Return arm -> units that have met it since a moment (seconds since 1970)."""
         units = schema.exposures.c
         query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
         with self.transaction() as connection:
@@ -103,7 +104,7 @@ class EvidenceStore(UnitStore):
     def _shares(
         self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
     ) -> dict[int, Mapping[str, float]]:
-        """Epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
+        """Return epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
         audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
         rows = connection.execute(query.where(audit.epoch >= first))
@@ -111,12 +112,13 @@ class EvidenceStore(UnitStore):
         return {row.epoch: row.after.get("weights") or plan_of(row.after["config"]).weights for row in rows}
 
     def summary(self, name: str) -> dict[str, ArmSummary]:
-        """Arm -> exposures and outcomes, of the arms that have any."""
+        """Return arm -> exposures and outcomes, of the arms that have any."""
         record = self.experiment(name)
         return {} if record is None else dict(self.look(record).units)
 
     def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
-        """Outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for polling."""
+        """Return the outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for
+        polling."""
         record = self.experiment(name)
         if record is None:
             return {}

@@ -122,19 +122,20 @@ class UnitStore:
         return self.clock() if self.clock is not None else windows.arrival(connection)
 
     def settled_at(self) -> float:
-        """The moment until which all that arrived is written (see `windows.settled_at`), in seconds since 1970."""
+        """Return the moment until which all that arrived is written (see `windows.settled_at`), in seconds since
+        1970."""
         if self.clock is not None:
             return self.clock()
         with self.transaction() as connection:
             return windows.settled_at(connection)
 
     def assignment(self, experiment: str, unit: str) -> Assignment | None:
-        """The arm of the unit's first exposure, or None."""
+        """Return the arm of the unit's first exposure, or None."""
         with self.transaction() as connection:
             return _assignment(connection, experiment, unit)
 
     def assignments(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
-        """(Experiment, unit) -> the arm of its first exposure, for those of `pairs` that have one."""
+        """Return (experiment, unit) -> the arm of its first exposure, for those of `pairs` that have one."""
         by_experiment: dict[str, list[str]] = {}
         for experiment, unit in pairs:
             by_experiment.setdefault(experiment, []).append(unit)
@@ -179,7 +180,7 @@ class UnitStore:
     def _units(
         self, connection: sa.Connection, experiment: str, names: list[str]
     ) -> dict[str, tuple[Assignment, float]]:
-        """Unit -> its assignment, and the moment its exposure was stored.
+        """Return unit -> its assignment, and the moment its exposure was stored.
 
         The rows are locked: nobody else reports about these units until the transaction ends.
         """
@@ -200,7 +201,7 @@ class UnitStore:
         return stored
 
     def corrections(self, experiment: str) -> list[Correction]:
-        """All replaced values of the experiment, the oldest first."""
+        """Return all replaced values of the experiment, the oldest first."""
         here = schema.corrections.c
         query = sa.select(*(here[name.name] for name in fields(Correction)))
         with self.transaction() as connection:
@@ -230,7 +231,7 @@ class UnitStore:
                 connection.execute(insert.on_conflict_do_update(index_elements=same, set_=values))
 
     def shadow_totals(self, experiment: str) -> dict[str, dict[str, float]]:
-        """Arm -> the totals of all replicas, with `at`, the moment of their latest write."""
+        """Return arm -> the totals of all replicas, with `at`, the moment of their latest write."""
         totals = schema.shadow_totals.c
         # Rows of before a column was there have none.
         sums = {

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Integer rows (N, K) to (distinct rows (U, K), index (N,)) with `distinct[index] == rows`, exactly.
+    """Split integer rows (N, K) into (distinct rows (U, K), index (N,)) with `distinct[index] == rows`, exactly.
 
     Rows are distinguished by a 64-bit hash. The result is checked, and after a collision the function compares the rows
     themselves, which is slower.
@@ -29,7 +29,7 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hashes(rows: Tensor) -> Tensor:
-    """(N,) int64 from the rows' bytes: multiply, fold the high half down, multiply again, add over words."""
+    """Hash the rows' bytes into (N,) int64: multiply, fold the high half down, multiply again, add over words."""
     raw = rows.contiguous().view(torch.uint8).reshape(len(rows), -1)
     words = functional.pad(raw, (0, -raw.shape[1] % 8)).view(torch.int64)
     generator = torch.Generator().manual_seed(0)

@@ -47,19 +47,19 @@ class Distribution(Protocol):
         """
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """Actions (N, *shape) from normalised outputs (N, parameters) and uniforms in [0, 1) (N, noise)."""
+        """Return the actions (N, *shape) from normalised outputs (N, parameters) and uniforms in [0, 1) (N, noise)."""
 
     def mode(self, outputs: Tensor) -> Tensor:
-        """Most likely actions (N, *shape)."""
+        """Return the most likely actions (N, *shape)."""
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Log-probability (density for continuous actions) of actions, (N,)."""
+        """Return the log-probability (density for continuous actions) of actions, (N,)."""
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        """Entropy in nats, (N,)."""
+        """Return the entropy in nats, (N,)."""
 
     def to_env(self, actions: Tensor) -> np.ndarray:
-        """Actions as the environment's space takes them, (N, *shape)."""
+        """Return the actions as the environment's space takes them, (N, *shape)."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Gaussian:
 
 
 def distribution_of(space: spaces.Space[Any]) -> Distribution:
-    """Distribution of an action space; raises MarlRayError if there is none."""
+    """Return the distribution of an action space; raises MarlRayError if there is none."""
     match space:
         case spaces.Discrete():
             return Categorical((int(space.n),), (), int(space.start))

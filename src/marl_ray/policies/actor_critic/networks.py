@@ -34,7 +34,7 @@ class OneHotLinear(nn.Module):
         self.register_buffer("offsets", torch.tensor([0, *np.cumsum(sizes)[:-1].tolist()]), persistent=False)
 
     def prepare(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Categories (N, K) to (values (N, C), columns (C,)): the one-hot code without its all-zero columns."""
+        """Turn categories (N, K) into (values (N, C), columns (C,)): the one-hot code without its all-zero columns."""
         index = rows.long() + self.offsets
         used = torch.bincount(index.reshape(-1), minlength=len(self.weight)).nonzero().reshape(-1)
         position = torch.empty(len(self.weight), dtype=torch.long, device=rows.device)
@@ -91,7 +91,7 @@ class ImageLinear(nn.Module):
 def first_layer(
     space: spaces.Space[Any], out: int, normalize: bool = True
 ) -> OneHotLinear | VectorLinear | ImageLinear:
-    """The first layer for rows of this space (see `spaces.to_row`)."""
+    """Return the first layer for rows of this space (see `spaces.to_row`)."""
     if isinstance(space, CATEGORICAL):
         return OneHotLinear(cardinalities(space), out)
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
@@ -129,12 +129,13 @@ class Network(nn.Module):
         return self.first.prepare(rows)
 
     def forward(self, values: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Outputs (N, out) in float32 from prepared values, or from raw categorical rows without gradients."""
+        """Return the outputs (N, out) in float32 from prepared values, or from raw categorical rows without
+        gradients."""
         outputs: Tensor = self.rest(self.first(values, columns))
         return outputs.float()
 
     def infer(self, rows: Tensor) -> Tensor:
-        """Outputs (N, out) from raw rows, without gradients."""
+        """Return the outputs (N, out) from raw rows, without gradients."""
         with torch.no_grad():
             outputs: Tensor = self(rows if self.categorical else self.prepare(rows)[0])
         return outputs

@@ -34,7 +34,7 @@ class EncodedRows:
         return cls(*network.prepare(distinct), index)
 
     def rows(self, chosen: Tensor) -> "EncodedRows":
-        """The part of the batch at the positions `chosen`."""
+        """Return the part of the batch at the positions `chosen`."""
         if self.index is None:
             return EncodedRows(self.values[chosen], self.columns, None)
         used, index = torch.unique(self.index[chosen], return_inverse=True)
@@ -95,7 +95,8 @@ class ActorCritic(nn.Module):
         )
 
     def evaluate(self, actor: EncodedRows, critic: EncodedRows, allowed: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Normalised action parameters (N, P) and values of whole batches, with gradients; `allowed` (N, choices)."""
+        """Return the normalised action parameters (N, P) and values of whole batches, with gradients; `allowed` (N,
+        choices)."""
         outputs, *values = self(actor.values, actor.columns, critic.values, critic.columns)
         if allowed is None:  # each distinct row is normalised once
             outputs = actor.spread(self.distribution.normalize(outputs))

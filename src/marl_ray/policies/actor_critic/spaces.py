@@ -13,7 +13,7 @@ CATEGORICAL = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Plain data of a supported space; `space_from_json` is its inverse. Raises MarlRayError on other spaces."""
+    """Return plain data of a supported space; `space_from_json` is its inverse. Raises MarlRayError on other spaces."""
     match space:
         case spaces.Discrete():
             return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
@@ -28,7 +28,7 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
-    """The space that `space_to_json` described."""
+    """Return the space that `space_to_json` described."""
     match data["type"]:
         case "Discrete":
             return spaces.Discrete(data["n"], start=data["start"])
@@ -44,7 +44,7 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
 
 
 def _constant_or_list(bound: np.ndarray) -> Any:
-    """A bound as plain data. JSON has no infinity, so infinite bounds are text."""
+    """Return a bound as plain data. JSON has no infinity, so infinite bounds are text."""
     plain = bound.flat[0].item() if bound.size and np.all(bound == bound.flat[0]) else bound.tolist()
     return _named(plain)
 
@@ -56,19 +56,19 @@ def _named(value: Any) -> Any:
 
 
 def _bound(value: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Inverse of `_constant_or_list`."""
+    """Undo `_constant_or_list`."""
     if isinstance(value, list):
         return np.array([_bound(part, dtype) for part in value], dtype)
     return np.asarray(float(value) if isinstance(value, str) else value, dtype)
 
 
 def row_size(space: spaces.Space[Any]) -> int:
-    """Length of an observation's flat row."""
+    """Return the length of an observation's flat row."""
     return math.prod(space.shape or ()) if not isinstance(space, spaces.Discrete) else 1
 
 
 def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
-    """Number type of an observation's flat row: small integers for categories and pixels, else float32."""
+    """Return the number type of an observation's flat row: small integers for categories and pixels, else float32."""
     if isinstance(space, spaces.MultiDiscrete) and np.any(space.start):
         raise MarlRayError(f"observation space {space} is not supported: expected categories from 0")
     if isinstance(space, CATEGORICAL):
@@ -81,7 +81,7 @@ def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
 
 
 def cardinalities(space: spaces.Space[Any]) -> list[int]:
-    """Number of categories of every entry of a categorical space's row."""
+    """Return the number of categories of every entry of a categorical space's row."""
     match space:
         case spaces.Discrete():
             return [int(space.n)]
@@ -93,14 +93,14 @@ def cardinalities(space: spaces.Space[Any]) -> list[int]:
 
 
 def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
-    """Flat row of one observation (or of a batch with one leading dimension); categories count from zero."""
+    """Return the flat row of one observation (or of a batch with one leading dimension); categories count from zero."""
     row = np.asarray(observation)
     return row - int(space.start) if isinstance(space, spaces.Discrete) and space.start else row
 
 
 def consists_of(data: list[Any], kinds: set[type]) -> bool:
-    """True if nested lists hold nothing but these types. The function does not use numpy, which would give every text
-    of a list the memory of the longest.
+    """Return True if nested lists hold nothing but these types. The function does not use numpy, which would give every
+    text of a list the memory of the longest.
     """
     parts = [data]
     for part in parts:  # the list grows while the loop goes over it
@@ -113,8 +113,8 @@ def consists_of(data: list[Any], kinds: set[type]) -> bool:
 
 
 def joint_space(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
-    """The space of several agents' rows side by side, which a central critic reads. It is categorical if all parts are,
-    otherwise an unbounded Box of floats.
+    """Return the space of several agents' rows side by side, which a central critic reads. It is categorical if all
+    parts are, otherwise an unbounded Box of floats.
     """
     if all(isinstance(part, CATEGORICAL) for part in parts):
         nvec = [n for part in parts for n in cardinalities(part)]

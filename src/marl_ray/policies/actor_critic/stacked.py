@@ -91,8 +91,8 @@ class StackedNetwork:
 
     @torch.no_grad()
     def infer(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Outputs (N, out) float32 from raw rows (N, D). `which` (N,) int64 gives the number of the network for each
-        row."""
+        """Return the outputs (N, out) float32 from raw rows (N, D). `which` (N,) int64 gives the number of the network
+        for each row."""
         hidden = self._first(rows, which)
         for layer in self._rest:
             if isinstance(layer, _Linear):
@@ -142,7 +142,7 @@ class Stack:
     """Bundles that act in one pass."""
 
     def __init__(self, bundles: Sequence[Bundle]):
-        """Raises ValueError unless the bundles are `stackable`."""
+        """Raise ValueError unless the bundles are `stackable`."""
         if not stackable(bundles):
             raise ValueError("expected bundles whose policies are built alike")
         self._bundle = bundles[0]
@@ -169,7 +169,7 @@ class Stack:
 
 
 def stackable(bundles: Sequence[Bundle]) -> bool:
-    """True if the bundles have the same policies for the same agents, small ones whose layers can be stacked."""
+    """Return True if the bundles have the same policies for the same agents, small ones whose layers can be stacked."""
     first = bundles[0]
     if any(bundle.agents != first.agents or bundle.policies.keys() != first.policies.keys() for bundle in bundles):
         return False

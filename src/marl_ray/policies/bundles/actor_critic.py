@@ -77,7 +77,7 @@ class ServedPolicy:
         noise: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Actions for the environment (N, *shape) and their log-probabilities (N,).
+        """Return the actions for the environment (N, *shape) and their log-probabilities (N,).
 
         `observations` is (N, *observation shape); `noise` (N, distribution.noise) are uniforms in [0, 1); without them
         the policy takes the most likely action. `allowed` (N, actions) bool masks a Discrete action.
@@ -193,7 +193,8 @@ class Bundle(Described):
         masks: Sequence[Mapping[str, np.ndarray]] = (),
         act: PolicyCall | None = None,
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
-        """Actions and log-probabilities for many requests (agent -> observation) with one forward pass per policy.
+        """Return the actions and log-probabilities for many requests (agent -> observation) with one forward pass per
+        policy.
 
         With a generator actions are sampled, without one they are the most likely. `masks` are each request's action masks
         (agent -> allowed actions), where there are any. `act` acts in place of the policies.
@@ -220,7 +221,8 @@ class Bundle(Described):
         return answers
 
     def log_probs(self, policy: str, rows: Tensor, actions: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Log-probabilities (natural; densities for continuous actions) with which a policy takes given actions, (N,).
+        """Return the log-probabilities (natural; densities for continuous actions) with which a policy takes given
+        actions, (N,).
 
         The arguments have the form that `Trajectories` have: `rows` (N, D) flat observations, `actions` (N, *shape)
         with choices counted from zero, `allowed` (N, choices) bool. An action that is not allowed has about -1e9.

@@ -50,7 +50,8 @@ class Models(Mapping[str, TokenPolicy]):
         return self._merged[name]
 
     def apart(self, name: str) -> TokenPolicy:
-        """A policy with its adapter beside the weights, where it has one that tells its base model; else as it is.
+        """Return a policy with its adapter beside the weights, where it has one that tells its base model; else as it
+        is.
 
         Raises MarlRayError for an adapter of a model of another shape.
         """
@@ -61,7 +62,7 @@ class Models(Mapping[str, TokenPolicy]):
         return self._apart[name]
 
     def stored(self, name: str) -> StoredWeights:
-        """The files of a policy's weights, opened and unread; an adapter is merged in them."""
+        """Return the files of a policy's weights, opened and unread; an adapter is merged in them."""
         return open_weights(sorted(str(path) for path in (self._folder / name).glob("*.safetensors")))
 
     def _load(self, name: str, apart: bool) -> TokenPolicy:

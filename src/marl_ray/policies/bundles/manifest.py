@@ -85,7 +85,7 @@ class _Common(BaseModel):
     digest: str = ""
 
     def content_digest(self) -> str:
-        """sha256 (hex) of everything but the digest."""
+        """Return the sha256 (hex) of everything but the digest."""
         content = json.dumps(self.model_dump(mode="json", exclude={"digest"}), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -97,7 +97,7 @@ class _Common(BaseModel):
         return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
 
     def _weights_of(self, policy: str) -> list[str]:
-        """sha256 of the policy's files of weights."""
+        """Return the sha256 of the policy's files of weights."""
         raise NotImplementedError
 
 
@@ -167,7 +167,7 @@ def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest
 
 @contextmanager
 def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
-    """Within the block, the folder of a bundle. A download from an MLflow registry (`models:/name/version` or
+    """Yield the folder of a bundle, within the block. A download from an MLflow registry (`models:/name/version` or
     `models:/name@alias`) is deleted afterwards. `uri` is the registry's tracking URI; None takes the default of the
     product."""
     if not reference.startswith(REGISTRY):
@@ -189,7 +189,8 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
 
 
 def pinned(reference: str, uri: str | None) -> str:
-    """A reference that always means the same bundle: `models:/name@alias` becomes the version that has the alias now."""
+    """Return a reference that always means the same bundle: `models:/name@alias` becomes the version that has the alias
+    now."""
     path = reference.removeprefix(REGISTRY)
     if path == reference or "/" in path:
         return reference
@@ -212,7 +213,8 @@ def _of_registry(reference: str, uri: str) -> Iterator[None]:
 
 
 def _instead_of(reference: str, uri: str) -> str:
-    """The end of an error about a model that the registry does not have; empty if it has the model, or none at all."""
+    """Return the end of an error about a model that the registry does not have; empty if it has the model, or none at
+    all."""
     name = re.split("[/@]", reference.removeprefix(REGISTRY))[0]
     try:
         models = mlflow_client(uri, reads=True).search_registered_models()
@@ -260,7 +262,7 @@ def check_file(folder: Path, name: str, sha256: str) -> Path:
 
 
 def file_hash(path: Path) -> str:
-    """sha256 (hex) of a file."""
+    """Return the sha256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

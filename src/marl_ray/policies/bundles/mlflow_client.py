@@ -18,8 +18,8 @@ LOCK_S = 60.0
 
 
 def mlflow_client(uri: str, reads: bool = False) -> Any:
-    """A client of the tracking server and registry at `uri`. A SQLite file is made, or mended if it was left half made;
-    for a client that only `reads` a missing file is a FileNotFoundError.
+    """Return a client of the tracking server and registry at `uri`. A SQLite file is made, or mended if it was left
+    half made; for a client that only `reads` a missing file is a FileNotFoundError.
 
     Raises what MLflow raises, or sqlite3.Error and OSError where the file cannot be made.
     """
@@ -39,7 +39,7 @@ def mlflow_client(uri: str, reads: bool = False) -> Any:
 
 
 def _file_of(uri: str) -> Path | None:
-    """The file of a SQLite database; None for every other database or server."""
+    """Return the file of a SQLite database; None for every other database or server."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -53,8 +53,8 @@ def _file_of(uri: str) -> Path | None:
 
 
 def _is_complete(path: Path) -> bool:
-    """True if the database holds an experiment: MLflow makes the first when all tables are there. A file of something else
-    counts as complete, and MLflow says so."""
+    """Return True if the database holds an experiment: MLflow makes the first when all tables are there. A file of
+    something else counts as complete, and MLflow says so."""
     if not path.exists():
         return False
     with contextlib.closing(sqlite3.connect(path, timeout=LOCK_S)) as database:

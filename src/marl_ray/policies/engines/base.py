@@ -74,8 +74,8 @@ class Engine(Protocol):
 
     @staticmethod
     def has_weights(generation: GenerationConfig) -> bool:
-        """True if an engine for `generation` has the policy's weights itself. The policy that it is made from may then be
-        an empty copy, whose `sampling_weights` it takes in `ready`."""
+        """Return True if an engine for `generation` has the policy's weights itself. The policy that it is made from
+        may then be an empty copy, whose `sampling_weights` it takes in `ready`."""
         return False
 
     def generate(

@@ -39,13 +39,13 @@ class PackedTensor:
 
 
 def packed(tensor: Tensor) -> PackedTensor:
-    """A copy of the tensor's present values, from any device."""
+    """Return a copy of the tensor's present values, from any device."""
     plain = tensor.detach().cpu().contiguous()
     return PackedTensor(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
 
 
 def unpacked(tensor: PackedTensor) -> Tensor:
-    """The tensor on CPU. Do not write to it, because other processes may read the same memory."""
+    """Return the tensor on CPU. Do not write to it, because other processes may read the same memory."""
     return (
         torch.frombuffer(tensor.data, dtype=tensor.dtype).view(tensor.shape)
         if tensor.data.size
@@ -57,13 +57,13 @@ class WeightGroup(Protocol):
     """The trainer's side of a group of NCCL, through which a GPU sends weights to those of all engines at once."""
 
     def member(self, engine: int) -> dict[str, Any]:
-        """The `connection` by which the host of an engine joins the group."""
+        """Return the `connection` by which the host of an engine joins the group."""
 
     def join(self) -> None:
         """Join as the trainer, together with all engines."""
 
     def update(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The `update` by which a host takes tensors of these names, shapes and types."""
+        """Return the `update` by which a host takes tensors of these names, shapes and types."""
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Send tensors to the engines, which must be taking them; returns before the tensors have arrived."""
@@ -78,20 +78,21 @@ class EngineHost(Protocol):
     def __init__(
         self, policy: "TokenPolicy", tensor_parallel: int, memory_share: float, transfer: HostTransfer
     ) -> None:
-        """The host owns `policy` from now on, whose weights count as version `policy.version`. It spreads the model over
+        """Own `policy` from now on; its weights count as version `policy.version`. The host spreads the model over
         `tensor_parallel` GPUs and takes `memory_share` of their memory. With the `transfer` OBJECT_STORE weights on the
         meta device are zeros until they are loaded."""
 
     @staticmethod
     def weight_group(address: str, port: int, engines: int, tensor_parallel: int) -> WeightGroup:
-        """The group of a trainer at `address`, with `engines` hosts of `tensor_parallel` GPUs each. Raises MarlRayError for
-        hosts that cannot take weights in this way."""
+        """Return the group of a trainer at `address`, with `engines` hosts of `tensor_parallel` GPUs each. Raises
+        MarlRayError for hosts that cannot take weights in this way."""
         raise MarlRayError("the engine takes no weights from the trainer's GPU")
 
     @staticmethod
     def reports_trained(own: GenerationConfig, generation: GenerationConfig) -> bool:
-        """True if the host of a policy with the options `own` reports for `generation` the log-probabilities that are
-        trained on: at its temperature, over all tokens. Otherwise the worker that asks computes them in a pass."""
+        """Return True if the host of a policy with the options `own` reports for `generation` the log-probabilities
+        that are trained on: at its temperature, over all tokens. Otherwise the worker that asks computes them in a
+        pass."""
         return True
 
     def start(self) -> None:
@@ -114,20 +115,20 @@ class EngineHost(Protocol):
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
-        """The responses by the weights of `version`, after waiting for these.
+        """Return the responses by the weights of `version`, after waiting for these.
 
         Raises MarlRayError if newer weights are loaded, and EngineLostError if the version does not arrive.
         """
 
     def progress(self) -> int:
-        """The number of tokens written so far."""
+        """Return the number of tokens written so far."""
 
     def close(self) -> None:
         """End all that the host has started."""
 
 
 def engine_host(engine: str) -> type[EngineHost]:
-    """The class of an engine's hosts. Raises MarlRayError if the engine cannot run in actors."""
+    """Return the class of an engine's hosts. Raises MarlRayError if the engine cannot run in actors."""
     host = engine_spec(engine).host
     if host is None:
         raise MarlRayError(f"generation.engine={engine} cannot run in actors")

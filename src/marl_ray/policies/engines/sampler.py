@@ -14,14 +14,14 @@ __all__ = ["Completion", "Engine", "Prompt", "Token", "make_engine"]
 
 
 def has_weights(generation: GenerationConfig) -> bool:
-    """True if the engine that `generation` names has a policy's weights itself, and needs no copy of them beside it. Raises
-    MarlRayError if there is no such engine."""
+    """Return True if the engine that `generation` names has a policy's weights itself, and needs no copy of them beside
+    it. Raises MarlRayError if there is no such engine."""
     has = getattr(_engine_of(generation), "has_weights", None)
     return has is not None and bool(has(generation))
 
 
 def make_engine(policy: "TokenPolicy") -> Engine:
-    """The engine that `policy.generation.engine` names.
+    """Return the engine that `policy.generation.engine` names.
 
     It samples from the policy's weights as they are at the time of a call, so a refresh in place needs no new engine.
     Raises MarlRayError where the engine cannot run here.

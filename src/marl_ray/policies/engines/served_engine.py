@@ -17,13 +17,13 @@ class RowDecoder(Protocol):
     """A batch of responses, a row each, which are written token by token."""
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
 
     def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
         """Begin responses to `prompts`; returns a handle per prompt."""
 
     def step(self, not_finite: list[int] | None = None) -> list[Token]:
-        """The next token of every row. Rows that end with it are removed.
+        """Return the next token of every row. Rows that end with it are removed.
 
         A row whose logits are not finite is removed, and its handle is appended to `not_finite`.
         """
@@ -51,7 +51,7 @@ class ServedEngine(Protocol):
     def __init__(self, policy: "TokenPolicy") -> None: ...
 
     def decoder(self) -> RowDecoder:
-        """The decoder of the unfinished responses. Raises MarlRayError if the engine cannot start."""
+        """Return the decoder of the unfinished responses. Raises MarlRayError if the engine cannot start."""
 
     def abandon(self) -> None:
         """End all responses of this policy; those of other policies continue."""
@@ -61,7 +61,8 @@ class ServedEngine(Protocol):
 
 
 def served_engine(engine: str) -> type[ServedEngine]:
-    """The class that writes an arm's responses by an engine. Raises MarlRayError if the engine does not serve."""
+    """Return the class that writes an arm's responses by an engine. Raises MarlRayError if the engine does not
+    serve."""
     server = engine_spec(engine).server
     if server is None:
         raise MarlRayError(f"engine={engine} does not serve")

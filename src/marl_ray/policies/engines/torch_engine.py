@@ -100,7 +100,7 @@ class ServedTorch(ServedEngine):
 
 
 def cached_model(policy: "TokenPolicy") -> CachedModel:
-    """The fastest way to run the policy's language model. Raises MarlRayError for one that cannot be decoded."""
+    """Return the fastest way to run the policy's language model. Raises MarlRayError for one that cannot be decoded."""
     config = policy.config
     check_architecture(policy.lm.config, "torch", config.context, f"model.path {config.path!r}")
     if is_llama(policy.lm, policy.config.context):

@@ -59,7 +59,7 @@ class VllmEngine(Engine):
         transfer: str | None = None,
         room: AdapterRoom | None = None,
     ) -> None:
-        """Raises MarlRayError if the package is missing, or for an architecture that is not verified for vLLM.
+        """Raise MarlRayError if the package is missing, or for an architecture that is not verified for vLLM.
 
         `processed`: vLLM reports log-probabilities after temperature, top-k and top-p, instead of the model's own.
         `memory_share`: share of a GPU's memory that vLLM takes. `transfer`: `ipc` for a policy on a GPU that vLLM
@@ -105,7 +105,7 @@ class VllmEngine(Engine):
             self._process = None
 
     def decoder(self) -> VllmDecoder:
-        """An empty decoder for the policy's current weights, which must not change while the decoder writes."""
+        """Return an empty decoder for the policy's current weights, which must not change while the decoder writes."""
         process, policy = self.follow(), self._policy
         return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self.version, self._adapter)
 
@@ -208,7 +208,7 @@ class VllmEngine(Engine):
         return process
 
     def _running(self) -> VllmProcess:
-        """The process, which is started if there is none."""
+        """Return the process, which is started if there is none."""
         process = self._process
         if process is None or process.lost:
             by_parts = self._transfer == IPC and self._policy.source is not None
@@ -249,7 +249,7 @@ class VllmEngine(Engine):
             process.ask("load", version, {"layout": self.shared.layout, "version": version})
 
     def settings(self) -> VllmSettings:
-        """The settings with which a process starts."""
+        """Return the settings with which a process starts."""
         policy = self._policy
         lora = policy.config.lora
         room = self._room or AdapterRoom(lora.rank if lora is not None else 0, 1)
@@ -267,18 +267,19 @@ class VllmEngine(Engine):
 
 
 def reports_processed(generation: GenerationConfig) -> bool:
-    """True if a policy's vLLM reports log-probabilities after temperature, top-k and top-p, unless the caller decides."""
+    """Return True if a policy's vLLM reports log-probabilities after temperature, top-k and top-p, unless the caller
+    decides."""
     return generation.temperature != 1
 
 
 def reports_trained(processed: bool, generation: GenerationConfig) -> bool:
-    """True if vLLM reports the log-probabilities that are trained on; `processed` as in `VllmEngine`."""
+    """Return True if vLLM reports the log-probabilities that are trained on; `processed` as in `VllmEngine`."""
     return (generation.top_k == 0 and generation.top_p == 1) if processed else generation.temperature == 1
 
 
 def _state(policy: "TokenPolicy") -> list[tuple[int, int]]:
-    """Address and write counter of each weight; the result changes with every write to the weights, and to those that an
-    empty copy does not hold."""
+    """Return the address and write counter of each weight; the result changes with every write to the weights, and to
+    those that an empty copy does not hold."""
     counters = [
         (parameter.data_ptr(), parameter._version) for parameter in policy.lm.parameters() if not parameter.is_meta
     ]

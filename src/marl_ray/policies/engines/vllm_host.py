@@ -61,7 +61,7 @@ class VllmHost(EngineHost):
         memory_share: float = 0.5,
         transfer: HostTransfer = HostTransfer.OBJECT_STORE,
     ) -> None:
-        """The host owns `policy` from now on, whose weights count as version `policy.version`. With the transfer NCCL
+        """Own `policy` from now on; its weights count as version `policy.version`. With the transfer NCCL
         these weights are not read, and all versions arrive through `take`. Weights on the meta device are zeros until they
         are loaded."""
         if transfer is HostTransfer.OBJECT_STORE:
@@ -124,7 +124,7 @@ class VllmHost(EngineHost):
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
-        """The responses of `VllmEngine.generate` by the weights of `version`, after waiting for these.
+        """Return the responses of `VllmEngine.generate` by the weights of `version`, after waiting for these.
 
         Log-probabilities are those that vLLM reports. Raises MarlRayError if newer weights are loaded, or the version
         does not arrive within WEIGHTS_S.
@@ -219,7 +219,7 @@ class VllmHost(EngineHost):
         ]
 
     def _failed(self, error: BaseException) -> VllmDecoder | None:
-        """After the first loss of a process, write the responses again; after another error, fail the calls."""
+        """Write the responses again after the first loss of a process; after another error, fail the calls."""
         self.engine.close()  # else the process would go on writing responses that nobody reads
         once_more = [call for call in self._calls if isinstance(error, EngineLostError) and not call.again]
         for call in self._calls:

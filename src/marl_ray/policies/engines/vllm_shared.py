@@ -67,7 +67,8 @@ class SharedVllm(ServedEngine):
         return self.base.engine.process
 
     def decoder(self) -> VllmDecoder:
-        """The decoder of the unfinished responses. If it has none and its process is lost, a new one replaces it."""
+        """Return the decoder of the unfinished responses. If it has none and its process is lost, a new one replaces
+        it."""
         if self._decoder is None or (not len(self._decoder) and self._port is not None and self._port.lost):
             version, self._port = self.base.port(self._number)
             policy, adapter = self._policy, self._number if self.base.adapted else 0
@@ -144,7 +145,8 @@ class SharedBase:
             self._folders[number] = folder
 
     def port(self, number: int) -> tuple[int, DecoderPort]:
-        """The version with which a member's tokens are written, and the port for them. Starts a process if there is none."""
+        """Return the version with which a member's tokens are written, and the port for them. Starts a process if there
+        is none."""
         with self._lock.turn():
             shared = self._running()
             version = number if self.adapted else self.engine.version
@@ -158,7 +160,7 @@ class SharedBase:
                 self._drop(self._shared)
 
     def _running(self) -> SharedProcess:
-        """The process, with the base and all adapters loaded. The caller holds the turn."""
+        """Return the process, with the base and all adapters loaded. The caller holds the turn."""
         process = self.engine.follow()
         if self._shared is None or self._shared.process is not process:
             shared = SharedProcess(process, self._lock)
@@ -181,7 +183,7 @@ _joining = threading.Lock()
 
 
 def join_base(policy: "TokenPolicy") -> tuple[SharedBase, int]:
-    """The base of a policy, and the policy's number there."""
+    """Return the base of a policy, and the policy's number there."""
     with _joining:
         key = policy.base_sha256, policy.config.context
         base = None if key[0] is None else _bases.get((key[0], key[1]))

@@ -57,7 +57,7 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
 def _matching(
     lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]
 ) -> list[str]:
-    """Names of the linear layers that a target names."""
+    """Return the names of the linear layers that a target names."""
     matching = [name for name in linear if f".{name}".endswith(f".{target}")]
     if not matching:
         raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
@@ -72,7 +72,8 @@ def _matching(
 
 
 def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
-    """Last names of linear layers that peft takes for a mixture's experts or router, which have no adapters here.
+    """Return the last names of linear layers that peft takes for a mixture's experts or router, which have no adapters
+    here.
 
     transformers keeps experts as one tensor that no layer holds, and peft reads the names that they once had, such as
     `gate_proj`, as that tensor. A shared expert's layers still have these names.
@@ -90,8 +91,8 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
-    """True if the module computes a linear layer. False for a module that only derives from one, such as Phi-MoE's
-    router, which returns the chosen experts."""
+    """Return True if the module computes a linear layer. False for a module that only derives from one, such as
+    Phi-MoE's router, which returns the chosen experts."""
     if type(module) in (nn.Linear, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
@@ -114,13 +115,13 @@ def _peft_config(config: LoraConfig, targets: list[str] | str, transposed: bool)
 
 
 def adapted(module: nn.Module) -> list[tuple[str, "Adapted"]]:
-    """Name and layer of every layer that has an adapter."""
+    """Return the name and layer of every layer that has an adapter."""
     return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, Adapted)]
 
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Within the block, the model computes without its adapters."""
+    """Let the model compute without its adapters, within the block."""
     layers = [layer for _, layer in adapted(module)]
     # peft's `enable_adapters` would also freeze the adapters' weights, and FSDP2 remembers that from its first gather.
     for layer in layers:
@@ -145,8 +146,8 @@ def lay_beside(module: nn.Module) -> None:
 
 
 def merged_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The module's state with its adapters merged: the names are those of the model without adapters, and each weight
-    contains its adapter.
+    """Return the module's state with its adapters merged: the names are those of the model without adapters, and each
+    weight contains its adapter.
 
     Sums are in float32, results in the weight's own type: base + alpha / rank * up @ down (arXiv 2106.09685, equation 3).
     """
@@ -164,23 +165,24 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def merged(layer: "Adapted", weight: Tensor) -> Tensor:
-    """The `weight` of a layer, with the layer's adapter, in the weight's own type; the sum is in float32."""
+    """Return the `weight` of a layer, with the layer's adapter, in the weight's own type; the sum is in float32."""
     delta = (layer.up.float() @ layer.down.float()) * layer.scale
     return (weight.float() + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
 
 
 def is_adapter(name: str) -> bool:
-    """True for the name of an adapter's weight."""
+    """Return True for the name of an adapter's weight."""
     return ".lora_" in name
 
 
 def bare_name(name: str) -> str:
-    """The name that a weight has in the model without adapters."""
+    """Return the name that a weight has in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def bare_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The module's state without its adapters, by the names of the model without adapters. The tensors are not copies."""
+    """Return the module's state without its adapters, by the names of the model without adapters. The tensors are not
+    copies."""
     return {bare_name(name): value.detach() for name, value in module.state_dict().items() if not is_adapter(name)}
 
 
@@ -262,7 +264,7 @@ class LowRankSum(torch.autograd.Function):
 
 
 def _beside(base: Tensor, up: Tensor) -> Tensor:
-    """(outputs, inputs + rank), without a copy where the two lie side by side."""
+    """Lay the two side by side, (outputs, inputs + rank); without a copy where they lie so."""
     step = base.shape[1] * base.stride(1)
     if (
         base.untyped_storage().data_ptr() == up.untyped_storage().data_ptr()

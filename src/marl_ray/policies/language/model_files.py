@@ -23,7 +23,7 @@ NUMBERS = (*FLOATS, "F64")
 
 
 def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
-    """A causal language model's weights in `dtype`, on CPU.
+    """Return a causal language model's weights in `dtype`, on CPU.
 
     transformers builds the model on the meta device and fills it tensor by tensor from mapped files, so there is never
     more than one copy. Only safetensors are read: other weights are pickles.
@@ -32,8 +32,8 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
 
 
 def _loaded(path: str, settings: Any, **options: Any) -> Any:
-    """The model that transformers makes of files; raises MarlRayError unless these have all of its weights in their shapes,
-    and no further block."""
+    """Return the model that transformers makes of files; raises MarlRayError unless these have all of its weights in
+    their shapes, and no further block."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -63,8 +63,8 @@ def _check_blocks(path: str, lm: nn.Module, names: Collection[str]) -> None:
 
 
 def _further_blocks(lm: Any, names: Collection[str]) -> list[str]:
-    """The names that differ from those of a model's weights by the number of their block alone. Blocks that an architecture
-    has for more than the next token, which transformers leaves out, do not count."""
+    """Return the names that differ from those of a model's weights by the number of their block alone. Blocks that an
+    architecture has for more than the next token, which transformers leaves out, do not count."""
     if getattr(lm.config.get_text_config(), "num_nextn_predict_layers", None):
         return []
     known = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
@@ -78,7 +78,7 @@ def _further_blocks(lm: Any, names: Collection[str]) -> list[str]:
 
 
 def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
-    """A causal language model with float32 weights on the meta device, and the files that contain them.
+    """Return a causal language model with float32 weights on the meta device, and the files that contain them.
 
     None if only `load_model` can read it, or say what is wrong with it: transformers converts the weights of some
     architectures, a weight is missing or has another shape, or a file is broken. Draws no random numbers. Raises
@@ -102,7 +102,8 @@ def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
 
 
 def reads_by_shards(path: str, context: int) -> bool:
-    """False if a model's files have to be read whole, as `empty_model` says; true also while there are no files."""
+    """Return False if a model's files have to be read whole, as `empty_model` says; true also while there are no
+    files."""
     try:
         _files(path)
     except Exception:  # transformers raises different errors
@@ -129,7 +130,8 @@ def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
 
 
 def empty_lm(settings: Any) -> Any:
-    """A causal language model of a config. Its float32 weights are on the meta device; its buffers have their numbers."""
+    """Return a causal language model of a config. Its float32 weights are on the meta device; its buffers have their
+    numbers."""
     with init_empty_weights(include_buffers=False):
         lm = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     lm.tie_weights()
@@ -137,7 +139,7 @@ def empty_lm(settings: Any) -> Any:
 
 
 def not_a_model(path: str, error: Exception) -> MarlRayError:
-    """The error for a folder, or a name at huggingface.co, that transformers does not take."""
+    """Return the error for a folder, or a name at huggingface.co, that transformers does not take."""
     if Path(path).is_dir():
         return MarlRayError(f"model.path {path!r} is no causal language model: {one_line(error)}")
     expected = "expected a folder, or the name of a causal language model at huggingface.co"
@@ -145,7 +147,7 @@ def not_a_model(path: str, error: Exception) -> MarlRayError:
 
 
 def _settings(path: str, context: int) -> Any:
-    """The model's config. Raises MarlRayError if there is none, or it has fewer positions than `context`."""
+    """Return the model's config. Raises MarlRayError if there is none, or it has fewer positions than `context`."""
     if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
         raise MarlRayError(f"model.path {path!r} is no folder")
     try:
@@ -159,7 +161,8 @@ def _settings(path: str, context: int) -> Any:
 
 
 def _files(path: str) -> list[str]:
-    """The safetensors files of a model, one or several. Raises MarlRayError for an index that does not tell them."""
+    """Return the safetensors files of a model, one or several. Raises MarlRayError for an index that does not tell
+    them."""
     single = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     if single is None:
         index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME)
@@ -216,7 +219,7 @@ def _check_numbers(lm: Any, stored: StoredWeights) -> None:
 
 
 def _broken_file(path: str) -> str | None:
-    """The first file of a model that cannot be opened, and why; None if all can."""
+    """Return the first file of a model that cannot be opened, and why; None if all can."""
     try:
         names = _files(path)
     except MarlRayError as error:
@@ -232,7 +235,8 @@ def _broken_file(path: str) -> str | None:
 
 
 def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
-    """True if the files contain each of the model's tensors once, by its own name and in its shape, and no further block."""
+    """Return True if the files contain each of the model's tensors once, by its own name and in its shape, and no
+    further block."""
     parameters = dict(lm.named_parameters(remove_duplicate=False))
     for names in tied_names(lm):
         keys = [name for name in names if name in stored.tensors]

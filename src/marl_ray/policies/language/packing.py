@@ -88,8 +88,8 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
 
 
 def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """The places (N, L) of the tokens of N sequences that stand one after another from `start`, padded, and a bool (N,
-    L) that is True where there is a token."""
+    """Return the places (N, L) of the tokens of N sequences that stand one after another from `start`, padded, and a
+    bool (N, L) that is True where there is a token."""
     columns = torch.arange(int(lengths.max()), device=lengths.device)
     inside = columns < lengths[:, None]
     return torch.where(inside, start + (lengths.cumsum(0) - lengths)[:, None] + columns, 0), inside
@@ -101,8 +101,8 @@ def use(lm: Any) -> None:
 
 
 def states(lm: Any, packed: Packed, workers: DeviceMesh | None = None) -> Tensor:
-    """Last hidden states (S, H) of a model that `use` was called on; with `workers`, who call it together, those of this
-    worker's part of S."""
+    """Return the last hidden states (S, H) of a model that `use` was called on; with `workers`, who call it together,
+    those of this worker's part of S."""
     if workers is not None and workers.size() > 1:
         ids, positions = (x.chunk(workers.size(), 1)[workers.get_local_rank()] for x in packed[:2])
         packed = Packed(ids, positions, packed.layout._replace(heads=Heads(workers)))
@@ -129,7 +129,7 @@ def _attend(
     layout: Layout | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of (1, heads, S, width) queries; (1, S, heads, width)."""
+    """Return the attention of (1, heads, S, width) queries; (1, S, heads, width)."""
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
     if layout.heads is not None:

@@ -18,7 +18,7 @@ _MASK = (1 << 64) - 1
 
 
 def token_uniforms(seed: int, streams: Sequence[int], tokens: int) -> np.ndarray:
-    """Uniforms in [0, 1 - 2^-52] of tokens 0, 1, ... of each stream, (len(streams), tokens) float64.
+    """Return the uniforms in [0, 1 - 2^-52] of tokens 0, 1, ... of each stream, (len(streams), tokens) float64.
 
     `seed` and `streams` count modulo 2^64. The uniforms have 52 bits, not 53, so that a uniform times a sum of
     probabilities is always rounded to below that sum.
@@ -34,7 +34,7 @@ def token_uniforms(seed: int, streams: Sequence[int], tokens: int) -> np.ndarray
 
 
 def philox(counter: Sequence[np.ndarray], key: tuple[np.uint64, np.uint64]) -> list[np.ndarray]:
-    """Philox4x32-10 of four counter words and two key words, each 32 bits held in uint64 arrays of one shape."""
+    """Return Philox4x32-10 of four counter words and two key words, each 32 bits held in uint64 arrays of one shape."""
     a, b, c, d = counter
     key_a, key_b = key
     for _ in range(_ROUNDS):

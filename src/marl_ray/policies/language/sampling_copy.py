@@ -54,7 +54,7 @@ def empty_copy(policy: TokenPolicy, device: torch.device, trained: bool = True) 
 
 
 def sampling_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Number type of weights that sample on a device."""
+    """Return the number type of weights that sample on a device."""
     if config.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return torch.float32 if config.dtype == "fp32" else torch.bfloat16
@@ -118,8 +118,8 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
 
 
 def outline(plain: TokenPolicy) -> dict[str, Tensor]:
-    """The weights of the language model that samples without its adapters, by the names of the model without adapters. Those
-    of an empty copy are on the meta device. They are in the order of `sampling_weights`."""
+    """Return the weights of the language model that samples without its adapters, by the names of the model without
+    adapters. Those of an empty copy are on the meta device. They are in the order of `sampling_weights`."""
     if plain.source is None:
         return bare_weights(plain.lm)
     return {name: plain.lm.get_parameter(names[0]) for names in _ordered(plain) for name in map(bare_name, names)}
@@ -162,7 +162,7 @@ def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor
 
 
 def _sharded(plain: TokenPolicy) -> dict[str, Tensor]:
-    """Name -> trained weight, of those that an empty copy does not hold."""
+    """Return name -> trained weight, of those that an empty copy does not hold."""
     assert plain.source is not None
     trained = plain.source.trained
     if trained is None:
@@ -176,7 +176,7 @@ def _sharded(plain: TokenPolicy) -> dict[str, Tensor]:
 
 
 def _ordered(plain: TokenPolicy) -> list[list[str]]:
-    """The names of each weight without the adapters: first of those that are trained."""
+    """Return the names of each weight without the adapters: first of those that are trained."""
     sharded = _sharded(plain)
     weights = [names for names in tied_names(plain.lm) if not is_adapter(names[0])]
     return sorted(weights, key=lambda names: names[0] not in sharded)  # stable, so both parts keep their order

@@ -32,7 +32,7 @@ HEADS: dict[Preset, tuple[int, int]] = {"tiny-0.2m": (3, 1), "tiny-1m": (6, 2), 
 
 
 def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
-    """Token b is the byte b of the text's UTF-8 form; 256 pads, 257 ends and 258 begins a reply.
+    """Make a tokenizer whose token b is the byte b of the text's UTF-8 form; 256 pads, 257 ends and 258 begins a reply.
 
     Decoding an encoded text gives the text. Bytes that are no UTF-8 decode to the replacement character.
     """
@@ -52,7 +52,7 @@ def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
-    """A decoder of about 0.2, 1 or 6 million parameters, with weights from torch's global generator.
+    """Make a decoder of about 0.2, 1 or 6 million parameters, with weights from torch's global generator.
 
     The model is a Llama, because AutoTokenizer reads a Llama's tokenizer as it is in its files. For some other model
     types, such as Qwen 2, it takes that type's own pre-tokenizer and normaliser and ignores the files.

@@ -117,13 +117,13 @@ class TokenPolicy(nn.Module):
         return [head for head in (self.value_head, self.cost_head) if head is not None]
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Trainable parameters of the language model, which the critics share."""
+        """Return the trainable parameters of the language model, which the critics share."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def forward(
         self, sequences: Tensor | Packed, places: Tensor, targets: Tensor, need_entropy: bool, learn_entropy: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
+        """Return the log-probabilities (N,) of `targets` (N,), entropies (N,), values (N, 1) and cost values (N, K).
 
         `sequences` are ids (R, S) from the left or packed ones, `places` (N,) where in R * S, or in S, each target is
         predicted. All in one call, because under FSDP2 each call of the wrapped module is one gather of its weights. Of
@@ -159,7 +159,7 @@ class TokenPolicy(nn.Module):
         return chosen, -(own.exp() * own).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
+        """Return float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
         shape = self._logits
         logits: Tensor = self.lm.get_output_embeddings()(states).float() * shape.factor
         if shape.cap is not None:
@@ -200,7 +200,7 @@ class TokenPolicy(nn.Module):
         )
 
     def order(self, prompts: Tensor, mask: Tensor) -> Tensor:
-        """(R,) numbers: a pass of `evaluate` over responses with similar numbers costs less."""
+        """Return (R,) numbers: a pass of `evaluate` over responses with similar numbers costs less."""
         if self.packs:  # a pass reads each prompt once, and has no padding
             _, numbers = torch.unique(prompts, dim=0, return_inverse=True)
             assert isinstance(numbers, Tensor)
@@ -208,7 +208,7 @@ class TokenPolicy(nn.Module):
         return (prompts >= 0).sum(1) + mask.sum(1)
 
     def reference_evaluate(self, prompts: Tensor, responses: Tensor, mask: Tensor) -> Tensor:
-        """(R, T) log-probabilities under the model without its adapters, without gradients."""
+        """Return (R, T) log-probabilities under the model without its adapters, without gradients."""
         with torch.no_grad(), without_adapters(self.lm):
             return self.evaluate(prompts, responses, mask, need_entropy=False).log_probs
 
@@ -280,7 +280,8 @@ def build_token_policy(
 
 @contextmanager
 def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
-    """Within the block, the folder of a model's files. If `path` is a bundle, it is the folder of its only policy."""
+    """Yield the folder of a model's files, within the block. If `path` is a bundle, it is the folder of its only
+    policy."""
     if not path.startswith("models:/") and not (Path(path) / MANIFEST).is_file():
         yield path
         return

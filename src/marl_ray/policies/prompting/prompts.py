@@ -62,7 +62,7 @@ _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
 def uses_template(tokenizer: Any, chat: bool | None) -> bool:
-    """True if prompts are wrapped in the chat template. `chat` is `model.chat`, where None means: if there is a
+    """Return True if prompts are wrapped in the chat template. `chat` is `model.chat`, where None means: if there is a
     template. Raises MarlRayError if `chat` is true and there is no template.
     """
     template = tokenizer.chat_template is not None
@@ -72,7 +72,7 @@ def uses_template(tokenizer: Any, chat: bool | None) -> bool:
 
 
 def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
-    """Token ids of a prompt, at least one.
+    """Return the token ids of a prompt, at least one.
 
     With `chat` the prompt is one user message in the tokenizer's chat template, up to where the reply begins; None
     means: with the template if there is one. Raises MarlRayError if `chat` is true and there is no template, or if the
@@ -91,7 +91,8 @@ def _read(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
 
 
 def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt, as `encode_prompt` gives them, and of a reply to it, encoded as the middle of a text.
+    """Return the token ids of a prompt, as `encode_prompt` gives them, and of a reply to it, encoded as the middle of a
+    text.
 
     Alone, a reply would be encoded as the beginning of a text, where many tokenizers put a space before the first word.
     """
@@ -136,8 +137,8 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-    """Token ids of messages (`role`, `content`) in the chat template, up to where the reply begins; the template is given
-    `tools` too, if there are any.
+    """Return the token ids of messages (`role`, `content`) in the chat template, up to where the reply begins; the
+    template is given `tools` too, if there are any.
 
     For templates that do not know the role `developer`, it becomes `system`. Raises MarlRayError if the template
     refuses these messages, or would leave one out.
@@ -152,7 +153,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Map
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text alone, without the tokens that begin or end texts."""
+    """Return the token ids of a text alone, without the tokens that begin or end texts."""
     facts = _facts(tokenizer)
     return _encode_marked(tokenizer, facts, _marked(facts, text))
 
@@ -171,7 +172,7 @@ def _framed(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
-    """Messages in the chat template, as text."""
+    """Return the messages in the chat template, as text."""
     if parts:
         given: Sequence[Any] = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
     else:
@@ -184,7 +185,7 @@ def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **
 
 
 def rendered(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> str:
-    """Messages in the chat template, as text; empty if the template refuses them."""
+    """Return the messages in the chat template, as text; empty if the template refuses them."""
     return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
 
 
@@ -204,7 +205,7 @@ def _cut(text: str, kept: int) -> str:
 
 
 def _marked(facts: _Facts, text: str) -> str:
-    """The text with a break in everything that a tokenizer would take for a special token."""
+    """Return the text with a break in everything that a tokenizer would take for a special token."""
     # The halves of surrogate pairs are joined; a single half cannot be encoded.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace(_BREAK, _UNKNOWN)
     if facts.normalizer is not None and facts.spelled.search(normal := facts.normalizer.normalize_str(text)):
@@ -280,7 +281,7 @@ def _longest(tokenizer: Any) -> float:
 
 
 def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
-    """True if the template shows a role's message before the user's; None if it refuses one."""
+    """Return True if the template shows a role's message before the user's; None if it refuses one."""
     text = _rendered(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
     return SHOWN in text if text else None
 

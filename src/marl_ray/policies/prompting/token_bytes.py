@@ -23,8 +23,8 @@ class TokenBytes:
         self._is_byte_level = _is_byte_level(tokenizer)
 
     def bytes_of(self, token: int) -> list[int] | None:
-        """The bytes (0 to 255) that the token adds to a text. None for a special token, which has no text, and for every
-        token of a tokenizer that is not byte-level, where the text of a token depends on its neighbours."""
+        """Return the bytes (0 to 255) that the token adds to a text. None for a special token, which has no text, and
+        for every token of a tokenizer that is not byte-level, where the text of a token depends on its neighbours."""
         if not self._is_byte_level:
             return None
         if (added := self._added.get(token)) is not None:
@@ -36,7 +36,7 @@ class TokenBytes:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """True if the tokenizer turns tokens into text by their bytes alone."""
+    """Return True if the tokenizer turns tokens into text by their bytes alone."""
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or core.decoder is None:
         return False

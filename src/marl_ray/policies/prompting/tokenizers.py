@@ -12,7 +12,7 @@ UNUSUAL = "é日\U0001f600\ue000"
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder or of a name that transformers knows.
+    """Return the tokenizer of a folder or of a name that transformers knows.
 
     It must have an end token, because without one every response would reach its greatest length. If it has no padding
     token, the end token takes its place; no code of the product reads padding.

@@ -84,7 +84,7 @@ def encode_tool_chat(
 
 
 def call_guide(tokenizer: Any, names: Sequence[str]) -> GuideState:
-    """A guide to a response that is one call of one of these tools, in the template's own form."""
+    """Return a guide to a response that is one call of one of these tools, in the template's own form."""
     form = _facts(tokenizer).form
     return framed(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
 
@@ -103,7 +103,7 @@ def _facts(tokenizer: Any) -> _Facts:
 
 
 def _form(tokenizer: Any, called: str) -> CallFormat:
-    """The template's form of a call, found in a conversation that ends with one."""
+    """Return the template's form of a call, found in a conversation that ends with one."""
     start = rendered(tokenizer, [_USER], add_generation_prompt=True)
     before, name, rest = called.removeprefix(start).partition(f"{SHOWN}call")
     between, arguments, behind = rest.partition(json.dumps(_ARGUMENTS))
@@ -118,8 +118,8 @@ def _form(tokenizer: Any, called: str) -> CallFormat:
 
 
 def calls_in(text: str) -> list[WrittenCall]:
-    """The calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of such
-    objects, or one call with its arguments in marks. Empty if the text is something else."""
+    """Return the calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of
+    such objects, or one call with its arguments in marks. Empty if the text is something else."""
     text = text.strip().removeprefix(LIST).strip()
     try:
         data, end = decode(text)

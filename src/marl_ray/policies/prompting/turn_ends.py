@@ -9,15 +9,16 @@ USER, ASSISTANT = {"role": "user", "content": SHOWN}, {"role": "assistant", "con
 
 
 def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
-    """All tokens that end a response: those of the model's generation config, the tokenizer's end token, and the token with
-    which the chat template ends an assistant's turn."""
+    """Return all tokens that end a response: those of the model's generation config, the tokenizer's end token, and the
+    token with which the chat template ends an assistant's turn."""
     stated = _stated(lm, tokenizer)
     return stated | {_turn_end(tokenizer, stated)[1]}
 
 
 def turn_begin(tokenizer: Any) -> str:
-    """The blanks that the chat template writes before an assistant's content where a reply begins, such as Llama 2's
-    space and GLM-4's line break. Other text that it writes there, such as an empty thought, is no part of a reply."""
+    """Return the blanks that the chat template writes before an assistant's content where a reply begins, such as Llama
+    2's space and GLM-4's line break. Other text that it writes there, such as an empty thought, is no part of a
+    reply."""
     question = rendered(tokenizer, [USER], add_generation_prompt=True)
     dialogue = rendered(tokenizer, [USER, ASSISTANT])
     between = dialogue[len(question) :].partition(SHOWN)[0] if question and dialogue.startswith(question) else ""
@@ -25,7 +26,7 @@ def turn_begin(tokenizer: Any) -> str:
 
 
 def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
-    """The text, if any, and then the token that follow a complete response.
+    """Return the text, if any, and then the token that follow a complete response.
 
     They are what the chat template writes after an assistant's content. If it writes no token there, the token is the
     one that begins the next turn, provided that the model's config has it as an end of responses (as GLM-4's
@@ -71,7 +72,7 @@ def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
     token = re.compile("|".join(longest))
 
     def behind(text: str, count: int) -> re.Match[str] | None:
-        """The first token after the content of the message with this number."""
+        """Return the first token after the content of the message with this number."""
         parts = text.split(SHOWN)
         return token.search(parts[count]) if len(parts) > count else None
 

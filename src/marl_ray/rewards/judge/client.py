@@ -95,7 +95,7 @@ class JudgeTerms:
     most_failures: int
 
     def cost(self, read: float, written: float) -> float:
-        """Price of tokens read and written; without prices their number."""
+        """Return the price of tokens read and written; without prices their number."""
         if self.input_price is None or self.output_price is None:
             return read + written
         return (read * self.input_price + written * self.output_price) / 1e6
@@ -125,7 +125,7 @@ class JudgeClient:
         """Requests in a row that had no reply."""
 
     def ask(self, request: Mapping[str, Any], readable: Callable[[str], bool]) -> JudgeReply:
-        """The reply to a request: from the cache, else over HTTP; only replies that are `readable` are kept.
+        """Return the reply to a request: from the cache, else over HTTP; only replies that are `readable` are kept.
 
         Of threads that make the same request at once one asks, and the others wait for it. Raises MarlRayError when the
         limit is spent, if the terms say so, and after `most_failures` requests in a row without a reply.
@@ -195,7 +195,7 @@ class JudgeClient:
         raise AssertionError("itertools.count ends")
 
     def _post(self, request: Mapping[str, Any], deadline: float) -> tuple[int, bytes, float]:
-        """Status, body, and the pause in seconds that the service asks for."""
+        """Return the status, body, and the pause in seconds that the service asks for."""
         with self._client.stream("POST", self._url, json=request, timeout=_left(deadline)) as response:
             body = bytearray()
             for chunk in response.iter_bytes():
@@ -207,7 +207,7 @@ class JudgeClient:
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
 
     def _read(self, body: bytes, size: int, cost: float) -> JudgeReply:
-        """The text and cost of a response with status 200; another schema means that the URL is no judge's."""
+        """Return the text and cost of a response with status 200; another schema means that the URL is no judge's."""
         try:
             reply = ChatReply.model_validate_json(body)
         except ValidationError:  # its text could quote a key that stands in the body
@@ -244,7 +244,7 @@ class JudgeClient:
 
 
 def _of_another(running: Future[JudgeReply], timeout: float) -> JudgeReply:
-    """The reply that another thread is asking for."""
+    """Return the reply that another thread is asking for."""
     try:
         return replace(running.result(timeout), cost=0.0, cached=True)
     except TimeoutError:
@@ -257,13 +257,13 @@ def _client(terms: JudgeTerms, key: str) -> JudgeClient:
 
 
 def judge_client(terms: JudgeTerms) -> JudgeClient:
-    """The client of a process for these terms. Raises MarlRayError naming the option."""
+    """Return the client of a process for these terms. Raises MarlRayError naming the option."""
     return _client(terms, _key(terms.key_variable))
 
 
 def _key(variable: str) -> str:
-    """The key that an environment variable holds; empty without a variable. Errors show neither the key nor what may be
-    one."""
+    """Return the key that an environment variable holds; empty without a variable. Errors show neither the key nor what
+    may be one."""
     if not variable:
         return ""
     if not _VARIABLE.fullmatch(variable):
@@ -277,7 +277,7 @@ def _key(variable: str) -> str:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until the deadline; raises httpx.ReadTimeout if it has passed."""
+    """Return the seconds until the deadline; raises httpx.ReadTimeout if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise httpx.ReadTimeout("no response in time")

@@ -31,7 +31,7 @@ class JudgeLedger:
             raise MarlRayError(f"cache: {path} cannot be opened as SQLite ({one_line(error)})") from error
 
     def get(self, key: str) -> str | None:
-        """The reply that was put under the key."""
+        """Return the reply that was put under the key."""
         try:
             with self._lock:
                 row = self._base.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
@@ -60,7 +60,8 @@ class JudgeLedger:
                 log.warning("cache: spending cannot be written (%s)", one_line(error))
 
     def spent(self) -> float:
-        """Sum of what all processes have spent. Raises MarlRayError if the file cannot be read: no limit would hold."""
+        """Return the sum of what all processes have spent. Raises MarlRayError if the file cannot be read: no limit
+        would hold."""
         try:
             with self._lock:
                 return float(self._base.execute("SELECT spent FROM spending").fetchone()[0]) + self._unwritten

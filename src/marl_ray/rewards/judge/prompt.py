@@ -31,7 +31,7 @@ _GRADE = re.compile(r"\**GRADE: *(\d{1,6}(?:\.\d{1,6})?)\**")
 
 
 def judge_prompt(template: str, rubric: str, scale: int, task: str, reference: str, answer: str) -> str:
-    """The filled template. The mark between its parts is a hash of them, so no part can contain it."""
+    """Return the filled template. The mark between its parts is a hash of them, so no part can contain it."""
     parts = f"{task}\0{reference}\0{answer}"
     mark = "=== " + hashlib.blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     shown = {"task": task, "reference": reference or _NONE, "answer": _shortened(answer) or _NONE}
@@ -39,7 +39,8 @@ def judge_prompt(template: str, rubric: str, scale: int, task: str, reference: s
 
 
 def grade_of(reply: str, scale: int) -> float | None:
-    """The grade in the last line of a reply, as a share of `scale`; None if that line is no grade from 0 to `scale`."""
+    """Return the grade in the last line of a reply, as a share of `scale`; None if that line is no grade from 0 to
+    `scale`."""
     line = reply.strip().rpartition("\n")[2].strip()
     match = _GRADE.fullmatch(line)
     grade = float(match[1]) if match else -1.0
@@ -47,8 +48,8 @@ def grade_of(reply: str, scale: int) -> float | None:
 
 
 def offline_reply(scale: int, task: str, reference: str, answer: str) -> str:
-    """A reply without a model, the same for the same texts: the F1 of the answer's words and those of the reference, or of
-    the task where it has none (Rajpurkar et al. 2016, arXiv 1606.05250, section 6.1)."""
+    """Return a reply without a model, the same for the same texts: the F1 of the answer's words and those of the
+    reference, or of the task where it has none (Rajpurkar et al. 2016, arXiv 1606.05250, section 6.1)."""
     given, wanted = (Counter(re.findall(r"\w+", text.casefold())) for text in (answer, reference or task))
     common = sum((given & wanted).values())
     share = 2 * common / (sum(given.values()) + sum(wanted.values())) if common else 0.0

@@ -11,8 +11,9 @@ SMALL = (np.uint8, np.int8, np.int16, np.int32)
 
 
 def packed(steps: Sequence[np.ndarray]) -> list[str]:
-    """[number type, text] of the actions of S steps, of equal shapes. Whole numbers are kept in the smallest type: an action
-    among a few takes about half a byte, so an episode of a million steps takes about half a megabyte per agent."""
+    """Return [number type, text] of the actions of S steps, of equal shapes. Whole numbers are kept in the smallest
+    type: an action among a few takes about half a byte, so an episode of a million steps takes about half a megabyte
+    per agent."""
     actions = np.stack(steps) if len(steps) else np.zeros(0, np.uint8)
     if actions.dtype.kind in "iu" and actions.size:
         bounds = [(kind, np.iinfo(kind)) for kind in SMALL]
@@ -22,6 +23,6 @@ def packed(steps: Sequence[np.ndarray]) -> list[str]:
 
 
 def unpacked(text: Sequence[str], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The actions (S, *shape) of what `packed` returned, as `dtype`."""
+    """Return the actions (S, *shape) of what `packed` returned, as `dtype`."""
     kind, data = text
     return np.frombuffer(zlib.decompress(base64.b64decode(data)), kind).reshape(-1, *shape).astype(dtype)

@@ -107,14 +107,14 @@ class PlayedBatch:
     """(step, copy) at which an episode of the whole team ended -> True if it was cut."""
 
     def trajectories(self, name: str, players: Mapping[str, Player]) -> Trajectories:
-        """The batch of one policy, with the critics' values."""
+        """Return the batch of one policy, with the critics' values."""
         player, buffer, steps = players[name], self.buffers[name], self.steps
         copies, agents = buffer.mask.shape[1:]
         critic_inputs = self._critic_inputs(name, player)
         inputs = critic_inputs.inputs
 
         def rows(array: np.ndarray | Tensor) -> Tensor:
-            """(T, copies, agents, ...) to (copies * agents, T, ...)."""
+            """Reshape (T, copies, agents, ...) to (copies * agents, T, ...)."""
             tensor = torch.as_tensor(array)[:steps]
             return tensor.movedim(0, 2).reshape(copies * agents, steps, *tensor.shape[3:])
 
@@ -159,7 +159,7 @@ class PlayedBatch:
         )
 
     def _critic_inputs(self, name: str, player: Player) -> CriticInputs:
-        """The inputs of a policy's critics."""
+        """Return the inputs of a policy's critics."""
         buffer, steps = self.buffers[name], self.steps
         if player.model.central:
             joint = [b.rows[: steps + 1].reshape(steps + 1, b.rows.shape[1], -1) for b in self.buffers.values()]
@@ -176,13 +176,14 @@ class PlayedBatch:
         return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
-        """(copies, agents) bool: True for a row that is not over at its last step. It goes on in the next batch, so it
-        bootstraps from the state after that step."""
+        """Return (copies, agents) bool: True for a row that is not over at its last step. It goes on in the next batch,
+        so it bootstraps from the state after that step."""
         buffer, last = self.buffers[name], self.steps - 1
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
 
     def _acting_at_end(self, name: str) -> np.ndarray:
-        """(T, copies, agents) bool: True where an agent is cut at this step, or goes on after the batch's last step."""
+        """Return (T, copies, agents) bool: True where an agent is cut at this step, or goes on after the batch's last
+        step."""
         acting_at_end = self.buffers[name].truncated[: self.steps].copy()
         acting_at_end[-1] |= self._open_end(name)
         return acting_at_end
@@ -213,8 +214,8 @@ def _values(
     shape: tuple[int, int, int, int],
     critic_inputs: CriticInputs,
 ) -> tuple[Tensor, Tensor]:
-    """Values at all steps, and values after the cuts of rows, (T, copies, agents, signals) each; zeros without a
-    critic."""
+    """Return the values at all steps, and values after the cuts of rows, (T, copies, agents, signals) each; zeros
+    without a critic."""
     steps, copies, agents, signals = shape
     bootstrap = torch.zeros(shape)
     if critic is None:

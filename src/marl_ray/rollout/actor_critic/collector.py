@@ -91,14 +91,14 @@ class Collector:
                 self._continue(c, (state or {}).get(str(number)))
 
     def state(self) -> dict[str, Any]:
-        """Plain data from which other collectors, on any number of workers, continue bit for bit. After a batch of
-        whole episodes no play goes on, so the data hold none.
+        """Return plain data from which other collectors, on any number of workers, continue bit for bit. After a batch
+        of whole episodes no play goes on, so the data hold none.
         """
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The function that makes `state()` of this moment, in another thread and while play goes on: that takes longer
-        than all else of a checkpoint."""
+        """Return the function that makes `state()` of this moment, in another thread and while play goes on: that takes
+        longer than all else of a checkpoint."""
         if self.plan.episodes:
             return dict
         history, began, episodes = list(self.history), self.began.tolist(), self.episode.tolist()  # steps never change
@@ -178,7 +178,8 @@ class Collector:
             self.group_sums[name] += GroupSums.from_scores([scores[own] for own in members])
 
     def _uninformative(self, played: PlayedBatch) -> np.ndarray:
-        """(copies,) bool: members of groups in which every agent of every policy of `refill_policies` scores the same."""
+        """Return (copies,) bool: members of groups in which every agent of every policy of `refill_policies` scores the
+        same."""
         teaching = np.full(len(self.numbers), not self.plan.refill_policies)
         for name in self.plan.refill_policies:
             scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
@@ -235,7 +236,7 @@ class Collector:
     def _compiled(
         self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], cut: bool
     ) -> "CompiledPlay | None":
-        """The compiled loop over this batch, where environment and policies have one."""
+        """Return the compiled loop over this batch, where environment and policies have one."""
         if not isinstance(self.envs, ArrayBatch):
             return None
         from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay, has_compiled_loop  # loads numba

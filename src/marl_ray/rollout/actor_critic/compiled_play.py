@@ -265,7 +265,8 @@ class CompiledPlay:
         return last
 
     def actions(self, first: int, last: int) -> list[list[np.ndarray]]:
-        """The actions of the steps `first` to `last`: by policy (copies, agents), as the environment takes them."""
+        """Return the actions of the steps `first` to `last`: by policy (copies, agents), as the environment takes
+        them."""
         return [[part.chosen[t] for part in self.parts] for t in range(first, last + 1)]
 
     @property
@@ -280,8 +281,8 @@ class CompiledPlay:
 
 
 def has_compiled_loop(envs: EnvBatch, players: Mapping[str, Player], buffers: Mapping[str, Buffer]) -> bool:
-    """True if the environment's functions and all policies are compiled, the policies read vectors of float32, and the loop
-    can call the functions: with exactly its types of arguments, and nothing returned."""
+    """Return True if the environment's functions and all policies are compiled, the policies read vectors of float32,
+    and the loop can call the functions: with exactly its types of arguments, and nothing returned."""
     if type(envs) is not ArrayBatch:  # a subclass may step in another way
         return False
     return (
@@ -328,8 +329,8 @@ def _policy_arrays(
 def _entry(
     envs: ArrayBatch, functions: tuple[Any, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]
 ) -> Callable[..., int]:
-    """The compiled `play_until_end` for arguments of these types. It takes compiled functions and calls them by their
-    addresses, so their errors are raised."""
+    """Return the compiled `play_until_end` for arguments of these types. It takes compiled functions and calls them by
+    their addresses, so their errors are raised."""
     part = parts[0]
     rows = part.rows[0].reshape(len(part.outputs), -1)
     kinds = [
@@ -343,7 +344,8 @@ def _entry(
 
 
 def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
-    """The types of `play`, `look`, `allow` and `parameters` as arguments of the loop; None if it cannot take one."""
+    """Return the types of `play`, `look`, `allow` and `parameters` as arguments of the loop; None if it cannot take
+    one."""
     step = BatchStep.zeros(*envs.alive.shape, envs.signals)
     numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
     try:
@@ -360,8 +362,8 @@ def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
 
 
 def _is_plain(kind: types.Type) -> bool:
-    """True for numbers, arrays of them, and tuples of both. numba keeps the types of a loop in one file on disk for all
-    loops, and none of them can be read where the package of a class in it is missing."""
+    """Return True for numbers, arrays of them, and tuples of both. numba keeps the types of a loop in one file on disk
+    for all loops, and none of them can be read where the package of a class in it is missing."""
     if isinstance(kind, types.BaseTuple):
         own = not isinstance(kind, types.BaseNamedTuple) or kind.instance_class.__module__.startswith("marl_ray.")
         return own and all(map(_is_plain, kind))
@@ -370,8 +372,8 @@ def _is_plain(kind: types.Type) -> bool:
 
 
 def _by_address(function: Any, *arguments: Any) -> types.FunctionType | None:
-    """The type of a compiled function that takes such arguments and returns nothing. None for another: the caller would
-    write what it returns into foreign memory."""
+    """Return the type of a compiled function that takes such arguments and returns nothing. None for another: the
+    caller would write what it returns into foreign memory."""
     return _type_of_function(function, tuple(map(numba.typeof, arguments)))
 
 

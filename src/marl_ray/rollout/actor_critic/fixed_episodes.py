@@ -108,7 +108,7 @@ class Arena:
         ]
 
     def _noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:
-        """(BLOCK, copies, width) uniforms."""
+        """Return (BLOCK, copies, width) uniforms."""
         drawn = [
             action_noise(self.seed, EVALUATION + (start.start_set << _BLOCK_BITS) + block, [start.number], BLOCK, width)
             for start in starts

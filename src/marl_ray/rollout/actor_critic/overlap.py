@@ -64,11 +64,11 @@ class OverlappedCollector:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Plain data from which other collectors, on any number of workers, continue bit for bit."""
+        """Return plain data from which other collectors, on any number of workers, continue bit for bit."""
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The function that makes `state()` of this moment, in another thread and while play goes on."""
+        """Return the function that makes `state()` of this moment, in another thread and while play goes on."""
         before, behaviour, saved = self._before, self._behaviour, self._saved
 
         def state() -> dict[str, Any]:
@@ -86,7 +86,7 @@ class OverlappedCollector:
 
 
 def _plain(player: Player) -> dict[str, Any]:
-    """The part of a player that training changes."""
+    """Return the part of a player that training changes."""
     weights = parameters_to_vector(player.model.parameters()).numpy().astype("<f4")
     return {
         "weights": base64.b64encode(weights.tobytes()).decode(),
@@ -96,7 +96,7 @@ def _plain(player: Player) -> dict[str, Any]:
 
 
 def _restored(players: Mapping[str, Player], saved: Mapping[str, Any]) -> dict[str, Player]:
-    """The players that `_plain` was made of, from others of equal policies."""
+    """Return the players that `_plain` was made of, from others of equal policies."""
     restored = {}
     for name, player in players.items():
         model, plain = copy.deepcopy(player.model), saved[name]

@@ -161,11 +161,12 @@ class _Rows:
         return np.array(array.to_pylist(), object) if array.type == pa.string() else _numpy(array)
 
     def lengths(self, column: str) -> np.ndarray:
-        """The length of each row's list in a list column, (rows,)."""
+        """Return the length of each row's list in a list column, (rows,)."""
         return _numpy(self._without_nulls(column).value_lengths())
 
     def steps(self, column: str, lengths: np.ndarray, width: int | None = None) -> np.ndarray:
-        """All steps of a list column one after another, (sum of lengths,), with `width` (sum of lengths, width)."""
+        """Return all steps of a list column one after another, (sum of lengths,), with `width` (sum of lengths,
+        width)."""
         if width is None:
             return _numpy(self._steps(column, lengths))
         widths, values = self.ragged(column, lengths)
@@ -173,7 +174,7 @@ class _Rows:
         return values.reshape(len(widths), width)
 
     def ragged(self, column: str, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For a list column of lists: the count of numbers at each step, and all the numbers one after another."""
+        """Return the count of numbers at each step of a list column of lists, and all the numbers one after another."""
         steps = self._steps(column, lengths)
         widths, values = _numpy(steps.value_lengths()), steps.flatten()
         if values.null_count:
@@ -189,7 +190,7 @@ class _Rows:
         return values
 
     def missing(self, column: str) -> np.ndarray:
-        """(rows,) bool: null."""
+        """Return (rows,) bool: True where the value is null."""
         return ~_numpy(self.table.column(column).combine_chunks().is_valid())
 
     def only(self, chosen: np.ndarray) -> "_Rows":
@@ -239,7 +240,7 @@ def _read(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
 
 
 def _observations(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
-    """Flat rows (steps, D)."""
+    """Return the flat rows (steps, D)."""
     values = to_row(space, rows.steps("observations", lengths, row_size(space)))
     if isinstance(space, CATEGORICAL):
         good = (values >= 0) & (values < np.array(cardinalities(space))) & (values == np.round(values))
@@ -253,7 +254,7 @@ def _observations(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) ->
 
 
 def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
-    """Actions (steps, *shape) as a distribution takes them: choices count from zero."""
+    """Return the actions (steps, *shape) as a distribution takes them: choices count from zero."""
     distribution = distribution_of(space)
     values = rows.steps("actions", lengths, math.prod(distribution.shape))
     if isinstance(distribution, Categorical):
@@ -266,7 +267,8 @@ def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.n
 
 
 def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray | None:
-    """The allowed actions, (steps, choices), or None if no row has masks. A row without masks allows all actions."""
+    """Return the allowed actions, (steps, choices), or None if no row has masks. A row without masks allows all
+    actions."""
     given = ~rows.missing("action_masks")
     if not given.any():
         return None
@@ -281,7 +283,7 @@ def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: 
 
 
 def _costs(rows: _Rows, lengths: np.ndarray) -> np.ndarray:
-    """(steps, K) costs; NaN at the steps of a unit whose costs were not measured."""
+    """Return (steps, K) costs; NaN at the steps of a unit whose costs were not measured."""
     widths, values = rows.ragged("costs", lengths)
     signals = int(widths.max(initial=0))
     rows.check("costs", (widths == signals) | (widths == 0), f"{signals} numbers per step, or none", lengths)

@@ -56,7 +56,7 @@ class ServedCollector(TextCollector):
         data: Mapping[str, Sequence[ResponseBlock]],
         size: int,
     ):
-        """The arguments are those of `TextCollector` and two more. `data` are the blocks of each policy that learns,
+        """Take the arguments of `TextCollector` and two more. `data` are the blocks of each policy that learns,
         the same on every worker. A batch has blocks of `size` responses of each policy over all workers; the last batch
         of a pass has the rest.
 
@@ -74,11 +74,11 @@ class ServedCollector(TextCollector):
         """Policy -> number of its blocks that all workers have read, over all passes."""
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint, like `TextCollector.state`."""
+        """Return plain data for a checkpoint, like `TextCollector.state`."""
         return {"read": dict(self.read), "digest": self.digest}
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The function that returns `state()` of this moment."""
+        """Return the function that returns `state()` of this moment."""
         state = self.state()
         return lambda: state
 
@@ -109,7 +109,7 @@ class ServedCollector(TextCollector):
         return TextBatch(trajectories, [], steps, sums, [])
 
     def _next(self, name: str) -> list[ResponseBlock]:
-        """This worker's blocks of the next batch."""
+        """Return this worker's blocks of the next batch."""
         blocks = self.data[name]
         number, place = divmod(self.read[name], len(blocks))
         order = permutation(self.seed, number, DATA_ORDER, len(blocks))

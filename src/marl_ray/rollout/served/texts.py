@@ -65,8 +65,8 @@ class ServedText:
 
 
 def file_of(data: str) -> str:
-    """The Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is the one given to `marl-ray export --out`: a local
-    folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`)."""
+    """Return the Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is the one given to `marl-ray export
+    --out`: a local folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`)."""
     place, mark, options = data.removeprefix(SCHEME).partition("?")
     folder, _, experiment = place.rpartition("/")
     if not folder or not experiment:

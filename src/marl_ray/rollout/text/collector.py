@@ -90,12 +90,13 @@ class TextCollector:
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
     def state(self) -> dict[str, Any]:
-        """Plain data from which other collectors, on any number of workers, continue; the same on every worker."""
+        """Return plain data from which other collectors, on any number of workers, continue; the same on every
+        worker."""
         solved = {"solved": self.curriculum.state()} if self.curriculum else {}
         return {"position": self.position, **solved}
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The function that returns `state()` of this moment."""
+        """Return the function that returns `state()` of this moment."""
         state = self.state()
         return lambda: state
 
@@ -282,17 +283,18 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
 
 
 def _informative(members: Sequence[TextCopy], refill_agents: set[str]) -> bool:
-    """True if some agent of `refill_agents` scored differently in two members that do not play greedily."""
+    """Return True if some agent of `refill_agents` scored differently in two members that do not play greedily."""
     return informative(_scores(members, refill_agents))
 
 
 def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
-    """The scores (members that do not play greedily, agents) of a group."""
+    """Return the scores (members that do not play greedily, agents) of a group."""
     return np.array([[copy.rewards[agent] for agent in agents] for copy in members if not copy.start.greedy])
 
 
 def _outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
-    """The index of a group's task, and the share of its members that solved it. A member that was cut did not solve it."""
+    """Return the index of a group's task, and the share of its members that solved it. A member that was cut did not
+    solve it."""
     solved = [False if copy.cut and copy.solved is None else copy.solved for copy in members]
     if None in solved:
         raise MarlRayError(f'train.curriculum: {members[0].where()} reports no infos[agent]["solved"]')

@@ -37,12 +37,12 @@ class Curriculum:
         self.solved = {int(index): float(mean) for index, (_, mean) in saved.items()}
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
+        """Return plain data for a checkpoint."""
         return {str(index): [self.visits[index], mean] for index, mean in self.solved.items()}
 
     def task(self, position: int) -> int:
-        """The index of the task that the group at this position plays. Raises MarlRayError if the chooser returns no
-        valid index."""
+        """Return the index of the task that the group at this position plays. Raises MarlRayError if the chooser
+        returns no valid index."""
         index = self.chooser(position, self.solved, self.tasks)
         if not isinstance(index, int) or not 0 <= index < self.tasks:
             raise MarlRayError(
@@ -59,7 +59,8 @@ class Curriculum:
 
 
 def easiest_first(levels: Sequence[float]) -> Chooser:
-    """Tasks in turn from the easiest tenth by level; a further tenth opens as soon as the open ones are solved.
+    """Return the tasks in turn from the easiest tenth by level; a further tenth opens as soon as the open ones are
+    solved.
 
     Solved means a mean of at least PASSED over all open tasks, of which those that were never played count as unsolved.
     Open tasks stay open, so that the policy does not forget them, and are played in the order of the environment's

@@ -175,7 +175,7 @@ class TextCopy:
         self.unread, self.agent, self.cut = self.agent, None, True
 
     def episode(self) -> TextEpisode:
-        """The episode that has ended."""
+        """Return the episode that has ended."""
         return TextEpisode(
             step=len(self.turns) - 1,
             copy=self.number,
@@ -195,14 +195,14 @@ class TextCopy:
         )
 
     def where(self) -> str:
-        """Text that names environment, copy and agent in errors."""
+        """Return a text that names environment, copy and agent in errors."""
         name = (self.env.metadata or {}).get("name") or type(self.env.unwrapped).__name__
         agent = f", agent {self.agent}" if self.agent else ""
         return f"environment {name}, copy {self.number}{agent}"
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Within the block, errors name environment, copy and agent."""
+        """Let errors name environment, copy and agent, within the block."""
         try:
             yield
         except MarlRayError as error:
@@ -275,7 +275,7 @@ class TextCopy:
 
 
 def _finite(value: Any, what: str) -> float:
-    """The value as a float; MarlRayError unless it is a finite number."""
+    """Return the value as a float; MarlRayError unless it is a finite number."""
     if not isinstance(value, Real) or not math.isfinite(value):
         raise MarlRayError(f"{what} is {_shown(value)}, expected a finite number")
     return float(value)

@@ -83,8 +83,8 @@ def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: i
 def _values(
     player: TokenPlayer, prompts: Tensor, responses: Tensor, mask: Tensor, signals: int
 ) -> tuple[Tensor, Tensor]:
-    """Values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units; zeros without a critic, and of an
-    empty copy, for which the learner estimates them."""
+    """Return the values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units; zeros without a
+    critic, and of an empty copy, for which the learner estimates them."""
     values, cost_values = torch.zeros(mask.shape), torch.zeros(*mask.shape, signals)
     policy = player.policy
     if (policy.value_head is None and policy.cost_head is None) or policy.source is not None:

@@ -37,7 +37,7 @@ class Transcript(NamedTuple):
 
 
 def transcript(copy: TextCopy) -> Transcript:
-    """The episode that `copy` has played."""
+    """Return the episode that `copy` has played."""
     lines = [TranscriptLine(t.agent, _bounded(t.observation), _bounded(t.response), t.reward) for t in copy.turns]
     episode = copy.episode()
     return Transcript(copy.number, episode.task, episode.ret, episode.solved, lines)

@@ -101,7 +101,7 @@ class Pool:
             self._free.put(worker)
 
     def _with_worker(self, job: Callable[[Worker], T], blamed: Callable[[], T]) -> T:
-        """The job's result. A worker that died or hangs is replaced, and the job is tried once more.
+        """Return the job's result. A worker that died or hangs is replaced, and the job is tried once more.
 
         If the second worker dies too and a third one works, the program is the cause, and `blamed` gives the result.
         """
@@ -161,7 +161,8 @@ class Pool:
         return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
 
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
-        """Result of openai/human-eval's harness for this program: "passed", "timed out" or "failed: " and the error.
+        """Return the result of openai/human-eval's harness for this program: "passed", "timed out" or "failed: " and
+        the error.
 
         The harness' timeout is `cpu_s`, on a clock that stops while the program waits for a core; the run ends after
         `wall_s` in any case. A program can forge the result, as it can in the official harness.
@@ -224,14 +225,14 @@ class Pool:
 
 
 def probe() -> Level:
-    """The level at which this host can confine a run, found by starting a server. Raises MarlRayError without a
+    """Return the level at which this host can confine a run, found by starting a server. Raises MarlRayError without a
     sandbox."""
     with Pool(workers=1, warm=(), min_level=Level.LIMITS) as pool:
         return pool.level
 
 
 def execution_of(end: RunEnd, out: bytes, err: bytes, flooded: bool, limits: Limits, level: Level) -> Execution:
-    """The result of a run that has ended, with what it wrote; `flooded` if it wrote more than it may."""
+    """Return the result of a run that has ended, with what it wrote; `flooded` if it wrote more than it may."""
     returncode = None if end.signal else os.WEXITSTATUS(end.status)
     if end.timed_out(limits):
         status = Status.TIMEOUT

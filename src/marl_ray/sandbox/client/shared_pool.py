@@ -12,7 +12,7 @@ _pools: dict[int, Pool] = {}
 
 
 def shared_pool() -> Pool:
-    """This process's sandbox, started by the first call. Raises MarlRayError if none can be started."""
+    """Return this process's sandbox, started by the first call. Raises MarlRayError if none can be started."""
     with _lock:
         pid = os.getpid()
         if pid not in _pools:

@@ -71,7 +71,7 @@ class Process:
             )
 
     def hello(self) -> dict[str, Any]:
-        """The process's first message; raises MarlRayError if it cannot start."""
+        """Return the process's first message; raises MarlRayError if it cannot start."""
         try:
             return dict(json.loads(self.receive(time.monotonic() + START_S)))
         except ProcessDiedError:
@@ -113,7 +113,7 @@ class Process:
 
 
 def readable(items: Sequence[Any], deadline: float) -> list[Any]:
-    """The sockets and descriptors that can be read, as soon as one can; empty at the deadline."""
+    """Return the sockets and descriptors that can be read, as soon as one can; empty at the deadline."""
     poll = select.poll()
     numbers = {item if isinstance(item, int) else item.fileno(): item for item in items}
     for number in numbers:
@@ -270,7 +270,7 @@ class Worker:
         return True
 
     def well(self) -> bool:
-        """True if a program that does nothing runs to its end in this worker."""
+        """Return True if a program that does nothing runs to its end in this worker."""
         limits = Limits()
         with contextlib.ExitStack() as stack:
             fds = [wire.payload(b""), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
@@ -308,8 +308,8 @@ class Worker:
             return end, *self._verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
 
     def _verdict(self, process: Process, deadline: float) -> tuple[str, str]:
-        """The judge's verdict and message. Raises `Dead` if it ended for another reason than its limits, or gave no
-        verdict."""
+        """Return the judge's verdict and message. Raises `Dead` if it ended for another reason than its limits, or gave
+        no verdict."""
         late = not readable([process.socket], deadline)
         try:
             data = b"" if late else process.receive(deadline)

@@ -20,7 +20,7 @@ DEVICE = READ_FILE | WRITE_FILE
 
 
 def abi() -> int:
-    """The host's Landlock ABI; 0 if it has none."""
+    """Return the host's Landlock ABI; 0 if it has none."""
     try:
         return syscall(_CREATE, 0, 0, 1)
     except OSError:
@@ -28,7 +28,8 @@ def abi() -> int:
 
 
 def ruleset(rules: Iterable[tuple[str, int]]) -> int:
-    """A descriptor of a rule set that allows on each path (and beneath) the given accesses and nothing anywhere else.
+    """Return a descriptor of a rule set that allows on each path (and beneath) the given accesses and nothing anywhere
+    else.
 
     If the ABI has them, TCP (4) and signals to and abstract sockets of processes outside (6) are refused as well.
     Paths that do not exist are left out. Raises OSError if the host has no Landlock.

@@ -76,7 +76,7 @@ def _seen(path: str) -> tuple[int, ...]:
 
 
 def _untouched(path: str, seen: tuple[int, ...]) -> bool:
-    """True if a folder is empty and its attributes are unchanged."""
+    """Return True if a folder is empty and its attributes are unchanged."""
     try:
         return _seen(path) == seen and not os.listdir(path)
     except OSError:
@@ -134,7 +134,7 @@ def _move_up(root: int, name: str, numbers: "itertools.count[int]") -> None:
 
 
 def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
-    """True if a folder holds more than it may. A folder that cannot be read, or is too deep for that, counts as
+    """Return True if a folder holds more than it may. A folder that cannot be read, or is too deep for that, counts as
     full."""
     used, count, todo = 0, 0, [path]
     while todo:

@@ -147,7 +147,7 @@ def _own_checks(pid: int) -> dict[str, list[Instruction]]:
 
 
 def _search(segments: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """A binary search: segment i runs from its first number up to the first of segment i + 1."""
+    """Return a binary search: segment i runs from its first number up to the first of segment i + 1."""
     if len(segments) == 1:
         return segments[0][1]
     middle = len(segments) // 2
@@ -183,13 +183,13 @@ class Filter:
         self._header = ctypes.create_string_buffer(header, len(header))
 
     def __len__(self) -> int:
-        """The number of instructions."""
+        """Return the number of instructions."""
         return len(self._code) // 8
 
     @classmethod
     def of_server(cls, machine: str, spaces: bool) -> "Filter":
-        """The server's filter: the calls listed here and no other. spaces: runs can write to no file system but their
-        own."""
+        """Return the server's filter: the calls listed here and no other. spaces: runs can write to no file system but
+        their own."""
         arch, column = ARCHES[machine]
         plain = _numbers(_CALLS + _CHANGES_MODES + _CHANGES_STAMPS + _SERVERS + _RECEIVE + _OWN, column)
         actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
@@ -201,7 +201,8 @@ class Filter:
 
     @classmethod
     def of_run(cls, machine: str, owners: bool, spaces: bool, receives: bool = False) -> "Filter":
-        """The filter of a run or a judge, which takes some calls away. owners: the run may change modes of files."""
+        """Return the filter of a run or a judge, which takes some calls away. owners: the run may change modes of
+        files."""
         arch, column = ARCHES[machine]
         removed = _SERVERS
         for table, is_allowed in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):
@@ -220,5 +221,5 @@ class Filter:
 
 
 def supported(machine: str) -> bool:
-    """True if filters can be made for this system and machine (as `platform.machine()` names it)."""
+    """Return True if filters can be made for this system and machine (as `platform.machine()` names it)."""
     return sys.platform == "linux" and sys.byteorder == "little" and machine in ARCHES

@@ -44,7 +44,8 @@ class Confinement:
 
 
 def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]]:
-    """Limits and their values, none above the hard limit of the host. threads: bound their number too (counted per user)."""
+    """Return the limits and their values, none above the hard limit of the host. threads: bound their number too
+    (counted per user)."""
     values = [
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, int(cpu_s) + 1),
@@ -165,7 +166,7 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
 
 
 def _opened(path: str) -> int | None:
-    """A descriptor of a file to read; None if the host has no such file."""
+    """Return a descriptor of a file to read; None if the host has no such file."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -206,7 +207,8 @@ def run_script(program: str) -> None:
 
 
 def _status(body: Callable[[], object], frames: int) -> int:
-    """The exit status that the interpreter would give; its traceback is printed without the sandbox's own frames."""
+    """Return the exit status that the interpreter would give; its traceback is printed without the sandbox's own
+    frames."""
     try:
         body()
     except SystemExit as stop:
@@ -226,8 +228,8 @@ def _status(body: Callable[[], object], frames: int) -> int:
 
 
 def _described(error: BaseException) -> list[Any]:
-    """Name of the nearest built-in exception class, text, and arguments of a built-in one; the program may have forged
-    all."""
+    """Return the name of the nearest built-in exception class, text, and arguments of a built-in one; the program may
+    have forged all."""
     class_name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     text, args = "", None
     with contextlib.suppress(Exception):
@@ -241,7 +243,7 @@ def _described(error: BaseException) -> list[Any]:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """The answer that a judge gets if a call raised an exception."""
+    """Return the answer that a judge gets if a call raised an exception."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return {"exit": type(error).__name__}
     if isinstance(error, codec.ForeignTypeError):

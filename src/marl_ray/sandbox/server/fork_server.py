@@ -93,7 +93,7 @@ def _enter_namespaces() -> None:
 
 
 def _other_user(number: int) -> int | None:
-    """An unused user, if this process may become one. `number` is a process id: unique as long as that process
+    """Return an unused user, if this process may become one. `number` is a process id: unique as long as that process
     lives."""
     user = _OTHER_USERS + number
     return user if os.geteuid() == 0 and _as_user(user, []) else None
@@ -104,7 +104,8 @@ def _stdlib() -> list[str]:
 
 
 def _packages() -> list[str]:
-    """Files of the installed packages that were imported for warmth: the only ones that programs may read."""
+    """Return the files of the installed packages that were imported for warmth: the only ones that programs may
+    read."""
     tops = {name.partition(".")[0] for name in sys.modules} - {"marl_ray"}
     files: list[str] = []
     for top in tops:
@@ -117,7 +118,7 @@ def _packages() -> list[str]:
 
 
 def _rules(work: str) -> list[tuple[str, int]]:
-    """Paths that a run may open: of the standard library everything but packages installed into it."""
+    """Return the paths that a run may open: of the standard library everything but packages installed into it."""
     rules = [(work, landlock.FOLDER)]
     for base in _stdlib():
         rules.append((base, landlock.READ_DIR))
@@ -129,7 +130,8 @@ def _rules(work: str) -> list[tuple[str, int]]:
 
 
 def _temporary() -> str:
-    """/tmp, in which programs often write, or empty if needed paths lie below it. The run's folder is mounted there."""
+    """Return /tmp, in which programs often write, or empty if needed paths lie below it. The run's folder is mounted
+    there."""
     needed = [*_stdlib(), *_packages()]
     return "/tmp" if os.path.isdir("/tmp") and not any(path.startswith("/tmp/") for path in needed) else ""
 
@@ -177,7 +179,7 @@ def _reopen_path(needed: list[str], uid: int | None) -> None:
 
 
 def _as_user(user: int, paths: list[str]) -> bool:
-    """True if this process may become that user, who can read all these paths."""
+    """Return True if this process may become that user, who can read all these paths."""
 
     def become() -> None:
         os.setgroups([])
@@ -190,7 +192,7 @@ def _as_user(user: int, paths: list[str]) -> bool:
 
 
 def _failure(body: Callable[[], object]) -> str:
-    """The reason why an irreversible step would fail here, found by trying it in a fork; empty if it works."""
+    """Return the reason why an irreversible step would fail here, found by trying it in a fork; empty if it works."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -210,8 +212,8 @@ def _failure(body: Callable[[], object]) -> str:
 def _confinement(
     options: dict[str, Any], spaces: bool, why: str
 ) -> tuple[child.Confinement, run_folder.MountedFolder | run_folder.NumberedFolders, Level, str]:
-    """The best confinement that this host allows, the folders of its runs, its level, and the reason why it is not
-    better."""
+    """Return the best confinement that this host allows, the folders of its runs, its level, and the reason why it is
+    not better."""
     base = options["folder"]
     work, uid = os.path.join(base, "work"), _other_user(options["number"])
     os.mkdir(work, 0o700)
@@ -256,7 +258,7 @@ def _confinement(
 def _renewed(
     confinement: child.Confinement, folders: run_folder.MountedFolder | run_folder.NumberedFolders
 ) -> child.Confinement:
-    """The confinement of the next run, with a folder that no run has touched."""
+    """Return the confinement of the next run, with a folder that no run has touched."""
     replaced = folders.renew()
     if replaced and confinement.paths is not None:  # the rules refer to the folder that was unmounted
         os.close(confinement.paths)

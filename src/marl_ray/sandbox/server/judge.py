@@ -148,7 +148,7 @@ class Candidate:
             count += len(items)
 
     def _drained(self, iterator: Any) -> list[Any]:
-        """The remaining items of one of the tests' own iterators, packed."""
+        """Return the remaining items of one of the tests' own iterators, packed."""
         most = self._frame_bytes // 2
         items = [codec.pack(item, self._drained) for item in islice(iterator, most + 1)]
         if len(items) > most:
@@ -195,7 +195,7 @@ def _code(source: str, name: str) -> CodeType:
 
 
 def _stands_alone(caller: FrameType) -> bool:
-    """True if the call that this frame is in is a statement of its own, so that its value is discarded."""
+    """Return True if the call that this frame is in is a statement of its own, so that its value is discarded."""
     code, after = caller.f_code.co_code, caller.f_lasti + 2
     while code[after] == _CACHE:
         after += 2
@@ -242,7 +242,7 @@ def _outcome(body: Callable[[], None]) -> tuple[str, str]:
 
 
 def _text(error: BaseException) -> str:
-    """Text of an exception; it may hold a value of the candidate that has no text, such as a huge int."""
+    """Return the text of an exception; it may hold a value of the candidate that has no text, such as a huge int."""
     try:
         return str(error)
     except Exception as unsaid:

@@ -49,7 +49,7 @@ class _RedirectStdin(contextlib._RedirectStream[WriteOnlyStringIO]):
 
 @contextlib.contextmanager
 def swallow_io() -> Iterator[None]:
-    """Within the block stdout and stderr go nowhere, and reading stdin raises OSError."""
+    """Send stdout and stderr nowhere within the block, and let reading stdin raise OSError."""
     stream = WriteOnlyStringIO()
     with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream), _RedirectStdin(stream):
         yield
@@ -57,8 +57,8 @@ def swallow_io() -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, longest: float) -> Iterator[None]:
-    """The official alarm, on a clock that stops while this thread waits for a core; it fires after `longest` seconds in
-    any case."""
+    """Set the official alarm, on a clock that stops while this thread waits for a core; it fires after `longest`
+    seconds in any case."""
     started, waited = time.monotonic(), waiting_s()
 
     def signal_handler(signum: int, frame: object) -> None:
@@ -77,7 +77,8 @@ def time_limit(seconds: float, longest: float) -> Iterator[None]:
 
 
 def waiting_s() -> float:
-    """Seconds for which the main thread was ready to run but had no core; 0 if the kernel does not report them."""
+    """Return the seconds for which the main thread was ready to run but had no core; 0 if the kernel does not report
+    them."""
     try:
         return int(os.pread(STATISTICS, 100, 0).split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -127,8 +128,8 @@ def unsafe_execute(check_program: str, timeout: float, longest: float, result: O
 
 
 def first_result(data: bytes) -> str:
-    """The text that the program appended first; without one the harness assumes a timeout. Bytes that are not text are
-    escaped."""
+    """Return the text that the program appended first; without one the harness assumes a timeout. Bytes that are not
+    text are escaped."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8:
         return "timed out"

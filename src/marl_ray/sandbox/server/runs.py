@@ -25,7 +25,8 @@ _RUNS_FIRST, JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
 
 
 def sacrifice_of() -> int | None:
-    """A descriptor through which this process sets how early it dies when memory is used up; forks inherit the value.
+    """Return a descriptor through which this process sets how early it dies when memory is used up; forks inherit the
+    value.
 
     None if the host does not allow it, or wants this process to die early anyway.
     """
@@ -40,7 +41,8 @@ def sacrifice_of() -> int | None:
 
 
 def process_numbers() -> int | None:
-    """A descriptor with which the first process of a namespace sets the process id from which the next one is searched.
+    """Return a descriptor with which the first process of a namespace sets the process id from which the next one is
+    searched.
 
     So every run has the same id, and cannot count the processes or threads of earlier runs.
     """
@@ -96,7 +98,8 @@ def run_one(
 
 
 def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s: float, watched: str) -> int:
-    """The reason why the run is over: it ended, its time is up, the client killed it or is dead, or its folder is full."""
+    """Return the reason why the run is over: it ended, its time is up, the client killed it or is dead, or its folder
+    is full."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.register(control, select.POLLIN)
@@ -121,7 +124,7 @@ def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s
 
 
 def _cpu_clock(pid: int) -> float:
-    """CPU seconds of another process, all threads together; the rlimit counts whole seconds only."""
+    """Return the CPU seconds of another process, all threads together; the rlimit counts whole seconds only."""
     try:
         return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid would return
     except OSError:  # the process has just ended

@@ -73,8 +73,8 @@ class Passes:
     def act(
         self, bundle: Bundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
     ) -> "asyncio.Future[Answer]":
-        """The actions and log-probabilities of one request. Raises ArmError if its pass fails, NotFiniteError if one of
-        its numbers is not finite."""
+        """Return the actions and log-probabilities of one request. Raises ArmError if its pass fails, NotFiniteError if
+        one of its numbers is not finite."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(bundle, observations, masks, greedy, loop.create_future())
         if not self._waiting:
@@ -96,7 +96,7 @@ class Passes:
                             w.answer.set_result(answer)
 
     def _by_pass(self, requests: list[_Waiting]) -> list[tuple[list[_Waiting], SharedPass]]:
-        """Groups of requests that may share a pass, each with the function that computes it."""
+        """Return the groups of requests that may share a pass, each with the function that computes it."""
         if not requests:
             return []
         digests = {w.bundle.digest for w in requests}
@@ -115,7 +115,7 @@ class Passes:
     def _answers(
         self, batch: Sequence[_Waiting], act: SharedPass, greedy: bool, number: int
     ) -> list[Answer | ArmError]:
-        """One answer per request of one pass, or the error in its place."""
+        """Return one answer per request of one pass, or the error in its place."""
         try:
             answers = act(batch, None if greedy else self._noise)
         except Exception as error:  # each request reports the error, and later passes run
@@ -153,7 +153,8 @@ class ArmBatcher:
     def act(
         self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None
     ) -> "asyncio.Future[Answer]":
-        """Actions and log-probabilities for one request; `masks` has the allowed actions of those agents that gave any.
+        """Return the actions and log-probabilities for one request; `masks` has the allowed actions of those agents
+        that gave any.
 
         Raises ArmError if the pass fails, NotFiniteError if a log-probability is not finite.
         """

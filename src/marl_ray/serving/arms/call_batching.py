@@ -54,9 +54,9 @@ class CallBatcher(Generic[Given, Returned]):
         self._sends_soon = False
 
     async def ask(self, given: Given) -> Returned:
-        """The answer, or the error that the call raised for this request. Raises LostError after the deadline, with the
-        number of the call. Raises RequestError 503 if the request waited most of that time for room in a call while
-        other calls were answered."""
+        """Return the answer, or the error that the call raised for this request. Raises LostError after the deadline,
+        with the number of the call. Raises RequestError 503 if the request waited most of that time for room in a call
+        while other calls were answered."""
         loop = asyncio.get_running_loop()
         request = _CallRequest[Given, Returned](given, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
@@ -128,6 +128,7 @@ class CallBatcher(Generic[Given, Returned]):
 
 
 def on_loop(handle: Any, **options: Any) -> Callable[[], Any]:
-    """Gives the handle with these options. It makes the handle once, because that costs as much as a request, and at
-    the first call, because Serve's throughput mode binds a handle to the event loop while arms are made in threads."""
+    """Return a function that gives the handle with these options. It makes the handle once, because that costs as much
+    as a request, and at the first call, because Serve's throughput mode binds a handle to the event loop while arms are
+    made in threads."""
     return cache(lambda: handle.options(**options))

@@ -11,7 +11,7 @@ _numbers = itertools.count(secrets.randbits(62))
 
 
 def new_pass() -> int:
-    """A new number for a pass or call. Two processes draw the same number with a probability of about 1e-18."""
+    """Return a new number for a pass or call. Two processes draw the same number with a probability of about 1e-18."""
     return next(_numbers)
 
 
@@ -37,5 +37,5 @@ class LostError(ArmError):
 
 
 def busy(message: str) -> RequestError:
-    """The error for a request that the arm has no room for, which does not count as a failure of the arm."""
+    """Return the error for a request that the arm has no room for, which does not count as a failure of the arm."""
     return RequestError(503, None, f"the arm is busy: {message}", retry_after_s=RETRY_AFTER_S)

@@ -146,7 +146,7 @@ class ScoringArm(TextArm, Protocol):
     responses."""
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """The number of tokens of another arm's response in this arm's vocabulary, and the sum of their
+        """Return the number of tokens of another arm's response in this arm's vocabulary, and the sum of their
         log-probabilities at this bundle's temperature. The tokens are `ids` if these decode to `text` here too, else
         this arm's own encoding of `text`. Raises ArmError if it fails."""
 
@@ -162,5 +162,5 @@ class Arm(Protocol):
 
 
 def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle | ExternalModel]":
-    """True if the bundle holds language models."""
+    """Return True if the bundle holds language models."""
     return bundle.manifest.family == "token"

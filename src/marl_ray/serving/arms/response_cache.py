@@ -40,15 +40,16 @@ class ResponseCache(Protocol):
 
 
 def make_cache(config: CacheConfig | None) -> ResponseCache | None:
-    """The cache that the config asks for, if any. MarlRayError where Redis is asked for and its package is missing."""
+    """Return the cache that the config asks for, if any. MarlRayError where Redis is asked for and its package is
+    missing."""
     if config is None:
         return None
     return MemoryCache(config) if config.url == "memory:" else RedisCache(config)
 
 
 def cache_key(digest: str, observations: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> bytes:
-    """32 bytes that differ if the bundle's digest, agents, dtypes, shapes or numbers differ; the agents' order does not
-    matter. Takes arrays of numbers and flags only."""
+    """Return 32 bytes that differ if the bundle's digest, agents, dtypes, shapes or numbers differ; the agents' order
+    does not matter. Takes arrays of numbers and flags only."""
     arrays = [*_sorted(observations), None, *_sorted(masks)]
     # The quoted names and the shapes say where each array's bytes begin and end, and the length where they do.
     head = repr((digest, [a and (a[0], a[1].dtype.str, a[1].shape) for a in arrays])).encode()
@@ -96,7 +97,7 @@ class RedisCache:
     raises nothing."""
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
-        """Connects at the first use. `clock` gives seconds. Raises MarlRayError if the URL or the package is wrong."""
+        """Connect at the first use. `clock` gives seconds. Raises MarlRayError if the URL or the package is wrong."""
         self._redis, self._where = _connect(config.url)
         self._ttl_ms = max(1, round(config.ttl_s * 1000))
         self._clock = clock
@@ -111,7 +112,7 @@ class RedisCache:
         return stored
 
     async def put(self, key: bytes, value: bytes) -> None:
-        """Takes at most the deadline, as `get` does; the caller need not wait for it."""
+        """Store an answer in at most the deadline, as `get` does; the caller need not wait for it."""
         await self._ask(lambda: self._redis.set(PREFIX + key, value, px=self._ttl_ms))
 
     async def close(self) -> None:
@@ -148,7 +149,7 @@ class RedisCache:
 
 
 def _connect(url: str) -> "tuple[Redis, str]":
-    """A client that has not connected yet, and the server's address without its password."""
+    """Return a client that has not connected yet, and the server's address without its password."""
     try:
         from redis.asyncio import ConnectionPool, Redis
         from redis.asyncio.connection import parse_url

@@ -18,13 +18,14 @@ WATCH_S = 2.0
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON answer to a GET, or to a POST of `body`; MarlRayError with the gateway's own words if it refuses."""
+    """Return the JSON answer to a GET, or to a POST of `body`; MarlRayError with the gateway's own words if it
+    refuses."""
     with httpx.Client(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
         return ask_with(client, path, body, f" (--url or {GATEWAY} names another address)")
 
 
 def key_headers(key: str | None = None) -> dict[str, str]:
-    """The header with the API key: the given one, else that of MARL_RAY_API_KEY; empty without either."""
+    """Return the header with the API key: the given one, else that of MARL_RAY_API_KEY; empty without either."""
     secret = key or os.environ.get(KEY)
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
@@ -32,7 +33,7 @@ def key_headers(key: str | None = None) -> dict[str, str]:
 def ask_with(
     client: httpx.Client, path: str, body: Mapping[str, Any] | None = None, remedy: str = ""
 ) -> dict[str, Any]:
-    """The JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer."""
+    """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer."""
     try:
         answer = client.get(path) if body is None else client.post(path, json=body)
     except httpx.HTTPError as error:
@@ -79,7 +80,7 @@ def deploy_bundle(
 
 
 def _part(url: str, production: dict[str, Any]) -> dict[str, Any]:
-    """The bundle that serves an endpoint, as an arm of the next experiment."""
+    """Return the bundle that serves an endpoint, as an arm of the next experiment."""
     config = ask(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
     if config["url"] is None:
         return {"bundle": production["bundle"]}

@@ -97,7 +97,7 @@ class ExperimentAnalysis:
     comparisons: list[Comparison]
 
     def lines(self) -> list[str]:
-        """The analysis for people."""
+        """Return the analysis for people."""
         where = f"{self.experiment}: {self.status}, epoch {self.epoch}"
         head = f"{where}, two-sided at level {self.level:g}, of {self.units} whose windows are over"
         rows = [line for row in self.comparisons for line in _lines_of(row, self.control, self.level, self.covariate)]
@@ -173,7 +173,7 @@ def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str
 def _with_bounds(
     store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
-    """Lines with the exact bounds of the metrics that have a range."""
+    """Return the lines with the exact bounds of the metrics that have a range."""
     plan, excluded = record.plan, excluding(config)
     measures = {
         row.metric: bounded_difference(row.metric, known) for row in rows if (known := config.range_of(row.metric))
@@ -203,7 +203,7 @@ def _with_bounds(
 
 
 def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) -> list[str]:
-    """A line if some sessions lack the metric, which then do not count."""
+    """Return a line if some sessions lack the metric, which then do not count."""
     if not 0 < lacking < judged:
         return []
     exact = config.randomize == "session" and config.range_of(metric) is not None

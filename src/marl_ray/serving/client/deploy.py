@@ -107,7 +107,7 @@ def _messages(state: Mapping[str, Any]) -> str:
 
 
 def _progress(state: Mapping[str, Any]) -> str:
-    """How many of an application's replicas run, in brackets, with what Serve says of the others; "" if it has none."""
+    """Return how many of an application's replicas run, in brackets, with what Serve says of the others; "" if none."""
     replicas = [r["state"] for d in state.get("deployments", {}).values() for r in d["replicas"]]
     if not replicas:
         return ""
@@ -116,7 +116,7 @@ def _progress(state: Mapping[str, Any]) -> str:
 
 
 def _reason(text: str) -> str:
-    """The line of a traceback that names the cause: our own error's if there is one, else the last line.
+    """Return the line of a traceback that names the cause: our own error's if there is one, else the last line.
 
     In a chain of errors the outermost error stands last.
     """

@@ -35,7 +35,7 @@ _IMPORTED = ("policy", "request_router_class")
 
 
 def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """A Serve config from a YAML file or a mapping, checked strictly. Raises MarlRayError naming file and key.
+    """Return a Serve config from a YAML file or a mapping, checked strictly. Raises MarlRayError naming file and key.
 
     Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused.
     """
@@ -49,7 +49,7 @@ def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | None = None) -> list[str]:
-    """All findings in a Serve config, each one line `SOURCE: key.path: what was expected`; none if it is good.
+    """Return all findings in a Serve config, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
     `where` precedes every path (such as `spec.serveConfigV2.`). `pods` is the number of pods that may run replicas; it
     is given for a config inside a Kubernetes manifest.
@@ -131,8 +131,8 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
 
 
 def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[BaseModel], dict[str, Any], str, bool]]:
-    """All mappings of plain data that a model describes, at every depth: (model, mapping, path with a dot at its end,
-    whether the type accepts any other mapping too)."""
+    """Yield all mappings of plain data that a model describes, at every depth: (model, mapping, path with a dot at its
+    end, whether the type accepts any other mapping too)."""
     alternatives = list(_alternatives(annotation))
     models = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
     if isinstance(value, dict) and models:
@@ -197,7 +197,7 @@ def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[
 
 
 def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
-    """One finding for each key whose value pydantic refuses. The keys are known ones."""
+    """Yield one finding for each key whose value pydantic refuses. The keys are known ones."""
     yield from _validate(data, model, where)
     # Serve types some parts as "any mapping, or this model", and checks their values only when it deploys them.
     for part_model, part, path, any_mapping in _models(data, model, where):
@@ -222,7 +222,8 @@ def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Itera
 
 
 def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterator[str]:
-    """The part of pydantic's location that exists in the data; the rest of the location names members of a union."""
+    """Yield the part of pydantic's location that exists in the data; the rest of the location names members of a
+    union."""
     for part in location:
         try:
             data = data[part]

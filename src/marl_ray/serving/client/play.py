@@ -88,7 +88,7 @@ async def play_episode(
 
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer's JSON; raises MarlRayError on any other status than 200."""
+    """Return the answer's JSON; raises MarlRayError on any other status than 200."""
     try:
         response = await client.post(path, json=body)
     except httpx.HTTPError as error:

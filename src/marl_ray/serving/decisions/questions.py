@@ -73,7 +73,7 @@ class Measure:
         return self.margin if isinstance(self.margin, float) else 0.0
 
     def question(self, side: int, treatment: str, control: str, missing: End | None = None) -> BetQuestion | None:
-        """The question for the exact test; None if another test decides."""
+        """Return the question for the exact test; None if another test decides."""
         if self.range is None:
             return None
         claim = Claim(side, *self.range, self.absolute, self.higher, self.scale, missing)
@@ -81,25 +81,26 @@ class Measure:
 
 
 def outcome_of(config: ExperimentConfig) -> Measure:
-    """The outcome as a measure; more of it is better."""
+    """Return the outcome as a measure; more of it is better."""
     return _measure(config, "outcome", "higher", config.margin, False)
 
 
 def shown_outcome_of(config: ExperimentConfig) -> Measure:
-    """The outcome as its difference is displayed, without a relative margin, which would multiply the control."""
+    """Return the outcome as its difference is displayed, without a relative margin, which would multiply the
+    control."""
     margin = config.margin if isinstance(config.margin, float) else 0.0
     return _measure(config, "outcome", "higher", margin, False)
 
 
 def guardrail_of(config: ExperimentConfig, rail: GuardrailConfig) -> Measure:
-    """A guardrail's metric as a measure."""
+    """Return a guardrail's metric as a measure."""
     # A cluster's mean of zeros and ones is neither 0 nor 1.
     binary = rail.is_binary and config.randomize == "session"
     return _measure(config, rail.name, rail.better, rail.margin, binary)
 
 
 def bounded_difference(metric: str, bounds: tuple[float, float]) -> Measure:
-    """The plain difference of a metric between units assigned one by one, for the exact test."""
+    """Return the plain difference of a metric between units assigned one by one, for the exact test."""
     return Measure(metric, "higher", 0.0, False, bounds, bounds)
 
 
@@ -110,13 +111,13 @@ def _measure(config: ExperimentConfig, name: str, better: str, margin: float | R
 
 
 def excluding(config: ExperimentConfig) -> list[str]:
-    """The outcome and guardrails for which units without a report do not count."""
+    """Return the outcome and guardrails for which units without a report do not count."""
     rails = [rail.name for rail in config.guardrails if rail.name != "outcome" and rail.counts_missing_as is None]
     return ["outcome", *rails] if config.missing == "exclude" else rails
 
 
 def questions_of(config: ExperimentConfig, plan: RolloutPlan) -> tuple[BetQuestion, ...]:
-    """All questions for the exact test in one look."""
+    """Return all questions for the exact test in one look."""
     questions = dict.fromkeys(_questions(config, plan))
     return tuple(question for question in questions if question is not None)
 
@@ -223,7 +224,8 @@ class ArmQuestion(NamedTuple):
         return evidence
 
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
-        """Summaries of all judged units, with the missing ones at this end, or nearer to the mean if that costs less."""
+        """Return the summaries of all judged units, with the missing ones at this end, or nearer to the mean if that
+        costs less."""
         _, look, measure, arm, plan, *_ = self
         reported = look.pooled(measure.name, arm, plan.control)
         low, high = reported.low, reported.high
@@ -269,7 +271,7 @@ class ArmQuestion(NamedTuple):
 
 
 def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
-    """True if all values so far are 0 or 1, and both have occurred."""
+    """Return True if all values so far are 0 or 1, and both have occurred."""
     mean = sum(arm.n * arm.mean for arm in arms) / sum(arm.n for arm in arms)
     return 0 < mean < 1 and all(
         _may_be_binary(arm) and arm.variance * (arm.n - 1) >= arm.n * arm.mean * (1 - arm.mean) * (1 - 1e-6) - 1e-9
@@ -278,7 +280,8 @@ def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
 
 
 def _may_be_binary(summary: Summary) -> bool:
-    """True if all values may be 0 or 1: values between them would vary less than zeros and ones, values beyond them more."""
+    """Return True if all values may be 0 or 1: values between them would vary less than zeros and ones, values beyond
+    them more."""
     # A metric that counts errors must neither get a test with too small a variance nor stop all tests.
     largest = summary.n * summary.mean * (1 - summary.mean)
     return not summary.n or (

@@ -25,7 +25,7 @@ def describe(
     shadow: Mapping[str, Mapping[str, float]],
     now: float | None = None,
 ) -> dict[str, Any]:
-    """JSON of one experiment; unknown values are `null`.
+    """Return the JSON of one experiment; unknown values are `null`.
 
     `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. With
     probability 1 - config.alpha all intervals of the differences hold together, at all looks.
@@ -88,7 +88,7 @@ def describe(
 
 
 def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[float | None]]]:
-    """Arm -> rows of time, observations, mean and its bounds (null while unknown), for `store.series`.
+    """Return arm -> rows of time, observations, mean and its bounds (null while unknown), for `store.series`.
 
     Each arm's bounds hold at all times at once with probability 1 - config.alpha.
     """
@@ -102,14 +102,14 @@ def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[floa
 
 
 def _warnings(config: ExperimentConfig) -> list[str]:
-    """One sentence for each setting that may mislead the tests."""
+    """Return one sentence for each setting that may mislead the tests."""
     if len(config.arms) < 2 or not config.unbounded:
         return []
     return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
 
 
 def _missing(evidence: Findings) -> list[str]:
-    """One sentence for each metric that some judged sessions lack and for which these sessions do not count."""
+    """Return one sentence for each metric that some judged sessions lack and for which these sessions do not count."""
     lines: dict[str, str] = {}
     for row in evidence.reporting:
         lacking = row.judged + row.control_judged - row.reported - row.control_reported
@@ -124,7 +124,7 @@ def _missing(evidence: Findings) -> list[str]:
 
 
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
-    """Bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
+    """Return the bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
     measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
     rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excluding": missing}
     below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))

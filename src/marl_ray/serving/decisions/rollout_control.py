@@ -75,7 +75,7 @@ class Reporting:
     test: ReportingTest
 
     def sentence(self, control: str) -> str:
-        """The alarm as a sentence."""
+        """Return the alarm as a sentence."""
         of_arm, of_control = (
             f"{arm!r} reports {self.metric!r} of {reported} of {judged} sessions"
             for arm, reported, judged in (
@@ -119,7 +119,7 @@ def config_of(record: ExperimentRecord) -> ExperimentConfig:
 
 
 def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
-    """The experiment's own guardrails and the one on `error`."""
+    """Return the experiment's own guardrails and the one on `error`."""
     own = config.guardrails
     return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
 
@@ -183,7 +183,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
 
 
 def _lack(look: Look, control: str, config: ExperimentConfig, rail: TestResult) -> str | None:
-    """A sentence that says why a guardrail cannot judge the arm; None if it can."""
+    """Return a sentence that says why a guardrail cannot judge the arm; None if it can."""
     if rail.name != "error" and rail.name not in look.reported:  # the gateway itself records errors
         return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
     for arm, summary in ((rail.arm, rail.treatment), (control, rail.control)):
@@ -193,7 +193,7 @@ def _lack(look: Look, control: str, config: ExperimentConfig, rail: TestResult) 
 
 
 def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
-    """Arm -> units exposed to it in the stage's epochs, whenever their exposures were written."""
+    """Return arm -> units exposed to it in the stage's epochs, whenever their exposures were written."""
     counts: dict[str, int] = {}
     for epoch, by_arm in look.exposed.items():
         for arm, n in by_arm.items() if epoch >= record.state.stage_epoch else ():

@@ -80,7 +80,7 @@ class Webhook:
         return pause
 
     def _send(self, entry: AuditEntry, endpoint: str) -> str | None:
-        """The reason why sending failed, or None."""
+        """Return the reason why sending failed, or None."""
         body = orjson.dumps(asdict(entry) | {"endpoint": endpoint})
         at = str(int(time.time()))
         signature = hmac.new(self._secret, at.encode() + b"." + body, hashlib.sha256).hexdigest()

@@ -39,14 +39,14 @@ Arrays = dict[str, np.ndarray]
 
 
 async def act(service: Service, request: Request) -> Response:
-    """`POST /v1/act`."""
+    """Answer `POST /v1/act`."""
     service.admission.admit(request, "inference")
     data = parse_object(await request.body(), ACT_FIELDS)
     return Response(orjson.dumps(await answer(service, request, data)))
 
 
 async def batch(service: Service, request: Request) -> Response:
-    """`POST /batch`: each part is answered as by `/v1/act`, or with its own status and error."""
+    """Answer `POST /batch`: each part is answered as by `/v1/act`, or with its own status and error."""
     key = service.admission.keys.check(request, "inference")
     data = await request.object(frozenset({"requests"}))
     parts, limit = data.get("requests"), service.config.max_batch_requests
@@ -214,7 +214,7 @@ async def _act_by_finite_text(
 
 
 def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
-    """An answer from the cache; None if the bytes are no answer, because others may write to a shared cache."""
+    """Return an answer from the cache; None if the bytes are no answer, because others may write to a shared cache."""
     try:
         parts = orjson.loads(value) if value else None
     except orjson.JSONDecodeError:
@@ -234,7 +234,7 @@ def _check_observations(
 
 
 def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's action masks by agent; each must belong to an observation."""
+    """Return the request's action masks by agent; each must belong to an observation."""
     masks = data.get("action_masks", _NONE)
     if not isinstance(masks, dict) or not masks.keys() <= observed.keys():
         raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
@@ -242,8 +242,8 @@ def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, An
 
 
 async def assign(service: Service, request: Request) -> Response:
-    """`POST /v1/assign`: the session's arm and its bundle, without a pass. Unless `expose` is false, this exposes the
-    session to the arm, so that its outcome counts."""
+    """Answer `POST /v1/assign`: the session's arm and its bundle, without a pass. Unless `expose` is false, this
+    exposes the session to the arm, so that its outcome counts."""
     service.admission.admit(request, "inference")
     data = await request.object(ASSIGN_FIELDS)
     routers = service.endpoints.acting(data.get("experiment"))

@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 def path_part(request: Request, part: int = 3) -> str:
-    """One part of the request's path between slashes, from 0; part 3 is an experiment's name."""
+    """Return one part of the request's path between slashes, from 0; part 3 is an experiment's name."""
     return request.path.split("/")[part]
 
 
 def rows(service: Service) -> list[dict[str, Any]]:
-    """One row for each experiment of this replica."""
+    """Return one row for each experiment of this replica."""
     return [
         {
             "name": name,
@@ -55,13 +55,14 @@ def rows(service: Service) -> list[dict[str, Any]]:
 
 
 async def experiments(service: Service, request: Request) -> Response:
-    """`GET /v1/experiments`."""
+    """Answer `GET /v1/experiments`."""
     await service.admission.admit_reader(request)
     return Response(orjson.dumps({"experiments": rows(service)}))
 
 
 async def create(service: Service, request: Request) -> Response:
-    """`POST /v1/experiments`: a new experiment from an `ExperimentConfig`; every replica takes it up by itself."""
+    """Answer `POST /v1/experiments`: a new experiment from an `ExperimentConfig`; every replica takes it up by
+    itself."""
     actor = service.admission.admit(request, "admin")
     data = await request.object(frozenset({*ExperimentConfig.model_fields, "reason"}))
     reason = _reason(data.pop("reason", None))
@@ -78,7 +79,7 @@ async def create(service: Service, request: Request) -> Response:
 
 
 def _config(data: dict[str, Any]) -> ExperimentConfig:
-    """The config in a request, or RequestError 400. Strict, because "Infinity" is a number otherwise."""
+    """Return the config in a request, or RequestError 400. Strict, because "Infinity" is a number otherwise."""
     try:
         text = orjson.dumps(data)
         config = ExperimentConfig.model_validate_json(text, strict=True)
@@ -96,19 +97,19 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
 
 
 async def experiment(service: Service, request: Request) -> Response:
-    """`GET /v1/experiments/{name}`."""
+    """Answer `GET /v1/experiments/{name}`."""
     await service.admission.admit_reader(request)
     router = service.endpoints.experiment(path_part(request))
     return Response(await service.shared_reads.read(("report", router.config.name), partial(report, service, router)))
 
 
 def report(service: Service, router: Router) -> bytes:
-    """JSON of an experiment and what its outcomes prove; blocks on the database."""
+    """Return the JSON of an experiment and what its outcomes prove; blocks on the database."""
     return orjson.dumps(described(service, router))
 
 
 def described(service: Service, router: Router) -> dict[str, Any]:
-    """`report` as plain data."""
+    """Return `report` as plain data."""
     service.exposures.flush()
     store, name = service.store, router.config.name
     record = store.experiment(name)
@@ -123,7 +124,7 @@ def described(service: Service, router: Router) -> dict[str, Any]:
 
 
 async def series(service: Service, request: Request) -> Response:
-    """`GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
+    """Answer `GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
     await service.admission.admit_reader(request)
     router = service.endpoints.experiment(path_part(request))
 
@@ -134,8 +135,8 @@ async def series(service: Service, request: Request) -> Response:
 
 
 def plotted(service: Service, router: Router) -> dict[str, list[list[float | None]]]:
-    """Outcomes over time, by arm; blocks on the database. All outcomes are read for it, so pages that reload share one
-    reading for some seconds."""
+    """Return the outcomes over time, by arm; blocks on the database. All outcomes are read for it, so pages that reload
+    share one reading for some seconds."""
     name, began = router.config.name, time.monotonic()
     until, plot = service.plots.get(name, (-math.inf, {}))
     if began > until:
@@ -146,7 +147,7 @@ def plotted(service: Service, router: Router) -> dict[str, list[list[float | Non
 
 
 async def audit(service: Service, request: Request) -> Response:
-    """`GET /v1/experiments/{name}/audit`."""
+    """Answer `GET /v1/experiments/{name}/audit`."""
     await service.admission.admit_reader(request)
     name = service.endpoints.experiment(path_part(request)).config.name
 
@@ -157,7 +158,7 @@ async def audit(service: Service, request: Request) -> Response:
 
 
 async def change(service: Service, request: Request) -> Response:
-    """`POST /v1/experiments/{name}/{action}`."""
+    """Answer `POST /v1/experiments/{name}/{action}`."""
     actor = service.admission.admit(request, "admin")
     router = service.endpoints.experiment(path_part(request))
     data = await request.object(CHANGE_FIELDS)
@@ -203,5 +204,5 @@ def _reason(reason: Any) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """True if every database can keep the text: it has neither NUL nor half a surrogate pair."""
+    """Return True if every database can keep the text: it has neither NUL nor half a surrogate pair."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)

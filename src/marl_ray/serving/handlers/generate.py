@@ -22,7 +22,7 @@ GENERATE_FIELDS = SETTINGS | {
 
 
 async def generate(service: Service, request: Request) -> Response | Stream:
-    """`POST /generate`."""
+    """Answer `POST /generate`."""
     service.admission.admit(request, "inference")
     data = await request.object(GENERATE_FIELDS)
     routers = service.endpoints.acting(data.get("experiment"))

@@ -17,7 +17,8 @@ from marl_ray.serving.service import Service
 
 
 async def endpoints(service: Service, request: Request) -> Response:
-    """`GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in production."""
+    """Answer `GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in
+    production."""
     await service.admission.admit_reader(request)
 
     def read() -> bytes:
@@ -37,7 +38,8 @@ async def endpoints(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """`GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as `model`."""
+    """Answer `GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as
+    `model`."""
     await service.admission.admit_reader(request, "inference")
     rows: dict[str, dict[str, Any]] = {}
     for reference, bundle in list(service.live_experiments.models.items()):
@@ -52,7 +54,8 @@ async def models(service: Service, request: Request) -> Response:
 
 
 async def load(service: Service, request: Request) -> Response:
-    """`POST /models/{version}/load`: fetch NAME:VERSION of the registry and verify it before an experiment names it."""
+    """Answer `POST /models/{version}/load`: fetch NAME:VERSION of the registry and verify it before an experiment names
+    it."""
     service.admission.admit(request, "admin")
     name, _, version = path_part(request, 2).rpartition(":")
     if not name or not version:
@@ -81,14 +84,15 @@ def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
 
 
 async def health(service: Service, request: Request) -> Response:
-    """`GET /health`: 200 shows that this replica's event loop runs."""
+    """Answer `GET /health`: 200 shows that this replica's event loop runs."""
     return Response(orjson.dumps({"status": "ok", "experiments": list(service.endpoints.routers)}))
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """`GET /ready`: 200 if an answer is available for all experiments with traffic, else 503. A treatment without a
-    bundle is named as missing but does not count, because the control answers for it. Neither does an experiment that
-    was just created at another replica and still loads: otherwise all replicas would become unready at once."""
+    """Answer `GET /ready`: 200 if an answer is available for all experiments with traffic, else 503. A treatment
+    without a bundle is named as missing but does not count, because the control answers for it. Neither does an
+    experiment that was just created at another replica and still loads: otherwise all replicas would become unready at
+    once."""
     arms, routers = service.follower.arms(), service.endpoints.routers
     lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
     here = [routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms]
@@ -109,11 +113,11 @@ async def ready(service: Service, request: Request) -> Response:
 
 
 def device() -> str:
-    """The device that policies in this process run on."""
+    """Return the device that policies in this process run on."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """`GET /metrics`: the numbers of this replica alone."""
+    """Answer `GET /metrics`: the numbers of this replica alone."""
     service.measure()
     return Response(service.metrics.text(), content_type=CONTENT_TYPE)

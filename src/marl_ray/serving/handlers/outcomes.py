@@ -46,7 +46,7 @@ OutcomeResult = dict[str, Any] | RequestError
 
 
 async def outcome(service: Service, request: Request) -> Response:
-    """`POST /v1/outcomes`."""
+    """Answer `POST /v1/outcomes`."""
     key = service.admission.admit(request, "outcomes")
     report = _read_report(service, request, await request.object(OUTCOME_FIELDS))
     answer = (await _record(service, key, [report]))[0]
@@ -56,7 +56,8 @@ async def outcome(service: Service, request: Request) -> Response:
 
 
 async def outcomes(service: Service, request: Request) -> Response:
-    """`POST /v1/outcomes/batch`: each part is answered as by `/v1/outcomes`, or with its own status and error."""
+    """Answer `POST /v1/outcomes/batch`: each part is answered as by `/v1/outcomes`, or with its own status and
+    error."""
     key = service.admission.keys.check(request, "outcomes")
     parts, limit = (await request.object(frozenset({"outcomes"}))).get("outcomes"), service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
@@ -107,7 +108,7 @@ def _read_report(service: Service, request: Request, data: Mapping[str, Any]) ->
 
 
 def _moment(given: Any) -> float | None:
-    """Seconds since 1970 of a request's `at`, or RequestError."""
+    """Return the seconds since 1970 of a request's `at`, or RequestError."""
     if given is None:
         return None
     expected = "expected seconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z"
@@ -168,7 +169,8 @@ def _write(
 
 
 def _report(router: Router, reported: _ReadReport) -> Report:
-    """The report for the store. It includes what this replica has measured of the session, if a guardrail needs it."""
+    """Return the report for the store. It includes what this replica has measured of the session, if a guardrail needs
+    it."""
     known, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
     if known is not None and "outcome" in reported.values:

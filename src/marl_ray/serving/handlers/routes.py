@@ -15,14 +15,14 @@ from marl_ray.serving.service import Service
 
 
 async def document(service: Service, request: Request) -> Response:
-    """`GET /openapi.json`."""
+    """Answer `GET /openapi.json`."""
     # In a thread, because making the document takes 0.2 s; it is made once.
     keyed = bool(service.admission.keys.keys)
     return Response(await service.in_thread(openapi, ROUTES, request.root_path, keyed))
 
 
 async def docs(service: Service, request: Request) -> Response:
-    """`GET /docs`: the OpenAPI document as a page."""
+    """Answer `GET /docs`: the OpenAPI document as a page."""
     description = await document(service, request)
     return await ui.docs(service, request, description.body)
 
@@ -76,7 +76,7 @@ for _route in ROUTES:
 
 
 def find(path: str, method: str) -> Route:
-    """The route of a request, or RequestError 404 or 405."""
+    """Return the route of a request, or RequestError 404 or 405."""
     fixed = _FIXED.get(path)
     if fixed is None:
         parts = path.split("/")

@@ -285,7 +285,7 @@ def join_pieces(pieces: Sequence[Piece]) -> WrittenResponse:
 
 
 def total_cost(costs: Iterable[float | None]) -> float | None:
-    """The sum of costs in USD; None if any of them is unknown."""
+    """Return the sum of costs in USD; None if any of them is unknown."""
     total = 0.0
     for cost in costs:
         if cost is None:
@@ -360,7 +360,7 @@ def text_request(service: Service, agent: str, prompt: Any, settings: Settings, 
 
 
 def agent_of(router: Router, given: Any) -> str:
-    """The agent whose text the request asks for. A request may omit it if one policy plays all agents."""
+    """Return the agent whose text the request asks for. A request may omit it if one policy plays all agents."""
     agents = router.bundle_of(router.control).agents
     if given is None and len(set(agents.values())) == 1:
         return next(iter(agents))

@@ -30,7 +30,7 @@ async def _admit(service: Service, request: Request) -> None:
 
 
 async def _may_read(service: Service, request: Request, form: dict[str, str]) -> bool:
-    """True if the key of a form, or of its request, has the scope to read."""
+    """Return True if the key of a form, or of its request, has the scope to read."""
     try:
         service.admission.keys.check_secret(form.get("key", ""), "read")
     except RequestError:
@@ -42,24 +42,24 @@ async def _may_read(service: Service, request: Request, form: dict[str, str]) ->
 
 
 async def docs(service: Service, request: Request, document: bytes) -> Response:
-    """`GET /docs`: the OpenAPI document as a page."""
+    """Answer `GET /docs`: the OpenAPI document as a page."""
     base = request.root_path
     return _page(await service.shared_reads.read(("docs", base), lambda: render.docs_page(document, base)))
 
 
 async def index(service: Service, request: Request) -> Response:
-    """`GET /ui`."""
+    """Answer `GET /ui`."""
     await _admit(service, request)
     return _page(render.index_page(rows(service), request.root_path))
 
 
 async def stylesheet(service: Service, request: Request) -> Response:
-    """`GET /ui/style.css`."""
+    """Answer `GET /ui/style.css`."""
     return Response(render.stylesheet(), content_type=b"text/css; charset=utf-8")
 
 
 async def experiment(service: Service, request: Request) -> Response:
-    """`GET /ui/experiments/{name}`."""
+    """Answer `GET /ui/experiments/{name}`."""
     await _admit(service, request)
     router = service.endpoints.experiment(request.path.split("/")[3])
     live = request.path.count("/") == 4
@@ -79,8 +79,8 @@ def _experiment_page(
 
 
 async def change(service: Service, request: Request) -> Response:
-    """`POST /ui/experiments/{name}/{action}`. The form itself contains the admin key, so a foreign page cannot act for
-    a person."""
+    """Answer `POST /ui/experiments/{name}/{action}`. The form itself contains the admin key, so a foreign page cannot
+    act for a person."""
     parts = request.path.split("/")
     router, action, base = service.endpoints.experiment(parts[3]), parts[4], request.root_path
     form: dict[str, str] = {}

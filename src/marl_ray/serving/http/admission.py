@@ -15,13 +15,13 @@ class Admission:
     """The keys of a gateway and their current use, on one event loop."""
 
     def __init__(self, config: GatewayConfig):
-        """Raises MarlRayError if the file of keys cannot be read."""
+        """Raise MarlRayError if the file of keys cannot be read."""
         self.keys = Keys(config.api_keys)
         self._limiter = RateLimiter(config.rate_limit) if config.rate_limit else None
         self._read_limiter = RateLimiter(config.read_limit) if config.read_limit else None
 
     def admit(self, request: Request, permission: Permission) -> str:
-        """The name of the request's key; RequestError 401 or 403, or 429 if the key is above its rate."""
+        """Return the name of the request's key; RequestError 401 or 403, or 429 if the key is above its rate."""
         key = self.keys.check(request, permission)
         self.limit(key, 1)
         return key
@@ -41,7 +41,8 @@ class Admission:
             raise RequestError(429, None, f"more requests of {key!r} than its rate_limit allows", retry_after_s=wait)
 
     def forced_arm(self, request: Request) -> str | None:
-        """The arm that a tester asks for by the header `x-arm`; RequestError unless the key has the scope `admin`."""
+        """Return the arm that a tester asks for by the header `x-arm`; RequestError unless the key has the scope
+        `admin`."""
         arm = request.header(b"x-arm")
         if arm is not None:
             self.keys.check(request, "admin")

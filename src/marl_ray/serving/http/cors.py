@@ -16,7 +16,7 @@ KEPT_S = b"600"
 
 
 def allow_origin_headers(origins: tuple[str, ...], request: Request) -> Headers:
-    """Headers of every answer that tell the browser whether a page of the request's origin may read it."""
+    """Return the headers of every answer that tell the browser whether a page of the request's origin may read it."""
     if "*" in origins:
         return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", TELLS))
     vary = ((b"vary", b"origin"),) if origins else ()
@@ -27,7 +27,7 @@ def allow_origin_headers(origins: tuple[str, ...], request: Request) -> Headers:
 
 
 def preflight(origins: tuple[str, ...], request: Request, method: str) -> Response | None:
-    """The answer to a browser's preflight request; None if the request is none, or its origin is not allowed."""
+    """Return the answer to a browser's preflight request; None if the request is none, or its origin is not allowed."""
     is_preflight = method == "OPTIONS" and b"access-control-request-method" in request.headers
     allowed = {name for name, _ in allow_origin_headers(origins, request)}
     if not is_preflight or b"access-control-allow-origin" not in allowed:

@@ -12,7 +12,7 @@ SESSION_LENGTH = 256
 
 
 def session_id(given: Any, request: Request) -> str:
-    """The session id, from the body or else from the header `x-session-id`."""
+    """Return the session id, from the body or else from the header `x-session-id`."""
     session = request.header(b"x-session-id") if given is None else given
     if not is_identifier(session):
         raise RequestError(
@@ -24,7 +24,7 @@ def session_id(given: Any, request: Request) -> str:
 
 
 def cluster_of(data: Mapping[str, Any]) -> str | None:
-    """The request's `cluster_id`, if it names one."""
+    """Return the request's `cluster_id`, if it names one."""
     cluster_id = data.get("cluster_id")
     if cluster_id is not None and not is_identifier(cluster_id):
         raise RequestError(400, "cluster_id", f"expected 1 to {SESSION_LENGTH} printable characters")
@@ -32,7 +32,7 @@ def cluster_of(data: Mapping[str, Any]) -> str | None:
 
 
 def attributes_of(data: Mapping[str, Any]) -> Attributes:
-    """The attributes of the request's unit, by name; empty if the request has none."""
+    """Return the attributes of the request's unit, by name; empty if the request has none."""
     given = data.get("attributes")
     if given is None:
         return {}
@@ -53,12 +53,12 @@ def attributes_of(data: Mapping[str, Any]) -> Attributes:
 
 
 def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:
-    """True if the value is 1 to `length` printable characters; NUL and lone surrogates are not."""
+    """Return True if the value is 1 to `length` printable characters; NUL and lone surrogates are not."""
     return isinstance(value, str) and 0 < len(value) <= length and value.isprintable()
 
 
 def flag(data: Mapping[str, Any], name: str) -> bool:
-    """A field that is true or false; false where it is missing or null."""
+    """Return a field that is true or false; false where it is missing or null."""
     value = data.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(400, name, "expected true or false")

@@ -49,7 +49,7 @@ class Keys:
                 raise MarlRayError(f"api_keys: {path!r}: {first_problem(error)}") from error
 
     def check(self, request: Request, *permissions: Permission) -> str:
-        """The name of the key in the request (`authorization: Bearer KEY`), which must have one of these scopes;
+        """Return the name of the key in the request (`authorization: Bearer KEY`), which must have one of these scopes;
         RequestError 401 or 403."""
         if not self.keys:
             return self.check_secret("", *permissions) if permissions == ("admin",) else ANYONE
@@ -61,7 +61,7 @@ class Keys:
         return self.check_secret(secret if kind.lower() == "bearer" else "", *permissions)
 
     def check_secret(self, secret: str, *permissions: Permission) -> str:
-        """The name of the key with this secret; RequestError 401 or 403. The scope `admin` includes `read`."""
+        """Return the name of the key with this secret; RequestError 401 or 403. The scope `admin` includes `read`."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
         # All keys are compared, each in constant time, so that the duration reveals nothing.
         matching = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
@@ -85,7 +85,7 @@ def new_key(path: Path, name: str) -> str:
 
 
 def _password(credentials: str) -> str:
-    """The password of `authorization: Basic`, with any user name; empty if there is none."""
+    """Return the password of `authorization: Basic`, with any user name; empty if there is none."""
     try:
         text = base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape")
     except (binascii.Error, ValueError):

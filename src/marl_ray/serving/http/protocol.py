@@ -55,7 +55,7 @@ class ClientGoneError(Exception):
 
 
 def route_path(scope: Scope) -> str:
-    """The path below the prefix that the application is mounted at."""
+    """Return the path below the prefix that the application is mounted at."""
     path, root = str(scope["path"]), str(scope.get("root_path") or "").rstrip("/")
     if root and (path == root or path.startswith(root + "/")):
         path = path[len(root) :]
@@ -84,12 +84,12 @@ class Request:
         return given if sane else None
 
     def header(self, name: bytes) -> str | None:
-        """A header's value by its lower-case name."""
+        """Return a header's value by its lower-case name."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes:
-        """The whole body. Raises RequestError 413 as soon as it exceeds the limit."""
+        """Return the whole body. Raises RequestError 413 as soon as it exceeds the limit."""
         declared = self.headers.get(b"content-length")
         # The length is checked first, because int() refuses thousands of digits.
         if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
@@ -138,7 +138,7 @@ class Request:
         return RequestError(413, "body", f"expected at most {self._limit} bytes")
 
     async def object(self, known: frozenset[str]) -> dict[str, Any]:
-        """The body as a JSON object with known keys only, or RequestError 400 or 413."""
+        """Return the body as a JSON object with known keys only, or RequestError 400 or 413."""
         return parse_object(await self.body(), known)
 
 
@@ -163,7 +163,7 @@ class Stream(NamedTuple):
 
 
 def parse_object(body: bytes, known: frozenset[str]) -> dict[str, Any]:
-    """A JSON object with known keys only, or RequestError 400."""
+    """Return a JSON object with known keys only, or RequestError 400."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -172,7 +172,7 @@ def parse_object(body: bytes, known: frozenset[str]) -> dict[str, Any]:
 
 
 def known_fields(data: Any, known: frozenset[str]) -> dict[str, Any]:
-    """The data if it is an object with known keys only, or RequestError 400."""
+    """Return the data if it is an object with known keys only, or RequestError 400."""
     if not isinstance(data, dict):
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
     if not data.keys() <= known:
@@ -203,10 +203,10 @@ def _start(response: Response | Stream, headers: Headers) -> dict[str, Any]:
 
 
 def event(data: Any) -> bytes:
-    """A server-sent event of JSON."""
+    """Return a server-sent event of JSON."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 def header_text(value: str) -> bytes:
-    """The value of a header for any printable text: characters outside of ASCII become escapes."""
+    """Return the value of a header for any printable text: characters outside of ASCII become escapes."""
     return value.encode("ascii", "backslashreplace")

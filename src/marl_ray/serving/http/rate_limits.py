@@ -27,7 +27,7 @@ class RateLimiter:
         self._full_at: OrderedDict[str, float] = OrderedDict()  # the most recently used last
 
     def __len__(self) -> int:
-        """The number of buckets that are kept."""
+        """Return the number of buckets that are kept."""
         return len(self._full_at)
 
     def take(self, key: str, cost: int = 1) -> float:

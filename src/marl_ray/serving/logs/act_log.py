@@ -138,7 +138,7 @@ class ActLog:
         segment_s: float = SEGMENT_S,
         limit_bytes: int = LIMIT_BYTES,
     ):
-        """Raises MarlRayError if a local folder cannot be written to. For a URI, `staging` is a local folder of this
+        """Raise MarlRayError if a local folder cannot be written to. For a URI, `staging` is a local folder of this
         machine, from which the next log of the same URI uploads what a killed process left; without it, that is lost."""
         filesystem, self._root = open_storage(folder, "decision_log")
         self._remote = filesystem if "://" in folder else None
@@ -297,8 +297,8 @@ def _whole_lines(data: bytes) -> bytes:
 
 
 def read_decisions(folder: str, experiment: str) -> Iterator[LoggedRequest]:
-    """The decisions of an experiment: units in the order of their names, and each unit's decisions in the order of
-    time.
+    """Yield the decisions of an experiment: units in the order of their names, and each unit's decisions in the order
+    of time.
 
     A local folder's partial segments are read too, up to the last complete line. Memory is bounded: more than
     `RUN_BYTES` is sorted on disk, in the folder for temporary files. Raises MarlRayError if the folder or a segment

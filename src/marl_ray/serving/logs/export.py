@@ -165,7 +165,7 @@ def _write(
 
 
 def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
-    """A unit's rows; its log is of one kind."""
+    """Return a unit's rows; its log is of one kind."""
     texts = [row for row in logged if isinstance(row, LoggedText)]
     if texts:
         return text_rows.text_rows(texts, outcome, cost, episode)
@@ -173,14 +173,14 @@ def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, epi
 
 
 def _numbers(row: dict[str, Any]) -> int:
-    """The approximate count of numbers in a row."""
+    """Return the approximate count of numbers in a row."""
     if "observations" in row:
         return sum(len(step) + STEP_NUMBERS for step in row["observations"])
     return len(row["prompt_ids"]) + 2 * len(row["ids"]) + (len(row["text"]) + len(row["messages"] or "")) // 8
 
 
 def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
-    """A unit's rows, one per agent, by name; each agent's steps are the acts that it took part in."""
+    """Return a unit's rows, one per agent, by name; each agent's steps are the acts that it took part in."""
     rows = []
     for agent in sorted({agent for act in acts for agent in act.actions}):
         steps = [act for act in acts if agent in act.actions]
@@ -217,7 +217,7 @@ def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, epis
 
 
 def _masks(given: list[list[Any] | None]) -> list[list[bool]] | None:
-    """One mask per step; a step without one allows everything."""
+    """Return one mask per step; a step without one allows everything."""
     choices = next((len(mask) for mask in given if mask is not None), None)
     if choices is None:
         return None
@@ -225,14 +225,14 @@ def _masks(given: list[list[Any] | None]) -> list[list[bool]] | None:
 
 
 def _flat(value: Any) -> list[float]:
-    """Numbers of a (nested) list, row by row."""
+    """Return the numbers of a (nested) list, row by row."""
     if isinstance(value, list):
         return [number for part in value for number in (_flat(part) if isinstance(part, list) else (float(part),))]
     return [float(value)]
 
 
 def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]:
-    """A look-up in rows that are sorted by key. The caller must ask for keys in rising order."""
+    """Return a look-up in rows that are sorted by key. The caller must ask for keys in rising order."""
     head = next(rows, None)
 
     def find(key: str) -> T | None:

@@ -60,7 +60,7 @@ class ExposureLog:
         capacity: int = CAPACITY,
         interval_s: float = FLUSH_INTERVAL_S,
     ):
-        """The log owns the spool from now on and closes it."""
+        """Own the spool from now on; the log closes it."""
         self.store = store
         self.dropped = 0
         """Exposures that `put` refused."""
@@ -228,7 +228,7 @@ class ExposureLog:
                 failing = not self._try_to_spill(quiet=failing)
 
     def _late(self) -> bool:
-        """True if the queue must go to disk, because the database fails or hangs."""
+        """Return True if the queue must go to disk, because the database fails or hangs."""
         return time.monotonic() - self._kept_up >= PATIENCE_S
 
     def _try_to_spill(self, quiet: bool) -> bool:
@@ -242,7 +242,7 @@ class ExposureLog:
 
 
 def read_exposure(line: bytes) -> Exposure | None:
-    """The exposure of a line of the spool; None if the line is not one."""
+    """Return the exposure of a line of the spool; None if the line is not one."""
     try:
         return _EXPOSURE.validate_json(line)
     except ValidationError:

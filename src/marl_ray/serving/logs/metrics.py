@@ -149,7 +149,7 @@ class GatewayMetrics:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
     def meters_of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
-        """Arm -> its counters; change them on the event loop alone."""
+        """Return arm -> its counters; change them on the event loop alone."""
         meters = self._arms.get(experiment.name)
         if meters is None:
             meters = {arm: ArmMeters() for arm in experiment.arms}
@@ -166,7 +166,7 @@ class GatewayMetrics:
         self._holdouts[endpoint] = self._holdouts.get(endpoint, 0) + 1
 
     def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry if self._replica is None else _Labelled(self.registry, self._replica))
 
 

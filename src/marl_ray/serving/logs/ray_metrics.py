@@ -65,5 +65,5 @@ class RayMetrics:
 
 
 def replica() -> str:
-    """The name of the replica in this process."""
+    """Return the name of the replica in this process."""
     return str(serve.get_replica_context().replica_id.unique_id)

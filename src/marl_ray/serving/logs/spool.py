@@ -97,7 +97,7 @@ class Chunk:
 
 
 def spool_folder(folder: str, database: str) -> str:
-    """The folder within `folder` for the exposures of one database (an SQLAlchemy URL). A gateway that writes to
+    """Return the folder within `folder` for the exposures of one database (an SQLAlchemy URL). A gateway that writes to
     another database must not adopt them."""
     shown = sa.make_url(database).render_as_string(hide_password=True)
     return str(Path(folder) / blake2b(shown.encode(), digest_size=8).hexdigest())
@@ -153,8 +153,8 @@ class Spool:
                 self._adopted.append(segment)
 
     def peek(self, adopted: bool = False) -> Chunk | None:
-        """The oldest lines of this process, or of adopted segments; None if there are none. Raises OSError if the disk
-        fails."""
+        """Return the oldest lines of this process, or of adopted segments; None if there are none. Raises OSError if
+        the disk fails."""
         segments = self._adopted if adopted else self.own_segments
         if not segments:
             return None

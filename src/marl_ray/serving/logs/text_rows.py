@@ -54,7 +54,7 @@ SCHEMA = pa.schema(
 
 
 def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
-    """A unit's rows, by agent and in the order of time."""
+    """Return a unit's rows, by agent and in the order of time."""
     rows: list[dict[str, Any]] = []
     turns: dict[str, int] = {}
     for text in sorted(texts, key=lambda text: text.agent):  # a stable sort, which keeps the order of time

@@ -8,7 +8,7 @@ _LONGEST = 160
 
 
 def operations(document: Part) -> list[dict[str, Any]]:
-    """One row for each operation, in the document's order: what it takes and what it answers."""
+    """Return one row for each operation, in the document's order: what it takes and what it answers."""
     return [
         {
             "method": method.upper(),
@@ -26,7 +26,7 @@ def operations(document: Part) -> list[dict[str, Any]]:
 
 
 def models(document: Part) -> list[dict[str, Any]]:
-    """One row for each schema that has fields."""
+    """Return one row for each schema that has fields."""
     schemas: Part = document["components"]["schemas"]
     rows = [{"name": name, "fields": list(_fields(document, schema))} for name, schema in sorted(schemas.items())]
     return [row for row in rows if row["fields"]]
@@ -76,7 +76,7 @@ def _answer(document: Part, status: str, given: Part) -> dict[str, str]:
 
 
 def kind(schema: Part) -> str:
-    """A schema in a few words: `integer`, `list of Point`, `Lineage or null`."""
+    """Return a schema in a few words: `integer`, `list of Point`, `Lineage or null`."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     for choice in ("anyOf", "oneOf"):

@@ -63,7 +63,7 @@ class _Point:
 
 
 def shown(value: float, step: float, sign: bool = False) -> str:
-    """A number rounded to `step`, so that all numbers of a column or an axis have equally many decimals."""
+    """Return a number rounded to `step`, so that all numbers of a column or an axis have equally many decimals."""
     if max(abs(value), step) >= 1e7 or step < 1e-6:
         text = f"{value:{'+' if sign else ''}.4g}"
     else:
@@ -73,27 +73,27 @@ def shown(value: float, step: float, sign: bool = False) -> str:
 
 
 def resolution(values: Iterable[float]) -> float:
-    """The step that shows the largest of the values with four digits."""
+    """Return the step that shows the largest of the values with four digits."""
     largest = max((abs(value) for value in values), default=0.0)
     return 10.0 ** (math.floor(math.log10(largest)) - 3) if largest > 0 else 0.001
 
 
 def moment(seconds: float | None) -> datetime | None:
-    """Seconds since 1970 as a time in UTC; None if there is no such time."""
+    """Return the seconds since 1970 as a time in UTC; None if there is no such time."""
     if seconds is None or not 0 <= seconds <= LAST_TIME:
         return None
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def towards(e_value: float, alpha: float) -> float:
-    """Evidence on a scale from none (0) to proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
+    """Return the evidence on a scale from none (0) to proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
     if not e_value > 1:
         return 0.0
     return min(1.0, math.log(e_value) / math.log(1 / alpha))
 
 
 def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) -> dict[str, ScaledInterval]:
-    """Arm -> its (low, estimate, high) on the scale that holds all of them, zero and -margin."""
+    """Return arm -> its (low, estimate, high) on the scale that holds all of them, zero and -margin."""
     marks = [0.0, -margin, *(value for interval in intervals.values() for value in interval)]
     low, size = min(marks), (max(marks) - min(marks)) or 1.0
 
@@ -108,7 +108,7 @@ def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) ->
 def curve_chart(
     curves: Mapping[str, Sequence[Sequence[float | None]]], width: float, height: float, character: float = 7.2
 ) -> TimeChart | None:
-    """The chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None); None without any mean.
+    """Return the chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None); None without any mean.
 
     `character` is the width of a label's character in units of the chart.
     """
@@ -148,7 +148,7 @@ def curve_chart(
 
 
 def _points(rows: Sequence[Sequence[float | None]]) -> list[_Point]:
-    """The rows that have a mean and a time, in the order of time, thinned to `MAX_POINTS`."""
+    """Return the rows that have a mean and a time, in the order of time, thinned to `MAX_POINTS`."""
     points = []
     for at, _, mean, low, high in rows:
         if at is not None and moment(at) is not None and mean is not None and math.isfinite(mean):
@@ -186,7 +186,7 @@ def _bands(points: list[_Point], x: Callable[[float], float], y: Callable[[float
 
 
 def _times(first: float, last: float, most: float) -> list[tuple[float, str]]:
-    """(seconds, label) of the ticks, on round times in UTC; midnights show the day."""
+    """Return (seconds, label) of the ticks, on round times in UTC; midnights show the day."""
     year = _TIME_STEPS[-1]
     longer = year * max(1, math.ceil((last - first) / year / most))
     step = next((step for step in _TIME_STEPS if (last - first) / step <= most), longer)

@@ -39,12 +39,12 @@ PAGES = Path(__file__).parent
 
 
 def stylesheet() -> bytes:
-    """The one style sheet, of `{base}/ui/style.css`."""
+    """Return the one style sheet, of `{base}/ui/style.css`."""
     return (PAGES / "style.css").read_bytes()
 
 
 def index_page(experiments: Sequence[Mapping[str, Any]], base: str) -> bytes:
-    """The list of experiments; it reloads by itself.
+    """Return the list of experiments; it reloads by itself.
 
     A row has `name` and, as far as known, `endpoint`, `status`, `stage` (from 0), `stages` (shares), `epoch`, `control`
     and `arms` (arm -> share of the units). `base` is the prefix that the application is mounted at.
@@ -63,7 +63,7 @@ def experiment_page(
     live: bool = False,
     at: float | None = None,
 ) -> bytes:
-    """One experiment: where it stands, what is known, and forms for what may be done.
+    """Return one experiment: where it stands, what is known, and forms for what may be done.
 
     `report` is the JSON of `GET /v1/experiments/{name}`; all of it but name, status and arms may be missing or null.
     `curves` are rows (seconds since 1970, n, mean, low or None, high or None) per arm. `audit` may have any order.
@@ -107,7 +107,7 @@ def experiment_page(
 
 
 def docs_page(document: bytes, base: str) -> bytes:
-    """The OpenAPI document (JSON), for people to read."""
+    """Return the OpenAPI document (JSON), for people to read."""
     parsed = orjson.loads(document)
     info = parsed["info"]
     return _render(
@@ -123,7 +123,7 @@ def docs_page(document: bytes, base: str) -> bytes:
 
 
 def parse_form(body: bytes) -> dict[str, str]:
-    """The fields of a posted form, of `FIELDS` only and each once; RequestError 400 naming the field."""
+    """Return the fields of a posted form, of `FIELDS` only and each once; RequestError 400 naming the field."""
     try:
         pairs = parse_qsl(
             body.decode("ascii"),

@@ -23,13 +23,13 @@ _LINEAGE = ("run", "steps", "seed", "code_version", "config_hash")
 
 
 def part_of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The mapping under a key; an empty one where there is another value or none."""
+    """Return the mapping under a key; an empty one where there is another value or none."""
     part = data.get(key)
     return part if isinstance(part, Mapping) else {}
 
 
 def finite(value: Any) -> float | None:
-    """The value as a float; None where it is no finite number."""
+    """Return the value as a float; None where it is no finite number."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else None
 
@@ -42,7 +42,7 @@ def _interval(value: Any) -> tuple[float, float] | None:
 
 
 def text_of(value: Any) -> str:
-    """The value as text; UNKNOWN where there is none."""
+    """Return the value as text; UNKNOWN where there is none."""
     return UNKNOWN if value is None or value == "" else str(value)
 
 
@@ -57,7 +57,7 @@ def _percent(value: Any) -> str:
 
 
 def _share(value: Any) -> str:
-    """A percentage in a label, with as few digits as it has."""
+    """Return a percentage in a label, with as few digits as it has."""
     number = finite(value)
     return UNKNOWN if number is None else f"{100 * number:.3g}\N{NARROW NO-BREAK SPACE}%"
 
@@ -72,27 +72,27 @@ def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = Fals
 
 
 def time_of(value: Any) -> str:
-    """A time in seconds since 1970 as a date and time in UTC; UNKNOWN where it is none."""
+    """Return a time in seconds since 1970 as a date and time in UTC; UNKNOWN where it is none."""
     at = moment(finite(value))
     return UNKNOWN if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def control_of(report: Mapping[str, Any]) -> str | None:
-    """The arm that the others are compared with: the one that the report names, or else its first."""
+    """Return the arm that the others are compared with: the one that the report names, or else its first."""
     arms = part_of(report, "arms")
     named = report.get("control")
     return named if named in arms else next(iter(arms), None)
 
 
 def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
-    """Arm -> the classes of its colour."""
+    """Return arm -> the classes of its colour."""
     treatments = [arm for arm in dict.fromkeys(arms) if arm != control]
     colours = {arm: f"c{k % _COLOURS + 1}{' dashed' * (k >= _COLOURS)}" for k, arm in enumerate(treatments)}
     return colours | ({control: "c0"} if control is not None else {})
 
 
 def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of one experiment in the list of all: its stage, and the share of traffic of each arm."""
+    """Return the row of one experiment in the list of all: its stage, and the share of traffic of each arm."""
     arms = part_of(row, "arms")
     colours = colours_of(list(arms), control_of(row))
     stages, stage = row.get("stages"), finite(row.get("stage"))
@@ -111,7 +111,7 @@ def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stages(report: Mapping[str, Any]) -> list[str]:
-    """Labels of the steps between draft and the end."""
+    """Return the labels of the steps between draft and the end."""
     stages = report.get("stages") or part_of(report, "config").get("stages")
     strategy = report.get("strategy")
     if strategy not in (None, "gradual") or not isinstance(stages, list | tuple) or len(stages) < 2:
@@ -120,7 +120,7 @@ def _stages(report: Mapping[str, Any]) -> list[str]:
 
 
 def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
+    """Return (label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
     status, stages = report["status"], _stages(report)
     labels = ["draft", *stages, status if status in _ENDS else "promoted"]
     stage = min(int(finite(report.get("stage")) or 0), len(stages) - 1)
@@ -132,7 +132,7 @@ def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The step, the arm and the reason of the last decision; None where nothing was decided."""
+    """Return the step, the arm and the reason of the last decision; None where nothing was decided."""
     decision = part_of(report, "decision")
     return (
         {"step": text_of(decision.get("step")), "arm": decision.get("arm"), "reason": text_of(decision.get("reason"))}
@@ -142,7 +142,7 @@ def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The row of each arm: its units, its mean, and its difference from the control, with intervals."""
+    """Return the row of each arm: its units, its mean, and its difference from the control, with intervals."""
     arms = {name: arm if isinstance(arm, Mapping) else {} for name, arm in part_of(report, "arms").items()}
     of_means, of_gaps, gaps = [], [], {}
     for name, arm in arms.items():
@@ -181,7 +181,7 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
 
 
 def margin_of(report: Mapping[str, Any]) -> float | None:
-    """The accepted loss in units of the outcome; for a relative margin, the value that the tests use."""
+    """Return the accepted loss in units of the outcome; for a relative margin, the value that the tests use."""
     tests = (part_of(part_of(part_of(report, "arms"), arm), "harm") for arm in part_of(report, "arms"))
     margins = (finite(test.get("margin")) for test in tests)
     first_margin = next((margin for margin in margins if margin is not None), None)
@@ -189,12 +189,12 @@ def margin_of(report: Mapping[str, Any]) -> float | None:
 
 
 def warnings_of(report: Mapping[str, Any]) -> list[str]:
-    """The warnings of the report as texts."""
+    """Return the warnings of the report as texts."""
     return [text_of(line) for line in report.get("warnings") or ()]
 
 
 def harm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The tests that can roll an arm back, arm by arm: the outcome's first, then the guardrails'."""
+    """Return the tests that can roll an arm back, arm by arm: the outcome's first, then the guardrails'."""
     rails = [rail for rail in report.get("guardrails") or () if isinstance(rail, Mapping)]
     tests = _of_outcome(report, "harm", "alpha_rollback") + rails
     order = list(part_of(report, "arms"))
@@ -203,12 +203,12 @@ def harm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dic
 
 
 def promotion_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The tests that can promote an arm."""
+    """Return the tests that can promote an arm."""
     return [_test_row(test, ">", colours) for test in _of_outcome(report, "promotion", "alpha")]
 
 
 def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping[str, Any]]:
-    """The outcome's tests, one per treatment, in the form of a guardrail."""
+    """Return the outcome's tests, one per treatment, in the form of a guardrail."""
     arms, config = part_of(report, "arms"), part_of(report, "config")
     control = part_of(arms, str(control_of(report)))
     tests: list[Mapping[str, Any]] = []
@@ -224,12 +224,12 @@ def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping
 
 
 def _observed(arm: Mapping[str, Any]) -> Any:
-    """The name of what the tests count: clusters or blocks where these are assigned, else outcomes."""
+    """Return the name of what the tests count: clusters or blocks where these are assigned, else outcomes."""
     return arm.get("observations", arm.get("outcomes"))
 
 
 def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -> dict[str, Any]:
-    """The row of one test; `wants` is the side of -margin on which its bound is a proof."""
+    """Return the row of one test; `wants` is the side of -margin on which its bound is a proof."""
     e_value, alpha, margin = (finite(test.get(key)) for key in ("e_value", "alpha", "margin"))
     level = alpha if alpha is not None and 0 < alpha < 1 else None
     means = [mean for key in ("mean", "control_mean") if (mean := finite(test.get(key))) is not None]
@@ -254,7 +254,7 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
 
 
 def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The test of the split between arms as the page shows it; None if the report has none."""
+    """Return the test of the split between arms as the page shows it; None if the report has none."""
     ratio = part_of(report, "srm")
     p_value = finite(ratio.get("p_value"))
     p = UNKNOWN if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
@@ -262,7 +262,7 @@ def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One row for each shadowed arm of the report, with numbers as text and its colour (arm -> CSS class)."""
+    """Return one row for each shadowed arm of the report, with numbers as text and its colour (arm -> CSS class)."""
     rows = []
     for arm in part_of(report, "shadow"):
         totals = part_of(report["shadow"], arm)
@@ -282,8 +282,8 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
 
 
 def _per_token(totals: Mapping[str, Any]) -> str | None:
-    """The mean log-probability per served token in nats: the shadow's, and the one it was served with; None where there
-    were no texts."""
+    """Return the mean log-probability per served token in nats: the shadow's, and the one it was served with; None
+    where there were no texts."""
     tokens, own, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
     return (
         f"{own / tokens:.2f} (served {served / tokens:.2f})"
@@ -293,7 +293,7 @@ def _per_token(totals: Mapping[str, Any]) -> str | None:
 
 
 def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of the audit; the status before and after is None where it did not change."""
+    """Return one row of the audit; the status before and after is None where it did not change."""
     before, after = part_of(entry, "before").get("status"), part_of(entry, "after").get("status")
     return {
         "at": time_of(entry.get("at")),
@@ -308,7 +308,7 @@ def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The possible actions: for each treatment, and for the experiment as (action, label)."""
+    """Return the possible actions: for each treatment, and for the experiment as (action, label)."""
     allowed = {action for action in Action if report["status"] in ALLOWED[action]}
     stage, stages = int(finite(report.get("stage")) or 0), _stages(report)
     if stage + 1 >= len(stages):

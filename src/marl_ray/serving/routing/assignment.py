@@ -43,8 +43,8 @@ class SessionArm(NamedTuple):
         return self.unit_arm.assignment
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
-        """The fields about the arm that every answer has. If the control answers in place of the arm, they still name
-        the session's own arm."""
+        """Return the fields about the arm that every answer has. If the control answers in place of the arm, they still
+        name the session's own arm."""
         fields = {
             "experiment": self.router.config.name,
             "arm": arm,
@@ -136,13 +136,13 @@ class Assigner:
         return assignment
 
     async def _look_up_arm(self, router: Router, session: str, cluster_id: str | None) -> UnitArm:
-        """The arm of a session that this replica does not surely know, from the database if it answers."""
+        """Return the arm of a session that this replica does not surely know, from the database if it answers."""
         stored = await self._look_up([router], session)
         return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
-        """For each of these experiments, True if this replica or the database knows that the session has met an arm of
-        it. A "no" is cached for as long as replicas may differ."""
+        """Return, for each of these experiments, True if this replica or the database knows that the session has met an
+        arm of it. A "no" is cached for as long as replicas may differ."""
         unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
         assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()

@@ -52,7 +52,8 @@ class Breaker:
         return self.until - self._clock() if self.state is CircuitState.OPEN else 0.0
 
     def allow(self) -> int:
-        """A ticket (above 0) if a request may try the arm now, else 0. Half-open, at most `probes` tickets are out.
+        """Return a ticket (above 0) if a request may try the arm now, else 0. Half-open, at most `probes` tickets are
+        out.
 
         The caller must hand in every ticket, to `success`, `failure` or `forget`; a second time does no harm.
         """

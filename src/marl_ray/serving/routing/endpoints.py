@@ -41,7 +41,7 @@ class Endpoints:
         return known or router
 
     def by_experiment(self) -> dict[str, str]:
-        """Experiment -> its endpoint."""
+        """Return experiment -> its endpoint."""
         return {name: router.config.served_as for name, router in self.routers.items()}
 
     def hold(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
@@ -57,8 +57,8 @@ class Endpoints:
         }
 
     def served(self, name: object) -> Sequence[Router]:
-        """The experiments behind a name, newest first, or RequestError. The name may be omitted if there is only one
-        endpoint."""
+        """Return the experiments behind a name, newest first, or RequestError. The name may be omitted if there is only
+        one endpoint."""
         if name is None and len(self._served) == 1:
             return next(iter(self._served.values()))
         if not isinstance(name, str):
@@ -70,13 +70,13 @@ class Endpoints:
         raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self._served)}")
 
     def acting(self, name: object) -> Sequence[Router]:
-        """The experiments behind a name that hold arms, newest first, so that acts skip ended ones; all experiments
-        behind it if none holds arms. RequestError as in `served`."""
+        """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones; all
+        experiments behind it if none holds arms. RequestError as in `served`."""
         routers = self.served(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 
     def experiment(self, name: str) -> Router:
-        """The experiment with exactly this name, or RequestError 404."""
+        """Return the experiment with exactly this name, or RequestError 404."""
         if name not in self.routers:
             raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self.routers)}")
         return self.routers[name]
@@ -86,8 +86,8 @@ class Endpoints:
 
 
 def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
-    """The endpoint's experiment that a new unit enters: the newest running one whose share of its layer contains the
-    unit, else the newest that has begun."""
+    """Return the endpoint's experiment that a new unit enters: the newest running one whose share of its layer contains
+    the unit, else the newest that has begun."""
     for router in routers:
         if (
             not router.is_over
@@ -99,12 +99,12 @@ def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Rou
 
 
 def remembering(routers: Iterable[Router], unit: str) -> Router | None:
-    """The first of these experiments in which this replica remembers the unit, or None."""
+    """Return the first of these experiments in which this replica remembers the unit, or None."""
     return next((router for router in routers if router.session(unit) is not None), None)
 
 
 def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
-    """Older experiments whose units may still be active."""
+    """Return the older experiments whose units may still be active."""
     now = time.time()
     newest = entered.created
     return [r for r in routers if r is not entered and r.created < newest and now - newest < DRAIN_S]

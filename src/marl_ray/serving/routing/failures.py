@@ -41,7 +41,7 @@ class Failures:
         self.reports, self.metrics, self.roll_back = reports, metrics, roll_back
 
     def attempts(self, router: Router, session: str, arm: str) -> "Attempts":
-        """The attempts to answer one request of a session of this arm."""
+        """Return the attempts to answer one request of a session of this arm."""
         return Attempts(self, router, session, arm)
 
 
@@ -107,7 +107,7 @@ class Attempts:
             self._errors += (error,)
 
     def _comparison(self) -> str | None:
-        """The first treatment that gets traffic and whose circuit is closed."""
+        """Return the first treatment that gets traffic and whose circuit is closed."""
         router = self._router
         if [arm for arm, _, _ in self._failed] != [router.control]:
             return None
@@ -115,7 +115,8 @@ class Attempts:
         return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
 
     def _refusal(self, field: str | None) -> RequestError:
-        """The error for a client whose request no arm has answered; `field` is the field that the error names."""
+        """Return the error for a client whose request no arm has answered; `field` is the field that the error
+        names."""
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
         router = self._router

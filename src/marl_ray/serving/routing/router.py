@@ -103,7 +103,7 @@ class Router:
         return next((arm for arm, weight in state.weights.items() if weight > 0), state.control)
 
     def answering(self, arm: str) -> Sequence[str]:
-        """The loaded arms that may answer for a session of this arm, in order of preference."""
+        """Return the loaded arms that may answer for a session of this arm, in order of preference."""
         return self._answering[arm]
 
     def _note_answering(self) -> None:
@@ -111,7 +111,7 @@ class Router:
         self._answering = {arm: [name for name in turn if name in self.arms] for arm, turn in turns.items()}
 
     def bundle_of(self, arm: str) -> AnyBundle:
-        """The bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
+        """Return the bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
         for name in self.answering(arm):
             return self.arms[name].bundle
         raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", 1.0)
@@ -143,7 +143,7 @@ class Router:
                 session.sure = False
 
     def _read_past(self, state: AssignmentState) -> tuple[PastTables | None, frozenset[Population] | None]:
-        """All tables and populations up to this state's; None where they are unknown."""
+        """Return all tables and populations up to this state's; None where they are unknown."""
         past: EpochHistory | None = EpochHistory([], frozenset())
         if state.epoch > 1:
             try:
@@ -157,13 +157,13 @@ class Router:
         return PastTables([*past.weights, state.weights], state.salt), known or past.populations | {state.population}
 
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
-        """The name whose hash decides for the unit: its own, or its cluster's if clusters are randomized. A unit that
-        names no cluster is a cluster of its own."""
+        """Return the name whose hash decides for the unit: its own, or its cluster's if clusters are randomized. A unit
+        that names no cluster is a cluster of its own."""
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
-        """True if the unit, or its cluster if clusters are randomized, is in the experiment's share of its layer. Other
-        units get the production arm and do not count."""
+        """Return True if the unit, or its cluster if clusters are randomized, is in the experiment's share of its
+        layer. Other units get the production arm and do not count."""
         layer = self.state.layer
         return layer is None or in_layer(layer, self.state.layer_share, self.drawn_by(unit, cluster_id))
 
@@ -173,22 +173,22 @@ class Router:
         return self.state.layer is not None and self.config.randomize == "cluster"
 
     def includes(self, unit: str, cluster_id: str | None, attributes: Attributes) -> bool:
-        """True if the experiment's population includes the unit now, even if the unit has met an arm before."""
+        """Return True if the experiment's population includes the unit now, even if the unit has met an arm before."""
         population = self.state.population
         return population.is_everyone or population.includes(
             self.state.salt, self.drawn_by(unit, cluster_id), attributes
         )
 
     def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
-        """True if the population, now or in an earlier epoch, may have included the unit with some attributes or in
-        another cluster."""
+        """Return True if the population, now or in an earlier epoch, may have included the unit with some attributes or
+        in another cluster."""
         if self._populations is None or self.config.randomize == "cluster":
             return True
         key = self.drawn_by(unit, cluster_id)
         return any(population.may_include(self.state.salt, key) for population in self._populations)
 
     def is_absent(self, unit: str) -> bool:
-        """True if the store has lately had no exposure of the unit."""
+        """Return True if the store has lately had no exposure of the unit."""
         return self._absent.get(unit, 0.0) > time.monotonic()
 
     def note_absent(self, unit: str) -> None:
@@ -200,19 +200,19 @@ class Router:
         self._absent[unit] = time.monotonic() + OVERLAP_S
 
     def with_production(self) -> Assignment:
-        """The assignment of units outside of the experiment, to the production arm without a draw."""
+        """Return the assignment of units outside of the experiment, to the production arm without a draw."""
         return Assignment(self.production, self.state.epoch, 1.0)
 
     def with_control(self) -> Assignment:
-        """An assignment to the control without a draw."""
+        """Return an assignment to the control without a draw."""
         return Assignment(self.control, self.state.epoch, 1.0)
 
     def session(self, unit: str) -> Session | None:
-        """The unit as this replica remembers it, or None."""
+        """Return the unit as this replica remembers it, or None."""
         return self.remembered.get(unit)
 
     def recall(self, unit: str, cluster_id: str | None) -> UnitArm | None:
-        """The unit's arm if it is known without the database."""
+        """Return the unit's arm if it is known without the database."""
         known = self.remembered.get(unit)
         if known is not None:
             return UnitArm(self._standing(known.assignment)) if known.sure else None
@@ -223,7 +223,7 @@ class Router:
         return UnitArm(*self._drawn(unit, cluster_id))
 
     def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
-        """The unit's arm, given the store's answer."""
+        """Return the unit's arm, given the store's answer."""
         known = self.remembered.get(unit)
         if stored is not None:
             if known is not None:
@@ -234,7 +234,7 @@ class Router:
         return UnitArm(*self._drawn(unit, cluster_id))
 
     def guess(self, unit: str, cluster_id: str | None) -> UnitArm:
-        """The unit's arm while the store cannot be asked."""
+        """Return the unit's arm while the store cannot be asked."""
         known = self.remembered.get(unit)
         if known is not None:
             return UnitArm(self._standing(known.assignment), sure=False)
@@ -248,7 +248,8 @@ class Router:
         )
 
     def _standing(self, assignment: Assignment) -> Assignment:
-        """The unit's present assignment: with `on_rollback: cut`, units of a rolled-back arm continue with the control."""
+        """Return the unit's present assignment: with `on_rollback: cut`, units of a rolled-back arm continue with the
+        control."""
         state = self.state
         return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
 

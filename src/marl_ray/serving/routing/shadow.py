@@ -61,7 +61,7 @@ class Shadows:
     """Sends the copies of one replica, on its event loop, and compares the answers."""
 
     def __init__(self, limit: int, deadline_s: float = 5.0, clock: Callable[[], float] = time.monotonic):
-        """At most `limit` copies are under way, each for at most `deadline_s`. `clock` gives seconds."""
+        """Keep at most `limit` copies under way, each for at most `deadline_s`. `clock` gives seconds."""
         self.totals: dict[str, ShadowTotals] = {}
         """Arm -> its totals."""
         self._limit = limit
@@ -97,7 +97,7 @@ class Shadows:
     def send_text(
         self, arm: str, writer: TextArm, request: TextRequest, ids: Sequence[int], log_probs: Sequence[float], text: str
     ) -> bool:
-        """In the background, let the arm write its own response with the same seed and settings, and compute its
+        """Let the arm write its own response in the background, with the same seed and settings, and compute its
         log-probability of the served text. Returns whether the copy was sent. Never raises."""
 
         async def compare() -> Compared:

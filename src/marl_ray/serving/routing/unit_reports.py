@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def counts_cost(config: ExperimentConfig) -> bool:
-    """True if a guardrail needs the cost of units, and some arm has a price."""
+    """Return True if a guardrail needs the cost of units, and some arm has a price."""
     return any(rail.name == COST for rail in config.guardrails) and any(arm.price for arm in config.arms.values())
 
 

@@ -69,9 +69,9 @@ class PublishedCheckpoint(NamedTuple):
 
 
 def take_number(folder: StoredFolder) -> int:
-    """A number for a new group of workers, greater than those of the groups before it: milliseconds, or one more than
-    theirs where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group that sleeps
-    afterwards learns of the next. Raises OSError."""
+    """Return a number for a new group of workers, greater than those of the groups before it: milliseconds, or one more
+    than theirs where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group
+    that sleeps afterwards learns of the next. Raises OSError."""
     names = (_named(place) for place in _folders(folder))
     before = [int(name[2]) for name in names if name is not None and name[2] is not None]
     attempt = max(time.time_ns() // 1_000_000, 1 + max([*before, *_starts(folder)], default=0))
@@ -80,7 +80,7 @@ def take_number(folder: StoredFolder) -> int:
 
 
 def checkpoint_name(iteration: int, attempt: int) -> str:
-    """The name of the folder of a new checkpoint."""
+    """Return the name of the folder of a new checkpoint."""
     return f"{PREFIX}{iteration:08d}_{attempt:010d}"
 
 
@@ -114,8 +114,8 @@ def _write_start(folder: StoredFolder, name: str) -> None:
 
 
 def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
-    """The folders with a manifest that are no strays, the oldest first. Raises OSError, and MarlRayError if all that is
-    there is of an older format."""
+    """Return the folders with a manifest that are no strays, the oldest first. Raises OSError, and MarlRayError if all
+    that is there is of an older format."""
     folders = _folders(folder)
     complete = [place for place in folders if _named(place) and is_checkpoint(place)]
     if not complete:
@@ -128,9 +128,10 @@ def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
 def own_checkpoints(
     folder: StoredFolder, identity: str, say: Callable[[str], None] = lambda line: None
 ) -> list[StoredFolder]:
-    """The folders with a manifest, the oldest first, without those that were copied there from another run, or from
-    another iteration. These are withdrawn, and `say` gets a line about each; where there are no others, MarlRayError has the
-    lines, and nothing is withdrawn. A manifest that cannot be read is no reason to leave its folder out. Raises OSError."""
+    """Return the folders with a manifest, the oldest first, without those that were copied there from another run, or
+    from another iteration. These are withdrawn, and `say` gets a line about each; where there are no others,
+    MarlRayError has the lines, and nothing is withdrawn. A manifest that cannot be read is no reason to leave its
+    folder out. Raises OSError."""
     own: list[StoredFolder] = []
     strange: list[tuple[StoredFolder, str]] = []
     for place in checkpoints_in(folder):
@@ -151,7 +152,8 @@ def own_checkpoints(
 
 
 def _strange(place: StoredFolder, identity: str) -> str:
-    """The reason why a folder holds no checkpoint of this run, or of the iteration in its name; empty if it does."""
+    """Return the reason why a folder holds no checkpoint of this run, or of the iteration in its name; empty if it
+    does."""
     name = _named(place)
     try:
         manifest = read_manifest(place)
@@ -167,7 +169,7 @@ def _strange(place: StoredFolder, identity: str) -> str:
 
 
 def published(folder: StoredFolder) -> list[PublishedCheckpoint]:
-    """The checkpoints whose manifests can be read, the oldest first; empty where the folder cannot be listed."""
+    """Return the checkpoints whose manifests can be read, the oldest first; empty where the folder cannot be listed."""
     listed = []
     with contextlib.suppress(OSError, MarlRayError):
         for place in checkpoints_in(folder):
@@ -179,17 +181,18 @@ def published(folder: StoredFolder) -> list[PublishedCheckpoint]:
 
 
 def is_checkpoint(place: StoredFolder) -> bool:
-    """True if a folder has a manifest; raises OSError."""
+    """Return True if a folder has a manifest; raises OSError."""
     return bool(place.filesystem.get_file_info((place / MANIFEST).path).type == fs.FileType.File)
 
 
 def newest(folder: StoredFolder) -> PublishedCheckpoint | None:
-    """The newest checkpoint; None where there is none."""
+    """Return the newest checkpoint; None where there is none."""
     return next(reversed(published(folder)), None)
 
 
 def best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint | None:
-    """The best of these that have a bundle. Equal scores are those of a run that scores nothing: then the newest counts."""
+    """Return the best of these that have a bundle. Equal scores are those of a run that scores nothing: then the newest
+    counts."""
     with_bundle = [checkpoint for checkpoint in checkpoints if checkpoint.has_bundle]
     return max(with_bundle, key=lambda each: (each.manifest.score, each.name), default=None)
 
@@ -205,8 +208,8 @@ def check_bundle(checkpoint: PublishedCheckpoint, sizes: bool = False) -> None:
 def best_whole(
     checkpoints: Sequence[PublishedCheckpoint], sizes: bool = False
 ) -> tuple[PublishedCheckpoint | None, list[tuple[StoredFolder, str]]]:
-    """The best of these whose bundle is as it was written, compared as by `check_bundle`, or None; and those that would be
-    better and are damaged, each with a line that says how. Raises OSError."""
+    """Return the best of these whose bundle is as it was written, compared as by `check_bundle`, or None; and those
+    that would be better and are damaged, each with a line that says how. Raises OSError."""
     damaged: list[tuple[StoredFolder, str]] = []
     left = list(checkpoints)
     while (chosen := best(left)) is not None:
@@ -220,7 +223,7 @@ def best_whole(
 
 
 def resume_line(config: RunConfig) -> str:
-    """One sentence that names the checkpoint of the run's folder from which the same command continues."""
+    """Return one sentence that names the checkpoint of the run's folder from which the same command continues."""
     latest = newest(StoredFolder(*filesystem_of(config)))
     if latest is None:
         return "no checkpoint had been written, so the same command begins anew"
@@ -229,8 +232,8 @@ def resume_line(config: RunConfig) -> str:
 
 
 def unneeded(checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: int | None) -> list[PublishedCheckpoint]:
-    """The checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and the first of
-    every `interval` iterations."""
+    """Return the checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and
+    the first of every `interval` iterations."""
     needed = {checkpoint.name for checkpoint in checkpoints[-keep:]}
     chosen = best(checkpoints)
     if chosen is not None:
@@ -274,8 +277,8 @@ def _named(place: StoredFolder) -> re.Match[str] | None:
 
 
 def _starts(folder: StoredFolder) -> dict[int, int | None]:
-    """Attempt -> the iteration of the checkpoint that it went on from, -1 where it began anew, and None before it has
-    begun. Raises OSError."""
+    """Return attempt -> the iteration of the checkpoint that it went on from, -1 where it began anew, and None before
+    it has begun. Raises OSError."""
     infos = folder.filesystem.get_file_info(fs.FileSelector((folder / STARTS).path, allow_not_found=True))
     starts: dict[int, int | None] = {}
     for name in filter(None, (START.fullmatch(info.base_name) for info in infos)):
@@ -290,7 +293,7 @@ def _strays(folder: StoredFolder) -> list[StoredFolder]:
 
 
 def _is_stray(place: StoredFolder, starts: Mapping[int, int | None]) -> bool:
-    """True for the checkpoint of iterations that a later group plays again."""
+    """Return True for the checkpoint of iterations that a later group plays again."""
     name = _named(place)
     if name is None or name[2] is None:
         return False

@@ -22,7 +22,7 @@ OPTIMIZER = "/optimizer/"
 
 
 def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
-    """The live tensors by name; those of sharded weights are DTensors."""
+    """Return the live tensors by name; those of sharded weights are DTensors."""
     tensors = {}
     for policy, learner in learners.items():
         state = learner.policy.optimizer.state
@@ -34,8 +34,8 @@ def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
 
 
 def scalars_of(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """The numbers among the tensors, which are equal on all workers, such as the steps that Adam has taken. As tensors they
-    would lie in one worker's file, and all would have to read it."""
+    """Return the numbers among the tensors, which are equal on all workers, such as the steps that Adam has taken. As
+    tensors they would lie in one worker's file, and all would have to read it."""
     return {name: value.item() for name, value in tensors.items() if value.ndim == 0}
 
 
@@ -68,7 +68,7 @@ def _room(parameter: Tensor, facts: float | TensorStorageMetadata) -> Tensor:
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each trained parameter and each persistent buffer; tied weights once."""
+    """Return the name and tensor of each trained parameter and each persistent buffer; tied weights once."""
     seen: set[int] = set()
     for key, value in model.state_dict(keep_vars=True).items():
         if (isinstance(value, nn.Parameter) and not value.requires_grad) or id(value) in seen:
@@ -126,7 +126,7 @@ class CpuCopy:
 
 
 def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
-    """A mesh of the same workers on CPU. It only says who holds which part: nothing is exchanged over it."""
+    """Return a mesh of the same workers on CPU. It only says who holds which part: nothing is exchanged over it."""
     return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
 
 

@@ -66,7 +66,8 @@ def load_newest(
 def _try_load(
     place: StoredFolder, learners: dict[str, Learner], own_hyper: bool
 ) -> tuple[LoadedCheckpoint | None, str, bool]:
-    """(what was read, the error in one line, whether a file is damaged) of one checkpoint, on all workers alike."""
+    """Return (what was read, the error in one line, whether a file is damaged) of one checkpoint, on all workers
+    alike."""
     manifest, line, damaged = from_first(lambda: _manifest(place))
     if manifest is None:
         return None, line, damaged

@@ -72,8 +72,8 @@ def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
 
 
 def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
-    """The manifest of a folder; None where there is none. Raises DamagedCheckpointError, OSError, and MarlRayError for
-    another format."""
+    """Return the manifest of a folder; None where there is none. Raises DamagedCheckpointError, OSError, and
+    MarlRayError for another format."""
     target = place / MANIFEST
     data = read_file(target)
     if data is None:

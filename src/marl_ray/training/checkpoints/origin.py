@@ -23,8 +23,8 @@ from marl_ray.training.run_folder.record import storage_of
 
 
 def source_of(config: RunConfig) -> str | None:
-    """The checkpoint that `resume_from` names, as an absolute path or a URI: the latest one of a run's name or folder, or
-    the checkpoint itself; None without `resume_from`. Raises MarlRayError if there is none."""
+    """Return the checkpoint that `resume_from` names, as an absolute path or a URI: the latest one of a run's name or
+    folder, or the checkpoint itself; None without `resume_from`. Raises MarlRayError if there is none."""
     given = config.resume_from
     if given is None:
         return None
@@ -91,7 +91,7 @@ def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> No
 
 
 def _complete_state(place: StoredFolder) -> RunState:
-    """The state of a checkpoint of which every file is there in its size; raises MarlRayError or OSError."""
+    """Return the state of a checkpoint of which every file is there in its size; raises MarlRayError or OSError."""
     manifest = read_manifest(place)
     if manifest is None:
         refuse_older(place)
@@ -106,8 +106,9 @@ def _complete_state(place: StoredFolder) -> RunState:
 def state_after(
     config: RunConfig, other: RunState, envs: Mapping[str, Any], checkpoint_uri: str, fresh: RunState
 ) -> tuple[RunState, Mapping[str, Any] | None]:
-    """The state with which a run begins after another one's checkpoint: counters go on, and evaluations begin anew. Running
-    episodes and means over recent ones go on if both runs play alike; else there is no snapshot of environment copies.
+    """Return the state with which a run begins after another one's checkpoint: counters go on, and evaluations begin
+    anew. Running episodes and means over recent ones go on if both runs play alike; else there is no snapshot of
+    environment copies.
 
     `other` and `envs` are of the checkpoint, and `fresh` is the state of a run that begins anew.
     """
@@ -125,7 +126,8 @@ def state_after(
 
 
 def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Trained policy -> the facts on which the layout of its weights, its optimiser and its multipliers depends."""
+    """Return the trained policy -> the facts on which the layout of its weights, its optimiser and its multipliers
+    depends."""
     from marl_ray.algorithms import algorithm_of
 
     holds: dict[str, Any] = {}
@@ -157,7 +159,8 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
 
 
 def play_of(config: RunConfig) -> dict[str, Any]:
-    """The facts under which the running episodes, and the means over recent ones, go on after another run's checkpoint."""
+    """Return the facts under which the running episodes, and the means over recent ones, go on after another run's
+    checkpoint."""
     data = config.resolved()
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}

@@ -60,14 +60,14 @@ class StateFile(NamedTuple):
     """The numbers among the tensors, by the tensor's name."""
 
     def encode(self) -> bytes:
-        """JSON of one object: the fields of the state, and `learners` and `scalars` beside them."""
+        """Return the JSON of one object: the fields of the state, and `learners` and `scalars` beside them."""
         plain = {each.name: getattr(self.state, each.name) for each in fields(RunState)}
         plain["costs"] = {name: vars(stats) for name, stats in self.state.costs.items()}
         return json.dumps(plain | {"learners": self.learners, "scalars": self.scalars}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "StateFile":
-        """Inverse of `encode`. Raises KeyError, TypeError or ValueError for other data."""
+        """Undo `encode`. Raises KeyError, TypeError or ValueError for other data."""
         plain = json.loads(data)
         learners, scalars = plain.pop("learners"), plain.pop("scalars")
         costs = {name: _cost_stats(**stats) for name, stats in plain.pop("costs").items()}

@@ -40,7 +40,7 @@ SAVE_S = 1800.0
 
 
 def envs_file(rank: int) -> str:
-    """The file with the running episodes of a worker's environment copies."""
+    """Return the file with the running episodes of a worker's environment copies."""
     return f"envs-{rank}.json"
 
 

@@ -46,7 +46,7 @@ class StoredFolder(NamedTuple):
 
 
 def folder_here(folder: Path) -> StoredFolder:
-    """A folder of this machine."""
+    """Return a folder of this machine."""
     return StoredFolder(fs.LocalFileSystem(), str(folder.absolute()))
 
 
@@ -93,7 +93,7 @@ def sync(path: str) -> None:
 
 
 def read_file(place: StoredFolder) -> bytes | None:
-    """The contents of a file; None where there is none. Raises OSError."""
+    """Return the contents of a file; None where there is none. Raises OSError."""
     try:
         with place.filesystem.open_input_stream(place.path) as stream:
             return bytes(stream.read())
@@ -102,7 +102,8 @@ def read_file(place: StoredFolder) -> bytes | None:
 
 
 def read_known(place: StoredFolder, known: StoredFile) -> bytes:
-    """The contents of a file that must be as it was written; raises DamagedCheckpointError, which names it, or OSError."""
+    """Return the contents of a file that must be as it was written; raises DamagedCheckpointError, which names it, or
+    OSError."""
     data = read_file(place)
     if data is None:
         raise DamagedCheckpointError(f"{place} is missing")

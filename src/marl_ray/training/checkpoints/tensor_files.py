@@ -73,13 +73,13 @@ class StoredFiles(FileSystemBase):
                     target.write(data)
 
     def read(self, name: str) -> bytes:
-        """The contents of a file; raises DamagedCheckpointError, which names it, or OSError."""
+        """Return the contents of a file; raises DamagedCheckpointError, which names it, or OSError."""
         if name not in self.known:
             raise DamagedCheckpointError(f"{self.place / name} is not in the manifest")
         return read_known(self.place / name, self.known[name])
 
     def read_json(self, name: str) -> Any:
-        """Plain data of a file; raises as `read` does."""
+        """Return plain data of a file; raises as `read` does."""
         return json.loads(self.read(name))
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
@@ -89,7 +89,7 @@ class StoredFiles(FileSystemBase):
         return str(path)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Folders are made with the first file in them."""
+        """Do nothing: folders are made with the first file in them."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         return False  # the folder of a checkpoint is new
@@ -130,7 +130,7 @@ class TensorReader(FileSystemReader):
         self.index: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, which is read once; raises DamagedCheckpointError or OSError."""
+        """Return the index, which is read once; raises DamagedCheckpointError or OSError."""
         if self.index is None:
             self.index = super().read_metadata(*args, **kwargs)
         return self.index

@@ -20,7 +20,7 @@ class ArenaPlayer:
         self.arena: Arena | None = None
 
     def play(self, players: Mapping[str, Player], start_set: StartSet) -> PlayedStarts:
-        """Each of the n workers plays every n-th episode."""
+        """Play the starts: each of the n workers plays every n-th episode."""
         count = self.config.evaluation_episodes
         ways = (False, True) if start_set is StartSet.SELECTION else (False,)
         starts = [FixedStart(number, start_set, greedy) for greedy in ways for number in range(count)]

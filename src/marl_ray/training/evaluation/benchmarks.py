@@ -45,7 +45,7 @@ class RunBenchmark:
         return sorted({1, self.settings.samples})
 
     def due(self, iteration: int) -> bool:
-        """True if it is measured after this iteration, wherever a run ends."""
+        """Return True if it is measured after this iteration, wherever a run ends."""
         every = self.settings.every
         return iteration == 0 or (every is not None and iteration % every == 0)
 
@@ -56,7 +56,8 @@ def read_benchmarks(
     policies: Mapping[str, Author],
     engines: Mapping[str, Engine] | None = None,
 ) -> list[RunBenchmark]:
-    """The run's benchmarks, read and checked; `agents` are policy -> its agents. Without `engines` they can be checked only.
+    """Return the run's benchmarks, read and checked; `agents` are policy -> its agents. Without `engines` they can be
+    checked only.
 
     Raises FieldError naming the key, or MarlRayError naming the file and its line, or the first problem
     whose prompt is too long.
@@ -105,7 +106,8 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
 
 
 def spent(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
-    """The axes of a benchmark's curve: `tokens` that were trained on, hours of sampling and updates, and their price."""
+    """Return the axes of a benchmark's curve: `tokens` that were trained on, hours of sampling and updates, and their
+    price."""
     hours, price = seconds / 3600, config.resources.hourly_price
     axes = {"benchmark/tokens": tokens, "benchmark/hours": hours}
     return axes if price is None else axes | {"benchmark/price": hours * price * config.resources.workers}
@@ -131,7 +133,8 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
 
 
 def pass_rates(measured: RunBenchmark) -> dict[str, float]:
-    """`benchmark/NAME/pass_at_K` with its 95 % interval over problems, `_low` and `_high`; every worker takes part.
+    """Return `benchmark/NAME/pass_at_K` with its 95 % interval over problems, `_low` and `_high`; every worker takes
+    part.
 
     Raises MarlRayError on all workers together if one of them could not write or judge its share.
     """
@@ -165,7 +168,7 @@ def _written(measured: RunBenchmark, problems: Sequence[Problem]) -> list[Row]:
 
 
 def _judged(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
-    """The verdicts on written samples, without their texts, in their order."""
+    """Return the verdicts on written samples, without their texts, in their order."""
     problems = {problem.task_id: problem for problem in measured.problems}
     kind = measured.writer.kind
     jobs = [

@@ -103,8 +103,8 @@ class Evaluator:
 
 
 def _bounds(returns: Sequence[float]) -> dict[str, float]:
-    """Student's 95 % interval of the mean of independent returns as `return_low` and `return_high`; empty for a single
-    one."""
+    """Return Student's 95 % interval of the mean of independent returns as `return_low` and `return_high`; empty for a
+    single one."""
     from scipy.special import stdtrit  # scipy is imported here, because every process of a run imports this file
 
     if len(returns) < 2:

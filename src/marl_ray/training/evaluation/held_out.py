@@ -19,13 +19,13 @@ class HeldOutPlayer:
         self.config, self.collector = config, collector
 
     def play(self, players: Mapping[str, TokenPlayer], start_set: StartSet) -> PlayedStarts:
-        """Each of the n workers plays every n-th task."""
+        """Play the starts: each of the n workers plays every n-th task."""
         sampled, greedy = play_held_out(self.config, self.collector, players, start_set)
         samples = self.config.evaluation.samples
         return PlayedStarts(sampled, greedy, samples, solved_shares(sampled, greedy, samples))
 
     def close(self) -> None:
-        """The collector is closed with the run."""
+        """Do nothing: the collector is closed with the run."""
 
 
 def play_held_out(
@@ -71,5 +71,5 @@ def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples
 
 
 def _ks(samples: int) -> list[int]:
-    """The values of k: 1, 2, 4, ... and the number of samples itself."""
+    """Return the values of k: 1, 2, 4, ... and the number of samples itself."""
     return sorted({samples, *(1 << i for i in range(samples.bit_length()))})

@@ -9,7 +9,7 @@ evaluations take a few percent of a long run's time."""
 
 
 def first_wait(left: int, cost: int) -> float:
-    """The wait after the evaluation before training, which played `cost` steps; `left` steps are to be trained.
+    """Return the wait after the evaluation before training, which played `cost` steps; `left` steps are to be trained.
 
     Episodes may become shorter as the team learns, and evaluations cheaper, so it is at most half of the run.
     """
@@ -17,5 +17,5 @@ def first_wait(left: int, cost: int) -> float:
 
 
 def next_wait(total: int, cost: int) -> float:
-    """The wait after a later evaluation, which played `cost` steps, of a run of `total` steps."""
+    """Return the wait after a later evaluation, which played `cost` steps, of a run of `total` steps."""
     return max(TRAINED_PER_EVALUATED * cost, total / EVALUATIONS)

@@ -33,7 +33,7 @@ class EndedEpisode(NamedTuple):
 
 
 def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
-    """Part ended episodes into those that are released and those that are held back, each ordered by start and copy.
+    """Divide ended episodes into those that are released and those that are held back, each ordered by start and copy.
 
     `running` are the starts of all episodes that have not ended. Episodes are released in the order in which they
     began, whatever the order in which they end.
@@ -45,7 +45,8 @@ def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list
 
 
 def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
-    """Starts of running episodes, given as (start, steps played), that delay the release of episodes that began later.
+    """Return the starts of running episodes, given as (start, steps played), that delay the release of episodes that
+    began later.
 
     An episode that has played `most_steps` delays no others: it might never end.
     """

@@ -179,8 +179,8 @@ class _Fit:
 
 
 def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
-    """(units,) bool: the share `top` of the units with the best outcomes, at least one unit; among equal outcomes the
-    first units."""
+    """Return (units,) bool: the share `top` of the units with the best outcomes, at least one unit; among equal
+    outcomes the first units."""
     chosen = np.zeros(len(outcomes), bool)
     count = max(1, math.ceil(top * len(outcomes) - 1e-9))
     chosen[np.argsort(-outcomes, kind="stable")[:count]] = True

@@ -136,12 +136,12 @@ class Deliveries:
 
 
 def names_of(config: RunConfig) -> list[str]:
-    """The names of a run's sinks."""
+    """Return the names of a run's sinks."""
     return [MLFLOW, *config.tracking.also]
 
 
 def incomplete(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> list[str]:
-    """The sinks that have not got all of a finished run. Raises OSError."""
+    """Return the sinks that have not got all of a finished run. Raises OSError."""
     rows = Tail(filesystem, f"{folder}/{METRICS}").count()
     marks = {name: read_mark(filesystem, folder, name) for name in names_of(config)}
     return [name for name, mark in marks.items() if mark.ended != ALL_TAKEN or mark.rows < rows]
@@ -149,7 +149,7 @@ def incomplete(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> lis
 
 @contextlib.contextmanager
 def local_copy(place: str) -> Iterator[Path]:
-    """A folder of this machine with the content of `place`, a folder or a URI."""
+    """Yield a folder of this machine with the content of `place`, a folder or a URI."""
     if "://" not in place:
         yield Path(place)
         return

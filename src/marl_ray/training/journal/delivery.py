@@ -52,7 +52,7 @@ class Mark:
 
 
 def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
-    """The mark of a sink in a run's folder; that of a new sink where there is none. Raises OSError."""
+    """Return the mark of a sink in a run's folder; that of a new sink where there is none. Raises OSError."""
     try:
         return mark_of(read_json(filesystem, _path(folder, name)))
     except ValueError:  # a file of something else: the sink gets all rows
@@ -60,7 +60,7 @@ def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
 
 
 def mark_of(stored: Any) -> Mark:
-    """The mark that a file of plain data holds, or None for no file; that of a new sink for anything else."""
+    """Return the mark that a file of plain data holds, or None for no file; that of a new sink for anything else."""
     try:
         mark = Mark(**(stored or {}))
     except TypeError:

@@ -92,7 +92,7 @@ class Follower:
                     return
 
     def _read(self, name: str) -> list[dict[str, Any]]:
-        """The entries that were written since the last call."""
+        """Return the entries that were written since the last call."""
         entries: list[dict[str, Any]] = []
         while lines := self.tails[name].read(self.taken[name]):
             self.taken[name] += len(lines)
@@ -139,7 +139,7 @@ class Follower:
 
 
 def _warm_start_line(row: Mapping[str, float]) -> str:
-    """One epoch of a warm start as a line."""
+    """Return one epoch of a warm start as a line."""
     shown = {key: value for key, value in row.items() if key not in ("steps", "timestamp")}
     parts = (f"{key} {value:.4g}" for key, value in shown.items() if not key.startswith("system/"))
     return "  ".join(parts)

@@ -42,7 +42,7 @@ class MlflowSink:
         self.mlflow_run.log(rows)
 
     def last_iteration(self) -> int | None:
-        """The last iteration that MLflow has."""
+        """Return the last iteration that MLflow has."""
         return self.mlflow_run.last_iteration()
 
     def register(self, bundle: Path, digest: str, score: float | None) -> str:

@@ -50,7 +50,8 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
 
 
 def sort_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
-    """(the lines that are rows in the order of iterations, their iterations, the numbers of the other lines from 1).
+    """Return (the lines that are rows in the order of iterations, their iterations, the numbers of the other lines from
+    1).
 
     Of all lines as many are kept as have iterations in order, so that one whose iteration is wrong costs no other.
     """
@@ -84,8 +85,8 @@ def sort_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
 
 
 def _fits(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], changed: bool) -> bool:
-    """True if the mark in a file counts the rows of these iterations, or more: a group of workers that starts again removes
-    rows that sinks have taken, and writes them again."""
+    """Return True if the mark in a file counts the rows of these iterations, or more: a group of workers that starts
+    again removes rows that sinks have taken, and writes them again."""
     try:
         mark = mark_of(read_json(filesystem, path))
         at = min(mark.rows, len(iterations))
@@ -98,7 +99,7 @@ def _fits(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], chang
 
 
 def _named(what: str, numbers: Sequence[int]) -> str:
-    """`line 7`, `lines 3 and 5`, `lines 1 to 9`, `lines 3 to 90, 12 of them`."""
+    """Return `line 7`, `lines 3 and 5`, `lines 1 to 9`, `lines 3 to 90, 12 of them`."""
     first, last, count = numbers[0], numbers[-1], len(numbers)
     if count == 1:
         return f"{what} {first:,}"

@@ -24,12 +24,12 @@ class Tail:
         self.listed: list[tuple[str, int, int | None]] = []
 
     def read(self, after: int, most: int = 1000) -> list[str]:
-        """The complete lines that follow the first `after` ones, at most about `most`; empty while there are none. Raises
-        OSError."""
+        """Return the complete lines that follow the first `after` ones, at most about `most`; empty while there are
+        none. Raises OSError."""
         return self._of_file(after, most) if self.local else self._of_parts(after, most)
 
     def count(self) -> int:
-        """The number of complete lines now; raises OSError."""
+        """Return the number of complete lines now; raises OSError."""
         count = 0
         while lines := self.read(count):
             count += len(lines)

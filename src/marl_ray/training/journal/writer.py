@@ -109,7 +109,7 @@ class Journal:
 
 
 def transcripts_path(folder: str, iteration: int) -> str:
-    """Path of the transcripts of an iteration in a run's folder."""
+    """Return the path of the transcripts of an iteration in a run's folder."""
     return f"{folder}/{TRANSCRIPTS}/{iteration}.jsonl"
 
 

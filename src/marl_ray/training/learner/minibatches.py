@@ -66,7 +66,7 @@ class Selection:
         return array if self.times is None else array[:, self.times]
 
     def rows(self, inputs: EncodedRows, shape: Shape, agents: int) -> EncodedRows:
-        """The selection's part of the prepared inputs of (copies * agents * T) rows."""
+        """Return the selection's part of the prepared inputs of (copies * agents * T) rows."""
         if self.copies is None and self.times is None:
             return inputs
         device = inputs.values.device
@@ -75,7 +75,7 @@ class Selection:
 
 
 def everything(shape: Shape) -> Selection:
-    """The complete batch."""
+    """Return the complete batch."""
     return Selection(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
 
 

@@ -71,5 +71,5 @@ def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
 
 
 def local_part(gradient: Tensor) -> Tensor:
-    """This worker's shard of a gradient."""
+    """Return this worker's shard of a gradient."""
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -54,7 +54,7 @@ class EvaluatedPass:
 
 
 def cost_surrogates(policy: TrainedPolicy, evaluated: EvaluatedPass, decisions: float) -> Tensor:
-    """(K,) this pass's part of the mean pessimistic cost surrogates over `decisions` of all workers."""
+    """Return this pass's part (K,) of the mean pessimistic cost surrogates over `decisions` of all workers."""
     terms = pessimistic_cost_surrogate(evaluated.ratio[..., None], evaluated.cost_advantages, policy.hyper.clip)
     return (terms * evaluated.mask[..., None]).sum((0, 1)) / max(decisions, 1)
 
@@ -123,7 +123,8 @@ def pass_loss(
 def _value_losses(
     policy: TrainedPolicy, prepared: PreparedBatch, current: EvaluatedPass, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The losses of the critic and of all cost critics; `mean` (R, T') weighs decisions. 0 where there is no such critic."""
+    """Return the losses of the critic and of all cost critics; `mean` (R, T') weighs decisions. 0 where there is no
+    such critic."""
     algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.selection.take, prepared.shape.agents
     value, cost_value = current.log_probs.new_zeros(()), current.log_probs.new_zeros(())
     if prepared.returns is not None and current.values is not None:

@@ -125,7 +125,7 @@ class Learner:
         return epochs.descend(self.policy, self.state, prepared, where)
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """(copies, T) how much the update has changed the log-probabilities of the recorded actions, on CPU; for
+        """Return how much the update has changed the log-probabilities (copies, T) of the recorded actions, on CPU; for
         actor-critics alone."""
         return self.policy.family.log_ratio(self.policy.rollout_model, batch)
 
@@ -150,12 +150,12 @@ class Learner:
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The settings of each group of the optimiser."""
+        """Return the settings of each group of the optimiser."""
         groups = self.policy.optimizer.param_groups
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
     def plain(self) -> dict[str, Any]:
-        """Everything besides tensors that changes, as plain data for a checkpoint."""
+        """Return everything besides tensors that changes, as plain data for a checkpoint."""
         return self.state.plain() | {"groups": self._groups(), "refused": self.why_torch if self._compared else ""}
 
     def load_state(self, plain: Mapping[str, Any], where: str = "training") -> None:

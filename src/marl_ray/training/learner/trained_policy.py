@@ -188,7 +188,7 @@ class UpdateState:
 
     @classmethod
     def fresh(cls, policy: TrainedPolicy) -> "UpdateState":
-        """The state before the first update."""
+        """Return the state before the first update."""
         start, hyper = policy.algorithm.multiplier, policy.hyper
         multipliers = tuple(start(hyper, budget) for budget in policy.budgets) if start else ()
         return cls(
@@ -208,7 +208,7 @@ class UpdateState:
         return replace(self, kl_coef=kl_coef, entropy_coef=entropy_coef)
 
     def plain(self) -> dict[str, Any]:
-        """The state as plain data, for a checkpoint."""
+        """Return the state as plain data, for a checkpoint."""
         return {
             "value_norm": vars(self.value_norm),
             "cost_norms": [vars(norm) for norm in self.cost_norms],

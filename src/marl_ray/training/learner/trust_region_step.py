@@ -81,12 +81,12 @@ class _ActorProblem:
         self.parameters: Parameters = {name: p.detach().clone() for name, p in self.actor.named_parameters()}
 
     def outputs(self, at: Parameters) -> Tensor:
-        """Normalised outputs (N, P) of every decision."""
+        """Return the normalised outputs (N, P) of every decision."""
         raw: Tensor = functional_call(self.actor, dict(at), (self.values, self.columns))
         return self.distribution.normalize(self.spread.spread(raw), self.allowed)
 
     def surrogates(self, at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
-        """Reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""
+        """Return the reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""
         now = self.outputs(at)
         log_probs = self.distribution.log_prob(now, self.actions)
         parts = (log_probs, self.old, self.advantages, self.mask, self.behaviour, self.values_then)
@@ -96,8 +96,8 @@ class _ActorProblem:
         return loss, (ratio[:, None] * self.cost_advantages * self.weights[:, None]).sum(0), now
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """Gradients of the reward loss, (D,), and of the cost surrogates, (K, D), at the weights of now; sums over all
-        workers."""
+        """Return the gradients of the reward loss, (D,), and of the cost surrogates, (K, D), at the weights of now;
+        sums over all workers."""
         tracked = {name: p.clone().requires_grad_(True) for name, p in self.parameters.items()}
         loss, costs, now = self.surrogates(tracked)
         self.before = now.detach()  # outputs at these weights, from which divergences are measured
@@ -111,7 +111,8 @@ class _ActorProblem:
         return summed[0], summed[1:].clone()  # in memory of its own, whose alignment decides the last bits of products
 
     def evaluate(self, vector: Tensor) -> tuple[float, list[float], float]:
-        """Reward loss, cost surrogates and mean KL divergence (nats) from the outputs of now at other weights, (D,)."""
+        """Return the reward loss, cost surrogates and mean KL divergence (nats) from the outputs of now at other
+        weights, (D,)."""
         with torch.no_grad():
             new_loss, new_costs, new = self.surrogates(unflatten(vector, self.parameters))
             kl = (head_kl(self.before, new, self.sizes) * self.weights).sum()

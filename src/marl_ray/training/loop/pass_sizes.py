@@ -13,7 +13,7 @@ FILE = "passes.json"
 
 
 def pass_sizes(folder: StoredFolder) -> dict[str, int]:
-    """Policy -> most sequences of a pass, of policies for which passes had no room."""
+    """Return policy -> most sequences of a pass, of policies for which passes had no room."""
     noted = read_json(folder.filesystem, (folder / FILE).path) or {}
     return {str(name): int(rows) for name, rows in noted.items()}
 

@@ -141,7 +141,7 @@ class Run:
         return bool(self.steps >= self.config.train.total_steps)
 
     def _plays_last(self) -> bool:
-        """True if the run ends with the batch after the steps so far."""
+        """Return True if the run ends with the batch after the steps so far."""
         return bool(self.steps + self.config.batch_steps >= self.config.train.total_steps)
 
     @property
@@ -254,7 +254,7 @@ class Run:
         return benchmarks
 
     def score(self) -> float:
-        """The number that chooses the best checkpoint: the score of the evaluation of these weights or, without
+        """Return the number that chooses the best checkpoint: the score of the evaluation of these weights or, without
         evaluations, of the recent episodes."""
         score = self.evaluated if self.config.evaluates else self.recent.score()
         return UNKNOWN if score is None else max(score, UNKNOWN)

@@ -37,7 +37,7 @@ def check_cpus(config: RunConfig, most: float) -> None:
 
 
 def most_resources() -> dict[str, float]:
-    """The most of each resource that the cluster has now or can scale to."""
+    """Return the most of each resource that the cluster has now or can scale to."""
     import ray
 
     here, scaled = ray.cluster_resources(), autoscaled_resources()
@@ -45,7 +45,7 @@ def most_resources() -> dict[str, float]:
 
 
 def node_resources() -> list[dict[str, Any]]:
-    """The resources of each node that is alive, and of one node of each group that an autoscaler could add."""
+    """Return the resources of each node that is alive, and of one node of each group that an autoscaler could add."""
     import ray
 
     return [*(node["Resources"] for node in ray.nodes() if node["Alive"]), *autoscaled_nodes()]

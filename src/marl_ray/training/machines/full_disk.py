@@ -20,7 +20,8 @@ class DiskFullError(MarlRayError):
 
 
 def disk_full(error: BaseException, storage: str) -> DiskFullError | None:
-    """The error that names the full disk, if `error` came of one; None otherwise. `storage` is a path or a URI."""
+    """Return the error that names the full disk, if `error` came of one; None otherwise. `storage` is a path or a
+    URI."""
     if not any(_is_full(cause) for cause in _causes(error)):
         return None
     folders = [path for path in (storage, tempfile.gettempdir(), os.getcwd()) if os.path.isdir(path)]
@@ -34,7 +35,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it came of, each once: causes may form a circle."""
+    """Yield the error, and what it came of, each once: causes may form a circle."""
     visited: set[int] = set()
     while error is not None and id(error) not in visited:
         visited.add(id(error))

@@ -14,7 +14,7 @@ LEAVE_S = 5.0
 
 @contextmanager
 def answering(say: Callable[[], None]) -> Iterator[None]:
-    """Within the block, Ctrl-C and SIGTERM call `say` at once and then raise; later ones do nothing."""
+    """Call `say` at once on Ctrl-C and SIGTERM and then raise, within the block; later ones do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread alone
         return

@@ -27,7 +27,7 @@ def torch_trainer(
     begun: Callable[[Any], None],
     callbacks: Sequence[Any] = (),
 ) -> Any:
-    """A TorchTrainer that calls `worker(payload)` in each of the workers that `config.resources` asks for.
+    """Return a TorchTrainer that calls `worker(payload)` in each of the workers that `config.resources` asks for.
 
     Ray Train keeps its own files in the folder `name` of `storage`; `label` is what the dashboard calls the workers. In a
     collective a worker waits `exchange_s` seconds for the others. `begun` gets the actor that controls the workers; they

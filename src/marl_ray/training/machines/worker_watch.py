@@ -31,8 +31,8 @@ EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 
 
 def exchange_s(config: RunConfig) -> float:
-    """Most seconds that a worker waits for the others in an exchange: what the user's environment says in EXCHANGE, or else
-    what is safe where workers' rollouts differ in length, and where all wait for engines to start."""
+    """Return the most seconds that a worker waits for the others in an exchange: what the user's environment says in
+    EXCHANGE, or else what is safe where workers' rollouts differ in length, and where all wait for engines to start."""
     if EXCHANGE in os.environ:
         return float(os.environ[EXCHANGE])
     models = [policy for policy in config.team.values() if policy.model is not None]
@@ -119,7 +119,7 @@ class WorkerWatch:
                 self._note(self._wait(workers, each))
 
     def _wait(self, workers: int, each: Mapping[str, float]) -> str:
-        """One line about the wait."""
+        """Return one line about the wait."""
         nodes, free = alive_nodes(), free_resources()
         need = " and ".join(f"{number:g} {kind}" for kind, number in each.items() if number)
         needing = f"{workers} worker{'s' * (workers > 1)} of {need} each, since {_clock(self.since)}"
@@ -146,7 +146,7 @@ class WorkerWatch:
 
 @contextlib.contextmanager
 def saying_notes(say: Callable[[str], None]) -> Iterator[Path]:
-    """Within the block, what a WorkerWatch appends to the file of this path is said within a second."""
+    """Say what a WorkerWatch appends to the file of this path, within a second, as long as the block lasts."""
     done = threading.Event()
 
     def read(path: Path) -> None:
@@ -173,6 +173,6 @@ def saying_notes(say: Callable[[str], None]) -> Iterator[Path]:
 
 
 def _clock(at: float) -> str:
-    """The local time of day, with the date where it is another day."""
+    """Return the local time of day, with the date where it is another day."""
     moment = time.localtime(at)
     return time.strftime("%H:%M:%S" if moment[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", moment)

@@ -75,7 +75,7 @@ def _delete(filesystem: fs.FileSystem, info: fs.FileInfo) -> None:
 
 
 def content_of(filesystem: fs.FileSystem, path: str) -> bytes | None:
-    """The complete lines of a file; None where there is none. Raises OSError."""
+    """Return the complete lines of a file; None where there is none. Raises OSError."""
     kind = filesystem.get_file_info(path).type
     if kind == fs.FileType.NotFound:
         return None
@@ -89,7 +89,7 @@ def content_of(filesystem: fs.FileSystem, path: str) -> bytes | None:
 
 
 def lines_of(filesystem: fs.FileSystem, path: str) -> list[str]:
-    """The complete lines of a file as text; bytes that are none are replaced. Raises OSError."""
+    """Return the complete lines of a file as text; bytes that are none are replaced. Raises OSError."""
     return (content_of(filesystem, path) or b"").decode(errors="replace").split("\n")[:-1]
 
 
@@ -108,7 +108,8 @@ def replace_lines(filesystem: fs.FileSystem, path: str, lines: Sequence[str]) ->
 
 
 def parts_of(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """The parts of a file of an object store, in order. The base name of each is the number of its first line."""
+    """Return the parts of a file of an object store, in order. The base name of each is the number of its first
+    line."""
     infos = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return sorted((info for info in infos if info.base_name.isdigit()), key=lambda info: info.base_name)
 
@@ -139,7 +140,7 @@ class _OneFile:
     """
 
     def __init__(self, path: Path):
-        """Raises OSError. A last line without an end, as a killed process leaves it, is removed."""
+        """Raise OSError. A last line without an end, as a killed process leaves it, is removed."""
         self.path = path
         self.left_at: tuple[int, int] | None = None
         """Number and size of the file as this process left it."""

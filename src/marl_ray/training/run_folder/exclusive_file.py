@@ -67,7 +67,7 @@ def _content(filesystem: fs.FileSystem, path: str) -> bytes | None:
 
 
 def _put_if_absent(filesystem: fs.FileSystem, path: str, data: bytes) -> bool | None:
-    """True if the object was made, False if there is one; None if the store knows no conditional put."""
+    """Return True if the object was made, False if there is one; None if the store knows no conditional put."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     bucket, _, key = path.partition("/")
@@ -86,8 +86,9 @@ def _put_if_absent(filesystem: fs.FileSystem, path: str, data: bytes) -> bool | 
 
 
 def _client(filesystem: Any) -> Any:
-    """A client of the same endpoint, with the same credentials, as the file system of pyarrow, which has no conditional
-    put. What the URI does not say both read from the environment (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...)."""
+    """Return a client of the same endpoint, with the same credentials, as the file system of pyarrow, which has no
+    conditional put. What the URI does not say both read from the environment (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
+    ...)."""
     import boto3
     from botocore.config import Config
 

@@ -88,8 +88,8 @@ class Lease:
                 self._write(_own("interrupted"))
 
     def owns(self) -> bool:
-        """False if another process has taken the folder. It is asked before what another owner may do too: a process that
-        slept for LOST_S does not know before its next beat. Storage that does not answer is no reason."""
+        """Return False if another process has taken the folder. It is asked before what another owner may do too: a
+        process that slept for LOST_S does not know before its next beat. Storage that does not answer is no reason."""
         if time.time() - self.confirmed >= owners.LOST_S:
             with contextlib.suppress(OSError):
                 self._confirm()
@@ -139,8 +139,8 @@ class Lease:
         return other
 
     def _age(self, number: int) -> float:
-        """Seconds since the owner of this number wrote its file, by the clock of the storage: the clocks of two machines
-        may differ."""
+        """Return the seconds since the owner of this number wrote its file, by the clock of the storage: the clocks of
+        two machines may differ."""
         probe = f"{self.folder}/{OWNER}/{PROBE}{secrets.token_hex(8)}"
         with self.filesystem.open_output_stream(probe):
             pass  # it is written in its place: the owner, which begins now, removes files that are about to be moved
@@ -166,7 +166,7 @@ class Lease:
             remove_temporary(self.filesystem, folder)
 
     def _is_all(self) -> bool:
-        """True if the folder holds the lease alone."""
+        """Return True if the folder holds the lease alone."""
         infos = self.filesystem.get_file_info(fs.FileSelector(self.folder))
         return {info.base_name for info in infos} == {OWNER}
 

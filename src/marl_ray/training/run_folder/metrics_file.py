@@ -20,12 +20,12 @@ METRICS = "metrics.jsonl"
 
 
 def iteration_of(row: Mapping[str, float]) -> int:
-    """The iteration of a row; -1 for an epoch of a warm start, which comes before all iterations."""
+    """Return the iteration of a row; -1 for an epoch of a warm start, which comes before all iterations."""
     return int(row.get("iteration", -1))
 
 
 def row_of(line: str) -> dict[str, float] | None:
-    """The row of a line; None for a line that is no row."""
+    """Return the row of a line; None for a line that is no row."""
     try:
         row: dict[str, float] = json.loads(line)
         iteration_of(row)
@@ -35,19 +35,19 @@ def row_of(line: str) -> dict[str, float] | None:
 
 
 def is_metrics(row: Mapping[str, object]) -> bool:
-    """True if a row is one of a run's: its values are numbers, and the steps are among them. A sink that refuses another
-    would wait for ever at it."""
+    """Return True if a row is one of a run's: its values are numbers, and the steps are among them. A sink that refuses
+    another would wait for ever at it."""
     return "steps" in row and all(type(value) in (int, float) for value in row.values())
 
 
 def line_of(row: Mapping[str, float]) -> str:
-    """A row of metrics as a line of the file, with the time of now."""
+    """Return a row of metrics as a line of the file, with the time of now."""
     place = {key: int(row[key]) for key in ("iteration", "steps") if key in row}
     return json.dumps(place | {"timestamp": round(time.time(), 3)} | {k: v for k, v in numbers(row) if k not in place})
 
 
 def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float]]:
-    """The rows of a run's folder, in the order of its iterations; empty where there is no file yet.
+    """Return the rows of a run's folder, in the order of its iterations; empty where there is no file yet.
 
     A line that is being written is left out. Raises MarlRayError, which names file and line, for lines that are no rows.
     """
@@ -62,5 +62,5 @@ def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float
 
 
 def history_of(rows: Sequence[Mapping[str, float]], key: str) -> list[tuple[int, float]]:
-    """The (environment steps, value) of a metric in the rows of iterations, in their order."""
+    """Return the (environment steps, value) of a metric in the rows of iterations, in their order."""
     return [(int(row["steps"]), row[key]) for row in rows if key in row and iteration_of(row) >= 0]

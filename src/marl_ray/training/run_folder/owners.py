@@ -43,11 +43,11 @@ class Owner:
     """One line that says why the attempt failed."""
 
     def is_alive(self, now: float) -> bool:
-        """True if the driver works; `now` is the time in seconds since 1970."""
+        """Return True if the driver works; `now` is the time in seconds since 1970."""
         return self.state == RUNNING and not self.is_gone() and now - self.at < LOST_S
 
     def is_gone(self) -> bool:
-        """True if its process was on this machine and is there no more."""
+        """Return True if its process was on this machine and is there no more."""
         return self.machine == this_machine() and start_of(self.pid) != self.began
 
     @property
@@ -57,7 +57,7 @@ class Owner:
 
 
 def read_owner(filesystem: fs.FileSystem, folder: str) -> Owner | None:
-    """The last attempt at the run of this folder; None where nothing says so."""
+    """Return the last attempt at the run of this folder; None where nothing says so."""
     try:
         return owner_of(filesystem, folder, newest(filesystem, folder))
     except OSError:
@@ -65,19 +65,19 @@ def read_owner(filesystem: fs.FileSystem, folder: str) -> Owner | None:
 
 
 def newest(filesystem: fs.FileSystem, folder: str) -> int:
-    """The number of the folder's last owner; 0 if it never had one. Raises OSError."""
+    """Return the number of the folder's last owner; 0 if it never had one. Raises OSError."""
     return max(numbers(filesystem, folder), default=0)
 
 
 def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
-    """The numbers of all owners that the folder names. Raises OSError."""
+    """Return the numbers of all owners that the folder names. Raises OSError."""
     infos = filesystem.get_file_info(fs.FileSelector(f"{folder}/{OWNER}", allow_not_found=True))
     stems = (info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
     return [int(stem) for stem in stems if stem.isdecimal()]
 
 
 def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | None:
-    """The attempt of this number; None if its file is not there, is being written, or is none of ours."""
+    """Return the attempt of this number; None if its file is not there, is being written, or is none of ours."""
     try:
         data = read_json(filesystem, owner_file(folder, number))
         return None if data is None else Owner(**data)
@@ -86,14 +86,14 @@ def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | Non
 
 
 def owner_file(folder: str, number: int) -> str:
-    """Path of the file of the owner of this number."""
+    """Return the path of the file of the owner of this number."""
     return f"{folder}/{OWNER}/{number}.json"
 
 
 @functools.cache
 def this_machine() -> str:
-    """The boot of this system and this process's namespace of processes: two containers share the first, and two machines
-    the number of the second."""
+    """Return the boot of this system and this process's namespace of processes: two containers share the first, and two
+    machines the number of the second."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -102,13 +102,13 @@ def this_machine() -> str:
 
 
 def whose_folder(filesystem: fs.FileSystem, folder: str) -> str:
-    """Tells a folder from all others, also from one that has its path on another machine."""
+    """Return a text that tells a folder from all others, also from one that has its path on another machine."""
     return f"{this_machine()} {folder}" if isinstance(filesystem, fs.LocalFileSystem) else folder
 
 
 @functools.cache
 def own_address() -> str:
-    """The address by which other machines reach this one; empty without a network. Nothing is sent."""
+    """Return the address by which other machines reach this one; empty without a network. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's

@@ -48,12 +48,12 @@ NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
 
 
 def storage_of(config: RunConfig) -> str:
-    """The storage as a URI or an absolute path."""
+    """Return the storage as a URI or an absolute path."""
     return absolute(config.storage)
 
 
 def filesystem_of(config: RunConfig) -> tuple[fs.FileSystem, str]:
-    """File system and path of the run's folder; raises MarlRayError."""
+    """Return the file system and path of the run's folder; raises MarlRayError."""
     filesystem, root = open_storage(config.storage)
     return filesystem, f"{root}/{config.name}"
 
@@ -102,7 +102,7 @@ def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> Any:
-    """Plain data of a file; None where there is no such file. Raises OSError or ValueError."""
+    """Return plain data of a file; None where there is no such file. Raises OSError or ValueError."""
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
         return None
     with filesystem.open_input_stream(path) as stream:
@@ -110,13 +110,13 @@ def read_json(filesystem: fs.FileSystem, path: str) -> Any:
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-    """sha256 of plain data, as hexadecimal digits; the same for what JSON makes of it."""
+    """Return the sha256 of plain data, as hexadecimal digits; the same for what JSON makes of it."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(facts)), sort_keys=True).encode()).hexdigest()
 
 
 def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
-    """The record of the run in a folder; None where there is none. Raises MarlRayError, which names the file, for one that
-    cannot be read or is not as it was written."""
+    """Return the record of the run in a folder; None where there is none. Raises MarlRayError, which names the file,
+    for one that cannot be read or is not as it was written."""
     path = f"{folder}/{RECORD}"
     try:
         if filesystem.get_file_info(path).type == fs.FileType.NotFound:
@@ -135,8 +135,8 @@ def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
-    """The run's record: the one in its folder, or a new one that is not written yet. Raises MarlRayError if the record
-    is another run's, or cannot be read.
+    """Return the run's record: the one in its folder, or a new one that is not written yet. Raises MarlRayError if the
+    record is another run's, or cannot be read.
 
     Ray Train would continue any run that lies under the name, so this function must catch a name that is used again by
     accident.
@@ -163,7 +163,7 @@ def record_of(config: RunConfig) -> dict[str, Any]:
 
 
 def identity_hash(config: RunConfig) -> str:
-    """sha256 of the part of a run's config that stays the same however often the run goes on."""
+    """Return the sha256 of the part of a run's config that stays the same however often the run goes on."""
     return hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()
 
 
@@ -175,12 +175,13 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
 
 def config_record(config: RunConfig) -> dict[str, Any]:
-    """The part of a run's record that changes when its config does: resolved, as it was given, and its hash."""
+    """Return the part of a run's record that changes when its config does: resolved, as it was given, and its hash."""
     return {"config": config.resolved(), "given": config.given(), "config_hash": config_hash(config)}
 
 
 def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
-    """The config as plain data, in which the version that it named when the run began replaces every alias of `team`.
+    """Return the config as plain data, in which the version that it named when the run began replaces every alias of
+    `team`.
 
     The versions are kept in `record`, because a frozen policy is read anew at every start, and by then an alias may
     name another version.
@@ -230,7 +231,7 @@ def write_traceback(config: RunConfig, whose: str, text: str) -> str:
 
 
 def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
-    """Path of the traceback of the first of these workers that left one; empty if none did."""
+    """Return the path of the traceback of the first of these workers that left one; empty if none did."""
     filesystem, folder = filesystem_of(config)
     paths = (f"{folder}/errors/worker-{rank}.txt" for rank in ranks)
     return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")

@@ -12,7 +12,8 @@ TEMPORARY = re.compile(r"\..+\.[0-9]+")
 
 
 def temporary_path(path: str, writer: int | None = None) -> str:
-    """The path at which a writer, by default this process, writes the file that belongs at `path`, in the same folder."""
+    """Return the path at which a writer, by default this process, writes the file that belongs at `path`, in the same
+    folder."""
     folder, _, name = path.rpartition("/")
     return f"{folder}/.{name}.{os.getpid() if writer is None else writer}"
 

@@ -112,7 +112,7 @@ def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
 
 
 def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> LearnerSettings:
-    """The part of the run's config that the learner of the policy `name` reads."""
+    """Return the part of the run's config that the learner of the policy `name` reads."""
     family = team_family(config)
     return LearnerSettings(
         algorithm=config.algorithm_of(name),

@@ -72,8 +72,8 @@ def dry_step(
     optimizer: bool = True,
     together: tuple[int, int] = (1, 1),
 ) -> DryPeak:
-    """The greatest memory of a worker, one of `shards` over which the weights are spread, in a step after the first.
-    `together` are the workers of them that share every sequence, and every layer, in a pass.
+    """Return the greatest memory of a worker, one of `shards` over which the weights are spread, in a step after the
+    first. `together` are the workers of them that share every sequence, and every layer, in a pass.
 
     The step is a pass of `size`, with gradients of a pass before it in memory, and a step of AdamW unless `optimizer` is
     False: plain gradient descent keeps nothing, and of an offloaded model the CPU takes the step. The copy that samples is
@@ -113,7 +113,7 @@ def _fill(policy: TokenPolicy) -> None:
 
 
 def _packed(policy: TokenPolicy, size: DryPass, parts: int) -> Packed:
-    """Sequences of a pass, packed: what several workers can share a part each of."""
+    """Return the sequences of a pass, packed: what several workers can share a part each of."""
     prompts = torch.zeros(size.rows, max(1, policy.config.context - size.tokens), dtype=torch.int64)
     prompts[:, 0] = torch.arange(size.rows)  # none is shared
     responses = torch.zeros(size.rows, size.tokens, dtype=torch.int64)

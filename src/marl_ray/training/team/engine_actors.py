@@ -202,7 +202,7 @@ class EngineActors(Engine):
         return labels, None
 
     def _results(self, calls: list[Any], method: str, quiet_s: float = ANSWER_S) -> list[Any]:
-        """The results of calls, one for each actor, as long as the actors write tokens.
+        """Return the results of calls, one for each actor, as long as the actors write tokens.
 
         Raises EngineLostError if an actor has died, does not answer for `quiet_s`, or writes no token for that time, and
         EngineRefusedError if the engine has refused.
@@ -244,7 +244,7 @@ class EngineActor:
         )
 
     def placed(self) -> str:
-        """The name of the machine on which the actor runs."""
+        """Return the name of the machine on which the actor runs."""
         return socket.gethostname()
 
     def start(self) -> None:
@@ -278,8 +278,8 @@ def _free_port() -> int:
 
 
 def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
-    """Parameter -> its address and write counter, which change with every write to it; of those that an empty copy does not
-    hold, the version."""
+    """Return parameter -> its address and write counter, which change with every write to it; of those that an empty
+    copy does not hold, the version."""
     return {
         name: (0, policy.version) if parameter.is_meta else (parameter.data_ptr(), parameter._version)
         for name, parameter in policy.lm.named_parameters()

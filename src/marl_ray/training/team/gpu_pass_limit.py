@@ -55,9 +55,9 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
 
 @contextmanager
 def naming_the_pass(where: str, rows: int | None, policy: str | None = None, most: int = 1) -> Iterator[None]:
-    """Within the block, raise PassMemoryError naming `where` and a pass of `rows` sequences (None: all, which are `most`)
-    of a `policy` in the place of torch's error. The other workers wait for this one in the pass, so its process must end,
-    and with it theirs."""
+    """Raise PassMemoryError, within the block, naming `where` and a pass of `rows` sequences (None: all, which are
+    `most`) of a `policy` in the place of torch's error. The other workers wait for this one in the pass, so its process
+    must end, and with it theirs."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -72,19 +72,20 @@ def naming_the_pass(where: str, rows: int | None, policy: str | None = None, mos
 
 
 def free_bytes(policy: TrainedPolicy) -> int:
-    """Bytes of a GPU that nothing holds."""
+    """Return the bytes of a GPU that nothing holds."""
     free, _ = torch.cuda.mem_get_info(policy.device)
     return free + torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
 
 
 def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
-    """The number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one_row` bytes with one row,
-    `two_rows` with two rows, and equally much more with each further row."""
+    """Return the number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one_row` bytes with
+    one row, `two_rows` with two rows, and equally much more with each further row."""
     return 1 + max(0, int((free - one_row) // max(two_rows - one_row, 1.0)))
 
 
 def fit_beside(weights: float, one_row: float, two_rows: float, free: float, rows: int) -> bool:
-    """True if a pass of `rows` fits into `free` bytes beside all weights, gathered: it takes what `rows_that_fit` says."""
+    """Return True if a pass of `rows` fits into `free` bytes beside all weights, gathered: it takes what
+    `rows_that_fit` says."""
     further = (rows - 1) * max(two_rows - one_row, 1.0) if rows > 1 else 0.0
     return weights + one_row + further <= free
 
@@ -106,7 +107,8 @@ def rehearse(model: Any, rows: int, learn_entropy: bool) -> None:
 
 
 def peak_bytes(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
-    """Bytes that a forward and a backward pass of `rows` sequences takes besides what is allocated before it."""
+    """Return the bytes that a forward and a backward pass of `rows` sequences takes besides what is allocated before
+    it."""
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
     policy.family.begin_pass(policy.model, last=True)

@@ -110,8 +110,9 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
 
 
 def shards_of(config: RunConfig, gpus: int) -> int:
-    """GPUs that share one set of weights: `shard` x `context` x `tensor` of `resources.parallel`, or, where `shard` is not
-    given, as many as make up `replicate` groups. Raises MarlRayError if there are no whole groups."""
+    """Return the number of GPUs that share one set of weights: `shard` x `context` x `tensor` of `resources.parallel`,
+    or, where `shard` is not given, as many as make up `replicate` groups. Raises MarlRayError if there are no whole
+    groups."""
     parallel = config.resources.parallel
     for key, number in parallel.items():
         if gpus % number:
@@ -125,8 +126,8 @@ def shards_of(config: RunConfig, gpus: int) -> int:
 
 
 def pass_of(config: RunConfig, name: str) -> DryPass:
-    """The largest pass of a policy: `train.micro_batch` sequences that fill the context, or, where it is not given, one,
-    because workers on GPUs then measure themselves how many fit."""
+    """Return the largest pass of a policy: `train.micro_batch` sequences that fill the context, or, where it is not
+    given, one, because workers on GPUs then measure themselves how many fit."""
     hyper, rows = config.hyper_of(name), config.train.micro_batch or 1
     if config.spec_of(name).pairs:
         rows = max(2, rows // 2 * 2)
@@ -135,7 +136,7 @@ def pass_of(config: RunConfig, name: str) -> DryPass:
 
 
 def sampling_bytes(config: RunConfig, name: str) -> int:
-    """Bytes of each number of the copy that samples on every worker; 0 where no worker has one."""
+    """Return the bytes of each number of the copy that samples on every worker; 0 where no worker has one."""
     model = config.team[name].model
     assert model is not None
     if sampled_elsewhere(config, name) and _stays_in_files(model, uri_of(config)):
@@ -144,7 +145,8 @@ def sampling_bytes(config: RunConfig, name: str) -> int:
 
 
 def _stays_in_files(model: ModelConfig, tracking_uri: str | None) -> bool:
-    """True if workers read a model's weights by their shards, so that an engine's copy may be without weights."""
+    """Return True if workers read a model's weights by their shards, so that an engine's copy may be without
+    weights."""
     if model.path is None:
         return False
     if not Path(model.path).is_dir() and not model.path.startswith("models:/"):

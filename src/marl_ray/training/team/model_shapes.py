@@ -25,8 +25,8 @@ SIZES = {
 
 
 def architecture(model: ModelConfig, tracking_uri: str | None = None) -> PretrainedConfig:
-    """The architecture of a model: of its folder's `config.json`, of its preset, or, for a Qwen2.5 that is named and not
-    there, as that model's page has it. Raises MarlRayError if there is none."""
+    """Return the architecture of a model: of its folder's `config.json`, of its preset, or, for a Qwen2.5 that is named
+    and not there, as that model's page has it. Raises MarlRayError if there is none."""
     if model.preset is not None:
         shape: PretrainedConfig = tiny_model(model.preset, byte_tokenizer(model.context), model.context).config
         return shape
@@ -45,7 +45,7 @@ def architecture(model: ModelConfig, tracking_uri: str | None = None) -> Pretrai
 
 
 def qwen(size: str) -> PretrainedConfig:
-    """The architecture of a Qwen2.5 of one of SIZES."""
+    """Return the architecture of a Qwen2.5 of one of SIZES."""
     width, inner, layers, heads, keys, vocabulary, tied = SIZES[size]
     return Qwen2Config(
         vocab_size=vocabulary,

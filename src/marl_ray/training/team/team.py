@@ -44,7 +44,8 @@ class Team(ABC):
 
     @abstractmethod
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
-        """The current models, engines and normalisers, in the form that a collector takes; all workers call it together."""
+        """Return the current models, engines and normalisers, in the form that a collector takes; all workers call it
+        together."""
 
     @abstractmethod
     def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
@@ -52,8 +53,8 @@ class Team(ABC):
         has whole are read while they are written: see `send_weights`."""
 
     def weights_sender(self) -> Callable[[TrainedTensor], None]:
-        """The part that all workers but the first have in a bundle: it calls its argument for each weight that the first one
-        reads, in the same order."""
+        """Return the part that all workers but the first have in a bundle: it calls its argument for each weight that
+        the first one reads, in the same order."""
         return lambda trained: None
 
     def start(self) -> None:
@@ -80,7 +81,7 @@ class Team(ABC):
         together(bring_own)
 
     def norms(self, name: str) -> tuple[ValueNorm, tuple[ValueNorm, ...]]:
-        """The normalisers of a policy's values and cost values; fresh ones for a frozen policy."""
+        """Return the normalisers of a policy's values and cost values; fresh ones for a frozen policy."""
         if name not in self.learners:
             return ValueNorm(), ()
         state = self.learners[name].state

@@ -102,7 +102,7 @@ def _cut(group: Sequence[ServedResponse], size: int) -> list[ResponseBlock]:
 
 
 def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, Pair]]]:
-    """Policy -> its lines, each with its file and line for errors."""
+    """Return policy -> its lines, each with its file and line for errors."""
     by_policy: dict[str, list[tuple[str, Pair]]] = {}
     for row in rows(path, read_bytes(path)):
         pair = read_record(Pair, row)

@@ -39,7 +39,7 @@ def plot_returns(curves: Mapping[str, Points], path: Path, title: str) -> Path:
 
 
 def panels_of(config: RunConfig, history: History) -> list[MetricPanel]:
-    """The panels of the mean return, and of each cost with its budget, from the logged `history` of a metric."""
+    """Return the panels of the mean return, and of each cost with its budget, from the logged `history` of a metric."""
     single = len(config.budgets) == 1
     costs = [
         MetricPanel(
@@ -56,7 +56,7 @@ def panels_of(config: RunConfig, history: History) -> list[MetricPanel]:
 
 
 def title_of(config: RunConfig) -> str:
-    """The title of a run's picture: name, the algorithm of each policy, seed and environment."""
+    """Return the title of a run's picture: name, the algorithm of each policy, seed and environment."""
     trained = {name: config.algorithm_of(name) for name, policy in config.team.items() if not policy.frozen}
     algorithms = next(iter(trained.values()))
     if len(set(trained.values())) > 1:

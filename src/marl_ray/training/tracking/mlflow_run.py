@@ -37,7 +37,7 @@ _bounded: ContextVar[bool] = ContextVar("bounded", default=False)
 
 
 def uri_of(config: RunConfig) -> str:
-    """The run's tracking URI. Raises MarlRayError for remote storage without one."""
+    """Return the run's tracking URI. Raises MarlRayError for remote storage without one."""
     return tracking_uri(config.tracking.uri, config.storage)
 
 
@@ -93,8 +93,8 @@ class MlflowRun:
         return str(run.info.run_id)
 
     def _begun(self, experiment: str, values: Mapping[str, str]) -> Any:
-        """A run of the same owner that goes on, without rows or runs of its own, and with no other parameters than these;
-        None if there is none."""
+        """Return a run of the same owner that goes on, without rows or runs of its own, and with no other parameters
+        than these; None if there is none."""
         if OWNER not in self.tags:
             return None
         words = f"tags.`{OWNER}` = '{self.tags[OWNER]}' and attributes.status = 'RUNNING'"
@@ -103,7 +103,7 @@ class MlflowRun:
         return next((run for run in same if not self._is_used(experiment, run)), None)
 
     def _is_used(self, experiment: str, run: Any) -> bool:
-        """True if a run has rows, or is the parent of others."""
+        """Return True if a run has rows, or is the parent of others."""
         children = f"tags.`{PARENT_TAG}` = '{run.info.run_id}'"
         return "iteration" in run.data.metrics or bool(self.client.search_runs([experiment], children, max_results=1))
 
@@ -120,7 +120,8 @@ class MlflowRun:
             return str(existing.experiment_id)
 
     def _tags(self) -> dict[str, str]:
-        """The tags that runs are searched by. The key of the commit is MLflow's own, so that its pages show the commit."""
+        """Return the tags that runs are searched by. The key of the commit is MLflow's own, so that its pages show the
+        commit."""
         algorithms = dict.fromkeys(self.config.algorithm_of(name) for name in self.config.team)
         tags = {
             "algorithm": ",".join(algorithms),
@@ -156,12 +157,13 @@ class MlflowRun:
             self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
 
     def last_iteration(self) -> int | None:
-        """The last iteration of which all metrics were logged; None if there is none."""
+        """Return the last iteration of which all metrics were logged; None if there is none."""
         value = self.client.get_run(self.run_id).data.metrics.get("iteration")
         return None if value is None else int(value)
 
     def history(self, key: str) -> list[tuple[int, float]]:
-        """The (environment steps, value) of a metric, ordered by step. Of several values for one step the last counts."""
+        """Return the (environment steps, value) of a metric, ordered by step. Of several values for one step the last
+        counts."""
         points = {m.step: m.value for m in self.client.get_metric_history(self.run_id, key)}
         return sorted(points.items())
 
@@ -205,7 +207,7 @@ class MlflowRun:
         return f"models:/{name}/{number}"
 
     def run_with(self, tags: Mapping[str, str]) -> str | None:
-        """The id of a run of the same experiment that has all these tags; None if there is none."""
+        """Return the id of a run of the same experiment that has all these tags; None if there is none."""
         experiment = self.client.get_run(self.run_id).info.experiment_id
         words = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         runs = self.client.search_runs([experiment], words, max_results=1)
@@ -264,7 +266,7 @@ def _bound_requests() -> None:
 
 
 def git_commit() -> str:
-    """The commit of the folder that this process works in; empty where there is none."""
+    """Return the commit of the folder that this process works in; empty where there is none."""
     try:
         result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_S)
     except (OSError, subprocess.SubprocessError):

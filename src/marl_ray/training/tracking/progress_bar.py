@@ -62,7 +62,7 @@ class ProgressBar:
 
 
 def iteration_line(config: RunConfig, row: Mapping[str, float], scored: Mapping[str, float] | None) -> str:
-    """One iteration in a few words; `scored` is the row of the last evaluation."""
+    """Return one iteration in a few words; `scored` is the row of the last evaluation."""
     # There is no return until episodes are released.
     parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]
     if scored is not None:

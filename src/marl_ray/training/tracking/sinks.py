@@ -68,7 +68,7 @@ def check_sinks(config: RunConfig) -> None:
 
 
 def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
-    """The sinks that the config asks for, by name; `run_id` as in `SinkFactory`.
+    """Return the sinks that the config asks for, by name; `run_id` as in `SinkFactory`.
 
     Raises MarlRayError if one cannot be opened.
     """
@@ -85,7 +85,7 @@ def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
 
 
 def open_sink(config: RunConfig, run_id: str, name: str) -> Sink:
-    """The sink of this name; raises MarlRayError if it cannot be opened."""
+    """Return the sink of this name; raises MarlRayError if it cannot be opened."""
     try:
         return _tracker(name)(config, run_id)
     except Exception as error:  # each library has its own error types
@@ -197,7 +197,7 @@ class WeightsAndBiases:
             self.run.log(dict(numbers(row)) | {"steps": int(row["steps"])})
 
     def last_iteration(self) -> int | None:
-        """The last iteration that W&B's server has; None without a server."""
+        """Return the last iteration that W&B's server has; None without a server."""
         summary: Any = self.run.summary
         value = summary.get("iteration") if self.run.resumed else None
         return None if value is None else int(value)
@@ -215,7 +215,7 @@ class WeightsAndBiases:
 
 
 def _logged_in() -> bool:
-    """True if `wandb login` has left a key for the server."""
+    """Return True if `wandb login` has left a key for the server."""
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     try:
         return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
@@ -224,5 +224,5 @@ def _logged_in() -> bool:
 
 
 def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
-    """The finite metrics of a row by name, without its `steps` and its `timestamp`."""
+    """Return the finite metrics of a row by name, without its `steps` and its `timestamp`."""
     return ((key, float(value)) for key, value in row.items() if key not in PLACE and math.isfinite(value))

@@ -7,7 +7,8 @@ from marl_ray.config import RunConfig
 
 
 def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[str]:
-    """Text such as `cost 29.81 of 30` for each budget, numbered if there are several; empty if the costs are not known."""
+    """Return a text such as `cost 29.81 of 30` for each budget, numbered if there are several; empty if the costs are
+    not known."""
     costs = _costs(config, metrics, prefix)
     names = ["cost"] if len(costs) == 1 else [f"cost {k}" for k in range(len(costs))]
     pairs = zip(names, costs, config.budgets, strict=False)
@@ -20,13 +21,13 @@ play fresh episodes too."""
 
 
 def evaluated(metrics: Mapping[str, float]) -> str:
-    """The return of an evaluation's drawn actions, and that of its greedy ones where it differs."""
+    """Return the return of an evaluation's drawn actions, and that of its greedy ones where it differs."""
     drawn, greedy = f"{metrics['eval/return']:.3f}", metrics.get("eval/greedy_return")
     return drawn if greedy is None or f"{greedy:.3f}" == drawn else f"{drawn} (greedy {greedy:.3f})"
 
 
 def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
-    """Lines about the best policy and the last one, with their costs and budgets if the run has constraints.
+    """Return the lines about the best policy and the last one, with their costs and budgets if the run has constraints.
 
     `best` are the metrics of the iteration whose weights are the best bundle, `last` those of the last iteration.
     """
@@ -54,7 +55,8 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
 
 
 def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[int, float]]]) -> list[str]:
-    """A line for each benchmark, from the logged `history` of a metric: the first pass@1 and the last, and its failures."""
+    """Return a line for each benchmark, from the logged `history` of a metric: the first pass@1 and the last, and its
+    failures."""
     lines = []
     for benchmark in config.evaluation.benchmarks:
         key = f"benchmark/{benchmark.metric}/"
@@ -73,7 +75,8 @@ def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[i
 
 
 def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | None:
-    """The number by which the best bundles of several runs are compared: the return, less the violations of budgets.
+    """Return the number by which the best bundles of several runs are compared: the return, less the violations of
+    budgets.
 
     `metrics` are those of the iteration of this run's best bundle. If the bundle was evaluated, the number is measured
     on other episodes than those that chose it, otherwise on training episodes; None if nothing was played.
@@ -85,7 +88,7 @@ def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | No
 
 
 def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[float]:
-    """Mean costs of an episode by budget; empty where they are not known."""
+    """Return the mean costs of an episode by budget; empty where they are not known."""
     count = len(config.budgets)
     single = f"{prefix}episode_cost"
     if count == 1 and single in metrics:
@@ -95,7 +98,7 @@ def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list
 
 
 def _within(metrics: Mapping[str, float], prefix: str) -> list[str]:
-    """The shares of the episodes that kept the budgets, as text."""
+    """Return the shares of the episodes that kept the budgets, as text."""
     shares = []
     for key, what in (("within_budget", "the budget"), ("within_budget_105", f"{SLACK:g} times the budget")):
         share, least = metrics.get(f"{prefix}{key}"), metrics.get(f"{prefix}{key}_certified")

@@ -37,13 +37,14 @@ class Curve:
     """(seeds, points) values of the metric per seed, averaged over the metric's window."""
 
     def at(self, steps: float) -> np.ndarray:
-        """(seeds,) the last value of each seed until `steps`, or its first value if there is none before."""
+        """Return (seeds,) the last value of each seed until `steps`, or its first value if there is none before."""
         values: np.ndarray = self.seeds[:, max(0, int(np.searchsorted(self.steps, steps, side="right")) - 1)]
         return values
 
 
 def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> Curve | None:
-    """The curve in a trial's rows, from the first row at which every seed has a value; None if there is no such row.
+    """Return the curve in a trial's rows, from the first row at which every seed has a value; None if there is no such
+    row.
 
     An exploit begins a new window, and replaces the points beyond its steps.
     """
@@ -72,8 +73,8 @@ def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: 
 
 
 def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(points,) interquartile mean over the seeds, and the low and high end of its percentile interval. The bootstrap
-    draws seeds as whole curves; with one seed all three are equal."""
+    """Return (points,) interquartile mean over the seeds, and the low and high end of its percentile interval. The
+    bootstrap draws seeds as whole curves; with one seed all three are equal."""
     drawn = np.random.default_rng(0).integers(len(curve.seeds), size=(RESAMPLES, len(curve.seeds)))
     middle = trim_mean(curve.seeds, 0.25, axis=0)
     if len(curve.seeds) == 1:
@@ -87,7 +88,7 @@ def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """At most `most` points of a curve, the last one among them."""
+    """Return at most `most` points of a curve, the last one among them."""
     if len(curve.steps) <= most:
         return curve
     chosen = np.linspace(0, len(curve.steps) - 1, most).round().astype(int)
@@ -95,14 +96,14 @@ def thinned(curve: Curve, most: int) -> Curve:
 
 
 def end_of(curve: Curve) -> BootstrapInterval:
-    """Interquartile mean and bootstrap interval of a curve's last point."""
+    """Return the interquartile mean and bootstrap interval of a curve's last point."""
     middle, low, high = bands(Curve(curve.steps[-1:], curve.seeds[:, -1:]))
     return BootstrapInterval(iqm(middle), float(low[0]), float(high[0]))
 
 
 def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
-    """Probability that a seed of `first` scores more than a seed of `second`; a tie counts one half (Agarwal et al.
-    2021, section 4.3, with one task). Both are (seeds,), greater is better; the interval is a percentile
+    """Return the probability that a seed of `first` scores more than a seed of `second`; a tie counts one half (Agarwal
+    et al. 2021, section 4.3, with one task). Both are (seeds,), greater is better; the interval is a percentile
     bootstrap's."""
     wins = (first[:, None] > second[None, :]) + 0.5 * (first[:, None] == second[None, :])
     rng = np.random.default_rng(0)
@@ -114,22 +115,22 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> Bootstr
 
 
 def improvement(first: Curve, second: Curve, metric: MetricConfig) -> BootstrapInterval:
-    """Probability of improvement at the steps that both have reached."""
+    """Return the probability of improvement at the steps that both have reached."""
     steps, sign = min(first.steps[-1], second.steps[-1]), 1 if metric.mode == "max" else -1
     return probability_of_improvement(sign * first.at(steps), sign * second.at(steps))
 
 
 def differ(first: Curve, second: Curve) -> bool:
-    """True if the rank-sum test (Mann and Whitney 1947) distinguishes the two at level 1 - CONFIDENCE, at the steps
-    that both have reached. The test needs LEAST_SEEDS for that; a bootstrap of two seeds would call any difference
-    significant."""
+    """Return True if the rank-sum test (Mann and Whitney 1947) distinguishes the two at level 1 - CONFIDENCE, at the
+    steps that both have reached. The test needs LEAST_SEEDS for that; a bootstrap of two seeds would call any
+    difference significant."""
     steps = min(first.steps[-1], second.steps[-1])
     return bool(mannwhitneyu(first.at(steps), second.at(steps)).pvalue < 1 - CONFIDENCE)
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
-    """Interquartile mean of `first` less that of `second`, with its percentile interval. Both are (seeds,), and the
-    bootstrap draws the seeds of each on their own."""
+    """Return the interquartile mean of `first` less that of `second`, with its percentile interval. Both are (seeds,),
+    and the bootstrap draws the seeds of each on their own."""
     rng = np.random.default_rng(0)
     drawn = [scores[rng.integers(len(scores), size=(RESAMPLES, len(scores)))] for scores in (first, second)]
     gaps = trim_mean(drawn[0], 0.25, axis=1) - trim_mean(drawn[1], 0.25, axis=1)
@@ -138,8 +139,9 @@ def difference(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
 
 
 def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
-    """A line that says if a test can tell the first trial, the winner, from the others. It is about the best of those from
-    which it cannot, else about the next best. `best` are (name, curve), the best first. Empty if there is one trial."""
+    """Return a line that says if a test can tell the first trial, the winner, from the others. It is about the best of
+    those from which it cannot, else about the next best. `best` are (name, curve), the best first. Empty if there is
+    one trial."""
     if len(best) < 2:
         return ""
     (_, winner), *others = best
@@ -159,9 +161,9 @@ def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
 def importances(
     space: Mapping[str, DimensionConfig], trials: Sequence[tuple[Mapping[str, Any], float]]
 ) -> dict[str, float]:
-    """Key -> its share in getting a trial among the best quarter, the greatest first: PED-ANOVA by Optuna (Watanabe et
-    al. 2023, arXiv 2304.10255). `trials` are (values, score), greater is better. Empty if there are too few trials or
-    no differences.
+    """Return key -> its share in getting a trial among the best quarter, the greatest first: PED-ANOVA by Optuna
+    (Watanabe et al. 2023, arXiv 2304.10255). `trials` are (values, score), greater is better. Empty if there are too
+    few trials or no differences.
     """
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -189,7 +191,8 @@ def _kinds(trials: Sequence[tuple[Mapping[str, Any], float]], key: str) -> set[s
 
 
 def _place(dimension: DimensionConfig, value: Any) -> Any:
-    """The value in the form that Optuna takes: for a list of values its index, because the entries may be mappings."""
+    """Return the value in the form that Optuna takes: for a list of values its index, because the entries may be
+    mappings."""
     return value if dimension.values is None else list(dimension.values).index(value)
 
 

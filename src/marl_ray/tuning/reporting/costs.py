@@ -12,7 +12,8 @@ MetricRows = Sequence[Mapping[str, float]]
 
 
 def seed_metrics(rows: MetricRows, seed: int, prefix: str) -> dict[str, float]:
-    """The last reported metrics of a seed that begin with `prefix`, with their `steps`; empty if there are none."""
+    """Return the last reported metrics of a seed that begin with `prefix`, with their `steps`; empty if there are
+    none."""
     for row in reversed(rows):
         of_seed = f"seed-{seed}/"
         metrics = {key.removeprefix(of_seed): value for key, value in row.items() if key.startswith(of_seed + prefix)}
@@ -22,13 +23,13 @@ def seed_metrics(rows: MetricRows, seed: int, prefix: str) -> dict[str, float]:
 
 
 def budgets_of(configs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Budgets in a trial's run configs (one config per seed, all with the same budgets)."""
+    """Return the budgets in a trial's run configs (one config per seed, all with the same budgets)."""
     constraints = configs[0].get("constraints", ()) if configs else ()
     return [float(constraint["budget"]) for constraint in constraints]
 
 
 def cost_cells(rows: MetricRows, seeds: Sequence[int], budgets: Sequence[float]) -> list[dict[str, Any]]:
-    """For each budget, the least and the greatest mean cost among the seeds; empty while a seed has none."""
+    """Return, for each budget, the least and the greatest mean cost among the seeds; empty while a seed has none."""
     last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
     cells = []
     for k, budget in enumerate(budgets):
@@ -42,7 +43,7 @@ def cost_cells(rows: MetricRows, seeds: Sequence[int], budgets: Sequence[float])
 
 
 def share_cells(rows: MetricRows, seeds: Sequence[int]) -> list[dict[str, float]]:
-    """The worst seed's shares of episodes within 1.00 and 1.05 of the budgets, and their certified bounds."""
+    """Return the worst seed's shares of episodes within 1.00 and 1.05 of the budgets, and their certified bounds."""
     last = [seed_metrics(rows, seed, "eval/within") for seed in seeds]
     if not all(last):
         return []
@@ -54,7 +55,7 @@ def share_cells(rows: MetricRows, seeds: Sequence[int]) -> list[dict[str, float]
 
 
 def seed_summary(rows: MetricRows, config: Mapping[str, Any]) -> list[str]:
-    """Lines about the best bundle of a seed and its last policy; empty if nothing was evaluated."""
+    """Return the lines about the best bundle of a seed and its last policy; empty if nothing was evaluated."""
     seed = int(config["seed"])
     best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")
     if not best:

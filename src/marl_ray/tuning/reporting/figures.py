@@ -80,14 +80,14 @@ class Parallel:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round values from low to high, at most `most` + 1 of them."""
+    """Return the round values from low to high, at most `most` + 1 of them."""
     if not high > low:
         return [low]
     return multiples(round_step(high - low, most), low, high)
 
 
 def number(value: float) -> str:
-    """A number in four digits, or in thousands and millions where it is a large whole one."""
+    """Return a number in four digits, or in thousands and millions where it is a large whole one."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
             return f"{value / size:.4g}{unit}".replace("-", MINUS)
@@ -108,8 +108,8 @@ class Stroke:
 
 
 def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int = COLOURED) -> dict[str, Stroke]:
-    """Name -> the parts to draw of (curve, steps at which it took over another trial), the best curve first. The first
-    `coloured` curves get a colour and a band."""
+    """Return name -> the parts to draw of (curve, steps at which it took over another trial), the best curve first. The
+    first `coloured` curves get a colour and a band."""
     drawn = {}
     for place, (name, (full_curve, takeovers)) in enumerate(curves.items()):
         curve = thinned(full_curve, MAX_POINTS)
@@ -123,7 +123,7 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
 def curve_chart(
     curves: Mapping[str, Stroke], width: float, height: float, levels: Sequence[float] = ()
 ) -> CurveChart | None:
-    """The chart of curves, the best first; None if there are no curves. `levels` are values to draw across."""
+    """Return the chart of curves, the best first; None if there are no curves. `levels` are values to draw across."""
     if not curves:
         return None
     low, high = padded(
@@ -163,13 +163,13 @@ def curve_chart(
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """A range extended at both ends."""
+    """Return a range extended at both ends."""
     room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     return low - room, high + room
 
 
 def spans(intervals: Mapping[int, BootstrapInterval]) -> dict[int, BootstrapInterval]:
-    """Intervals of trials by their numbers, on one scale from 4 to 96."""
+    """Return the intervals of trials by their numbers, on one scale from 4 to 96."""
     if not intervals:
         return {}
     low, high = min(i.low for i in intervals.values()), max(i.high for i in intervals.values())
@@ -245,7 +245,7 @@ def parallel(
 
 
 def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Callable[[Any], float], list[Tick]]:
-    """Function from a value to its height on the axis, and the axis's ticks."""
+    """Return the function from a value to its height on the axis, and the axis's ticks."""
     listed = dimension.values
     if listed is not None:
         step = (bottom - top) / max(1, len(listed) - 1)

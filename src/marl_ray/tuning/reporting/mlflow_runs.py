@@ -150,7 +150,7 @@ class SweepMlflowRuns:
 
 
 def _is_entry(entry: Mapping[str, Any]) -> bool:
-    """True for what `SweepMlflowRuns` has written; the sink would wait for ever at a line that was damaged."""
+    """Return True for what `SweepMlflowRuns` has written; the sink would wait for ever at a line that was damaged."""
     right = type(entry.get("trial")) is int and entry["trial"] >= 0
     if "row" in entry:
         return right and isinstance(entry["row"], dict) and is_metrics(entry["row"])
@@ -217,7 +217,8 @@ class _SweepRuns:
         self.parent.end(status)
 
     def config_of(self, record: TrialRecord) -> RunConfig | None:
-        """The run config whose values become the child's parameters; None for a trial whose config is invalid."""
+        """Return the run config whose values become the child's parameters; None for a trial whose config is
+        invalid."""
         try:
             return self.config.run_config(
                 record.values, f"{self.config.name}-{record.number:04d}", self.config.seeds[0]
@@ -226,7 +227,7 @@ class _SweepRuns:
             return None
 
     def _child(self, number: int) -> MlflowRun | None:
-        """The run of a trial; None for a trial whose config is invalid."""
+        """Return the run of a trial; None for a trial whose config is invalid."""
         if number not in self.children:
             record = self.records.trials[number]
             config = self.config_of(record)

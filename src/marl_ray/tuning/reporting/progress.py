@@ -61,7 +61,7 @@ class SweepProgress:
             print_line(f"{self.config.name}: {self.summary()}", sys.stdout)
 
     def summary(self) -> str:
-        """The sweep in one line."""
+        """Return the sweep in one line."""
         counts = Counter(record.status or record.state for record in self.records.trials)
         kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
         seconds = time.monotonic() - self.began
@@ -72,7 +72,7 @@ class SweepProgress:
         return text
 
     def best(self) -> TrialRecord | None:
-        """The trial with the best result so far, in whatever state it is."""
+        """Return the trial with the best result so far, in whatever state it is."""
         metrics = self.config.metric
         scores = {
             record.number: scores_of_trial[0]
@@ -82,7 +82,7 @@ class SweepProgress:
         return self.records.trials[max(scores, key=lambda number: scores[number])] if scores else None
 
     def table(self) -> Table:
-        """A table of as many trials as the terminal has lines: running ones first, then waiting ones, then the
+        """Return a table of as many trials as the terminal has lines: running ones first, then waiting ones, then the
         latest."""
         steps, metric = len(f"{self.total:,} (100%)"), self.config.metric[0].name
         score = max(9, len(metric))
@@ -118,5 +118,5 @@ class SweepProgress:
 
 
 def _taken(record: TrialRecord) -> str:
-    """The last takeover of the trial, in words; empty if there was none."""
+    """Return the last takeover of the trial, in words; empty if there was none."""
     return f"took over {record.exploits[-1]['donor']:04d} at {record.exploits[-1]['at']:,}" if record.exploits else ""

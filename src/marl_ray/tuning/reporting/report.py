@@ -70,7 +70,7 @@ def write_report(folder: Folder, records: SweepRecords) -> str:
 
 
 def winner_config(records: SweepRecords) -> dict[str, Any] | None:
-    """The run config of the winner's registered seed, in the form that `marl-ray train` takes; None without a
+    """Return the run config of the winner's registered seed, in the form that `marl-ray train` takes; None without a
     winner."""
     if records.winner is None:
         return None
@@ -79,7 +79,8 @@ def winner_config(records: SweepRecords) -> dict[str, Any] | None:
 
 
 def winner_certainty(folder: Folder, config: SweepConfig, records: SweepRecords) -> str:
-    """A line that says if a test can tell the winner from the other trials (see `certainty`); empty without a winner."""
+    """Return a line that says if a test can tell the winner from the other trials (see `certainty`); empty without a
+    winner."""
     order = _order(config, records)
     rows = {record.number: _rows(folder, record) for record in order}
     return _certainty(config, records, order, _curves(config, order, rows))
@@ -95,18 +96,18 @@ def _certainty(
 
 
 def _order(config: SweepConfig, records: SweepRecords) -> list[TrialRecord]:
-    """The trials with a result, the winner first."""
+    """Return the trials with a result, the winner first."""
     return sorted(ranked(records, config.metric), key=lambda record: record.number != records.winner)
 
 
 def _curves(config: SweepConfig, order: Sequence[TrialRecord], rows: AllRows) -> dict[int, Curve]:
-    """Trial -> its curve of the first metric, for those that have one."""
+    """Return trial -> its curve of the first metric, for those that have one."""
     curves = {record.number: curve_of(rows[record.number], config.seeds, config.metric[0]) for record in order}
     return {number: curve for number, curve in curves.items() if curve is not None}
 
 
 def report_page(folder: Folder, records: SweepRecords) -> bytes:
-    """The report as HTML."""
+    """Return the report as HTML."""
     config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS}")
     order = _order(config, records)
     rows = {record.number: _rows(folder, record) for record in records.trials}
@@ -174,7 +175,8 @@ def _name(record: TrialRecord) -> str:
 
 
 def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
-    """A trial's rows; empty if they cannot be read, for example because it failed before its first checkpoint."""
+    """Return a trial's rows; empty if they cannot be read, for example because it failed before its first
+    checkpoint."""
     try:
         return read_rows(Folder(folder.uri, "trials", _name(record)))
     except (OSError, MarlRayError):
@@ -182,7 +184,7 @@ def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
 
 
 def _clock(seconds: float) -> str:
-    """A number of seconds, written for people."""
+    """Return a number of seconds, written for people."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600
@@ -212,12 +214,12 @@ def _facts(config: SweepConfig, records: SweepRecords) -> list[tuple[str, str]]:
 
 
 def _budgets(records: SweepRecords) -> int:
-    """The greatest number of budgets that a trial has."""
+    """Return the greatest number of budgets that a trial has."""
     return max((len(budgets_of(record.configs)) for record in records.trials), default=0)
 
 
 def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows) -> list[dict[str, Any]]:
-    """For each budget, charts of the trials' mean cost of an episode over their steps."""
+    """Return, for each budget, charts of the trials' mean cost of an episode over their steps."""
     charts_of_budgets = []
     for k in range(max((len(budgets_of(record.configs)) for record in best), default=0)):
         metric = MetricConfig(name=f"eval/episode_cost_{k}", mode="min")
@@ -261,7 +263,7 @@ def _trials(
     colours: Mapping[int, str],
     rows: AllRows,
 ) -> list[dict[str, Any]]:
-    """Rows of the table of trials: trials with a result, the best first, then the others."""
+    """Return the rows of the table of trials: trials with a result, the best first, then the others."""
     ends = {number: end_of(curve) for number, curve in curves.items()}
     places = spans(ends)
     front = _front(config, order)
@@ -295,7 +297,7 @@ def _trials(
 
 
 def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
-    """Numbers of the trials that no other trial beats in all metrics; empty if there is one metric."""
+    """Return the numbers of the trials that no other trial beats in all metrics; empty if there is one metric."""
     if len(config.metric) == 1 or not order:
         return set()
     scores = np.array([signed(config.metric, record.objectives) for record in order]).reshape(len(order), -1)
@@ -310,7 +312,8 @@ def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
 def _matrix(
     config: SweepConfig, best: Sequence[TrialRecord], curves: Mapping[int, Curve], colours: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """Rows of the matrix of probabilities of improvement, with a cell per column; empty for fewer than two trials."""
+    """Return the rows of the matrix of probabilities of improvement, with a cell per column; empty for fewer than two
+    trials."""
     if len(best) < 2:
         return []
     matrix: list[dict[str, Any]] = []

@@ -31,8 +31,8 @@ class TrialResources:
 
 
 def need_of(config: RunConfig) -> TrialResources:
-    """The resources of a trial; raises MarlRayError naming the key if no node, or the cluster however it scales, can
-    hold it."""
+    """Return the resources of a trial; raises MarlRayError naming the key if no node, or the cluster however it scales,
+    can hold it."""
     need = config.resources
     if need.engines:
         raise MarlRayError(
@@ -52,13 +52,13 @@ def need_of(config: RunConfig) -> TrialResources:
 
 
 def slots(need: TrialResources) -> int:
-    """Number of trials of this size that the cluster holds at a time, after scaling up as far as it can."""
+    """Return the number of trials of this size that the cluster holds at a time, after scaling up as far as it can."""
     most = most_resources()
     return max(1, min(int(most.get(kind, 0) // amount) for kind, amount in need.total.items()))
 
 
 def resources_of(config: dict[str, Any]) -> Any:
-    """Resources that Tune reserves for a trial.
+    """Return the resources that Tune reserves for a trial.
 
     A trial that trains in its own process needs its CPUs. A trial that drives workers leaves those to Ray Train; it
     needs a place on a node with the resource `safe` (a node that is not taken away), if there is one.

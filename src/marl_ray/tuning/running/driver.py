@@ -119,7 +119,7 @@ def _run(
 
 
 def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
-    """The sweep's records, new or read from its folder; raises MarlRayError if they are another sweep's."""
+    """Return the sweep's records, new or read from its folder; raises MarlRayError if they are another sweep's."""
     identity = identity_of(config)
     try:
         records = load_records(folder)
@@ -154,7 +154,7 @@ class _Sweep:
         self.events = EventFiles(folder, self.warn)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Empty, because Tune pickles its callbacks into a file that is never read."""
+        """Return an empty state, because Tune pickles its callbacks into a file that is never read."""
         return {}
 
     def run(self) -> None:
@@ -168,12 +168,12 @@ class _Sweep:
         run_legs(self.config.name, concurrent, self.plan, calls)
 
     def is_over(self) -> bool:
-        """True if another process owns the sweep, or its budget is used up."""
+        """Return True if another process owns the sweep, or its budget is used up."""
         return self.lease.lost.is_set() or bool(self.plan.used_up())
 
     def _biggest_need(self) -> TrialResources:
-        """The largest need, by CPUs, among the configurations of trials that have not started. Raises MarlRayError if the
-        cluster can run none of them."""
+        """Return the largest need, by CPUs, among the configurations of trials that have not started. Raises
+        MarlRayError if the cluster can run none of them."""
         biggest: TrialResources | None = None
         problem = ""
         for values in self._coming():
@@ -189,8 +189,8 @@ class _Sweep:
         return biggest or TrialResources(1, 1.0, False)
 
     def _coming(self) -> Iterator[Values]:
-        """The configurations of trials that have not started, at most MOST_COMING; of a search that learns only the run's
-        own, because asking would change what it suggests."""
+        """Yield the configurations of trials that have not started, at most MOST_COMING; of a search that learns only
+        the run's own, because asking would change what it suggests."""
         if self.plan.search.learns:
             yield {}
             return
@@ -209,8 +209,8 @@ class _Sweep:
         return self.needs[key]
 
     def _run_config(self, values: Mapping[str, Any]) -> RunConfig:
-        """The run config of these values with the first seed. Checking a config takes a millisecond, so the last one is
-        kept: a trial's is asked for several times in a row."""
+        """Return the run config of these values with the first seed. Checking a config takes a millisecond, so the last
+        one is kept: a trial's is asked for several times in a row."""
         if self.last is None or self.last[0] != values:
             self.last = dict(values), self.config.run_config(values, self.config.name, self.config.seeds[0])
         return self.last[1]
@@ -245,7 +245,7 @@ class _Sweep:
         self.plan.leg_ended(leg.number, result or problem or None, failed, leg.until)
 
     def leg(self, record: TrialRecord) -> Leg:
-        """The record's next leg, with a run config for each seed."""
+        """Return the record's next leg, with a run config for each seed."""
         configs = []
         for seed in self.config.seeds:
             own = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
@@ -303,7 +303,7 @@ class _Sweep:
             self.unsaved = one_line(error)
 
     def line(self, record: TrialRecord) -> str:
-        """One line about an ended trial: its values, status and scores."""
+        """Return one line about an ended trial: its values, status and scores."""
         text = f"trial {record.number:04d} ({shown(record.values)}) {record.status}"
         if record.error:
             return f"{text}: {record.error}"

@@ -148,7 +148,7 @@ class RowsCallback(ray.tune.Callback):
 
 
 def stopper(over: Callable[[], bool]) -> Stopper:
-    """A stopper that ends all trials once `over` returns True."""
+    """Return a stopper that ends all trials once `over` returns True."""
 
     class Over(Stopper):
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:

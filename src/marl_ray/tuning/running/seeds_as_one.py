@@ -94,7 +94,8 @@ class SeedsAsOne:
         return int(sum(run.steps for run in self.runs.values()))
 
     def objectives(self) -> list[float] | None:
-        """Interquartile mean over the seeds of each smoothed metric; None while one has not been reported."""
+        """Return the interquartile mean over the seeds of each smoothed metric; None while one has not been
+        reported."""
         if not all(values for queues in self.recent.values() for values in queues):
             return None
         columns = zip(*self.recent.values(), strict=True)
@@ -261,7 +262,7 @@ def run_leg(
 
 
 def never_reported(name: str, reported: Iterable[str]) -> MarlRayError:
-    """The error for a metric that no row contains; all workers raise it."""
+    """Return the error for a metric that no row contains; all workers raise it."""
     error = MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(reported))}")
     error.shared = True
     return error

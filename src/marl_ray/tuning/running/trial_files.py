@@ -65,8 +65,8 @@ class TrialState:
 
 
 def read_state(folder: Folder) -> TrialState:
-    """The state of a trial as its folder holds it; a new one where it holds none. Raises OSError, and MarlRayError, which
-    names the file, for one of something else."""
+    """Return the state of a trial as its folder holds it; a new one where it holds none. Raises OSError, and
+    MarlRayError, which names the file, for one of something else."""
     try:
         data = folder.read_json(STATE)
         return TrialState(**data) if data else TrialState()

@@ -31,7 +31,8 @@ ERROR = "error.txt"
 
 
 def trial(config: dict[str, Any]) -> None:
-    """The function that Tune runs. Errors become results; Tune retries only crashed processes."""
+    """Train a trial as far as its leg goes; this is the function that Tune runs. Errors become results; Tune retries
+    only crashed processes."""
     import ray.tune
 
     leg = Leg(**config["leg"])
@@ -44,8 +45,8 @@ def trial(config: dict[str, Any]) -> None:
 
 
 def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
-    """`trial` under the sweep's name, which the Ray dashboard shows. A process serves one trial after another, so a
-    trial's own name would soon be wrong."""
+    """Return `trial` under the sweep's name, which the Ray dashboard shows. A process serves one trial after another,
+    so a trial's own name would soon be wrong."""
 
     def shown(config: dict[str, Any]) -> None:
         trial(config)
@@ -126,7 +127,7 @@ class _Sender:
 
 
 def _counts(leg: Leg) -> dict[str, Any]:
-    """Progress of the trial as its folder records it; empty if it cannot be read."""
+    """Return the progress of the trial as its folder records it; empty if it cannot be read."""
     try:
         state = read_state(trial_folder(leg.storage, leg.sweep, leg.number))
     except (OSError, MarlRayError):

@@ -127,7 +127,7 @@ def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
 
 
 def worker(payload: dict[Any, Any]) -> Any:
-    """The function that Ray Train starts in every worker of a nested trial."""
+    """Return the function that Ray Train starts in every worker of a nested trial."""
     import ray.train.torch
 
     return train_leg(payload, ray.train.torch.get_device())
@@ -184,6 +184,7 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _kept(folder: Folder, place: str) -> list[str]:
-    """The checkpoints that earlier worker groups of this attempt have kept and that are still there, the newest first."""
+    """Return the checkpoints that earlier worker groups of this attempt have kept and that are still there, the newest
+    first."""
     kept = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES}")]
     return [name for name in reversed(kept) if name and folder.exists(name)]

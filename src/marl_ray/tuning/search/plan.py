@@ -75,11 +75,11 @@ class SweepPlan:
         self.ready = deque(record.number for record in records.trials if record.state == "running")
 
     def seconds(self) -> float:
-        """Wall time in seconds, over all times that the sweep ran."""
+        """Return the wall time in seconds, over all times that the sweep ran."""
         return self.before + time.monotonic() - self.since
 
     def used_up(self) -> str:
-        """The budget that is used up, such as `budget.hours=2`; empty while none is."""
+        """Return the budget that is used up, such as `budget.hours=2`; empty while none is."""
         budget = self.config.budget
         if budget.hours is not None and self.seconds() >= budget.hours * 3600:
             return f"budget.hours={budget.hours:g}"
@@ -88,7 +88,7 @@ class SweepPlan:
         return ""
 
     def next_trial(self) -> TrialRecord | Pause:
-        """The record whose next leg is to run, or the reason why none is."""
+        """Return the record whose next leg is to run, or the reason why none is."""
         while True:
             if self.used_up():
                 return Pause.WAIT if self.active else Pause.END
@@ -105,12 +105,13 @@ class SweepPlan:
                 return Pause.END  # also where the scheduler makes no decision
 
     def has_work(self) -> bool:
-        """True if work is left; False for a sweep that has ended."""
+        """Return True if work is left; False for a sweep that has ended."""
         unended = any(record.state != "ended" for record in self.records.trials)
         return not self.used_up() and (unended or self.trials_left() != 0)
 
     def trials_left(self) -> int | None:
-        """Number of configurations that may still be started; None if only the budget of hours or steps ends them."""
+        """Return the number of configurations that may still be started; None if only the budget of hours or steps ends
+        them."""
         number, most = len(self.records.trials), self.config.budget.trials
         if self.exhausted:
             return 0
@@ -119,7 +120,7 @@ class SweepPlan:
         return None if most is None else max(0, most - number)
 
     def leg_end(self, record: TrialRecord) -> int | None:
-        """Environment steps at which the record's next leg ends; None for the end of training."""
+        """Return the environment steps at which the record's next leg ends; None for the end of training."""
         return self.scheduler.next_stop(max(record.scores, default=0))
 
     def leg_ended(self, number: int, result: Mapping[str, Any] | None, died: bool, until: int | None) -> None:

@@ -23,7 +23,7 @@ class Search(Protocol):
     """True if a configuration depends on what was asked and told before; else it is a function of its number alone."""
 
     def ask(self, number: int) -> Values | None:
-        """The configuration with this number; None if there are no more."""
+        """Return the configuration with this number; None if there are no more."""
         ...
 
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
@@ -65,8 +65,8 @@ def check_space(config: SweepConfig) -> None:
 
 
 def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = None) -> Values:
-    """The random configuration with this number, a function of `search.seed` and the number alone; `fixed` values
-    stay."""
+    """Return the random configuration with this number, a function of `search.seed` and the number alone; `fixed`
+    values stay."""
     rng = np.random.default_rng((config.search.seed, number))
     fixed = fixed or {}
     values: Values = {}
@@ -80,7 +80,7 @@ def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = Non
 
 
 def draw_value(dimension: DimensionConfig, rng: np.random.Generator) -> Any:
-    """One value of a dimension."""
+    """Return one value of a dimension."""
     if dimension.values is not None:
         return dimension.values[int(rng.integers(len(dimension.values)))]
     if dimension.int is not None:
@@ -94,7 +94,7 @@ def draw_value(dimension: DimensionConfig, rng: np.random.Generator) -> Any:
 
 
 def clip_value(dimension: DimensionConfig, value: float) -> Any:
-    """A number moved into a dimension's range."""
+    """Return a number moved into a dimension's range."""
     assert dimension.bounds is not None
     low, high = dimension.bounds
     clipped = min(max(value, low), high)
@@ -182,7 +182,7 @@ class TpeSearch:
             self.study.add_trial(self._past(values, scores))
 
     def _past(self, values: Mapping[str, Any], scores: Sequence[float]) -> Any:
-        """A trial of an earlier run of the sweep."""
+        """Return a trial of an earlier run of the sweep."""
         import optuna
 
         space = self.config.space

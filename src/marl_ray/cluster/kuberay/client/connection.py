@@ -71,7 +71,7 @@ class Connection:
         content_type: str = "application/json",
         lost_s: float = LOST_S,
     ) -> dict[str, Any]:
-        """The answer's JSON. Tries again for `lost_s` seconds while the server cannot answer.
+        """Return the answer's JSON. Tries again for `lost_s` seconds while the server cannot answer.
 
         Raises RequestRefusedError with the server's message, or MarlRayError where it stayed out of reach.
         """
@@ -80,7 +80,7 @@ class Connection:
         )
 
     def lines(self, path: str, query: Query, read_s: float) -> Iterator[bytes]:
-        """The lines of an answer as they come, until it ends or says nothing for `read_s` seconds.
+        """Yield the lines of an answer as they come, until it ends or says nothing for `read_s` seconds.
 
         Raises RequestRefusedError. A connection that breaks ends the lines, too: whoever reads asks again.
         """
@@ -127,7 +127,8 @@ class Connection:
 
 
 def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
-    """The result of a call that is tried again while it raises `_UnreachableError`; MarlRayError after `lost_s` seconds."""
+    """Return the result of a call that is tried again while it raises `_UnreachableError`; MarlRayError after `lost_s`
+    seconds."""
     end, pause = time.monotonic() + lost_s, FIRST_PAUSE_S
     while True:
         try:
@@ -140,7 +141,7 @@ def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
 
 
 def _message(response: client.rest.RESTResponse) -> str:
-    """The server's message, from a `Status` object or a plain body."""
+    """Return the server's message, from a `Status` object or a plain body."""
     text = (response.read() or b"").decode("utf-8", "replace")
     try:
         message = json.loads(text)["message"]
@@ -150,7 +151,8 @@ def _message(response: client.rest.RESTResponse) -> str:
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None) -> Connection:
-    """A connection by a kubeconfig file (KUBECONFIG or ~/.kube/config where not given), or by the pod's own account.
+    """Return a connection by a kubeconfig file (KUBECONFIG or ~/.kube/config where not given), or by the pod's own
+    account.
 
     The namespace is the context's, or the pod's, where not given. Raises MarlRayError if there is neither.
     """

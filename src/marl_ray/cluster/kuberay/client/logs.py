@@ -16,7 +16,8 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
 def submitter_of(connection: Connection, name: str) -> tuple[str, str] | None:
-    """Newest pod and the container that submits a RayJob; None where there is none yet, or none at all (`HTTPMode`)."""
+    """Return the newest pod and the container that submits a RayJob; None where there is none yet, or none at all
+    (`HTTPMode`)."""
     pods = list_all(connection, "Pod", "v1", labels=f"job-name={name}")
     job = read(connection, "RayJob", name) or {}
     cluster = (job.get("status") or {}).get("rayClusterName")
@@ -28,7 +29,7 @@ def submitter_of(connection: Connection, name: str) -> tuple[str, str] | None:
 
 
 def log_lines(connection: Connection, pod: str, container: str, follow: bool) -> Iterator[str]:
-    """The lines that a container has written; with `follow` until it has ended."""
+    """Yield the lines that a container has written; with `follow` until it has ended."""
     path = path_of(connection, "v1", "Pod", pod) + "/log"
     last, seen = "", 0
     while True:
@@ -65,7 +66,7 @@ def _order(stamp: str) -> tuple[str, str]:
 
 
 def _container(pod: Object, name: str) -> Object:
-    """The status of a container, empty where it has none yet."""
+    """Return the status of a container, empty where it has none yet."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     return next((status for status in statuses if status["name"] == name), {})
 

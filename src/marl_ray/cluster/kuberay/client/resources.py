@@ -15,7 +15,7 @@ _STRICT = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 
 @lru_cache(maxsize=64)
 def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, bool]]:
-    """Kind -> name in paths and whether it lies in a namespace, of one version of an API."""
+    """Return kind -> name in paths and whether it lies in a namespace, of one version of an API."""
     answer = connection.request("GET", _root(api_version))
     if answer.get("kind") != "APIResourceList":
         raise MarlRayError(f"{connection.server}: expected a Kubernetes API, which lists its resources")
@@ -27,12 +27,13 @@ def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, 
 
 
 def _root(api_version: str) -> str:
-    """Kubernetes' oldest group has no name, and a path of its own."""
+    """Return the root of an API's paths: Kubernetes' oldest group has no name, and a path of its own."""
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
 def path_of(connection: Connection, api_version: str, kind: str, name: str | None = None) -> str:
-    """The path of an object, or of all of a kind. Raises MarlRayError for a kind that the cluster does not know."""
+    """Return the path of an object, or of all of a kind. Raises MarlRayError for a kind that the cluster does not
+    know."""
     try:
         kinds = _kinds(connection, api_version)
     except RequestRefusedError as error:
@@ -48,7 +49,7 @@ def path_of(connection: Connection, api_version: str, kind: str, name: str | Non
 
 
 def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -> dict[str, Any] | None:
-    """An object, None if there is none."""
+    """Return an object, None if there is none."""
     try:
         return connection.request("GET", path_of(connection, api_version, kind, name))
     except RequestRefusedError as error:
@@ -60,7 +61,7 @@ def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -
 def list_all(
     connection: Connection, kind: str, api_version: str = RAY, labels: str = "", fields: str = ""
 ) -> list[dict[str, Any]]:
-    """Objects of a kind, chosen by selectors of labels and fields."""
+    """Return the objects of a kind, chosen by selectors of labels and fields."""
     query = {"labelSelector": labels} if labels else {}
     query |= {"fieldSelector": fields} if fields else {}
     answer = connection.request("GET", path_of(connection, api_version, kind), query)
@@ -71,7 +72,7 @@ def list_all(
 def apply(
     connection: Connection, manifest: Mapping[str, Any], force: bool = False, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Server-side apply with strict validation; the object as it is then.
+    """Apply an object on the server's side with strict validation; returns the object as it is then.
 
     `force` takes over fields that others have set. Raises RequestRefusedError for unknown fields, wrong values and
     conflicts, and MarlRayError for a manifest without name or of another namespace.

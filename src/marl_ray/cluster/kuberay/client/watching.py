@@ -19,7 +19,7 @@ SHORTEST_TURN_S = 0.2
 
 
 def look(connection: Connection, kind: ResourceKind, name: str) -> View:
-    """The resource, its clusters, their pods and its warnings as they are now."""
+    """Return the resource, its clusters, their pods and its warnings as they are now."""
     resource = read(connection, kind, name)
     if resource is None:
         return View(kind, name, None)
@@ -40,7 +40,7 @@ def look(connection: Connection, kind: ResourceKind, name: str) -> View:
 
 
 def follow(connection: Connection, kind: ResourceKind, name: str, deadline: float) -> Iterator[ResourceState]:
-    """The resource's state, now and after each change, until `deadline` (of `time.monotonic`).
+    """Yield the resource's state, now and after each change, until `deadline` (of `time.monotonic`).
 
     Every state is of a fresh view, so nothing is missed while a watch was away. Raises MarlRayError if the API stays out of
     reach.

@@ -157,5 +157,5 @@ class Resource(_Part):
     spec: RayClusterSpec | RayCronJobSpec | RayJobSpec | RayServiceSpec
 
     def manifest(self) -> JsonObject:
-        """Plain data as the API takes it."""
+        """Return plain data as the API takes it."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

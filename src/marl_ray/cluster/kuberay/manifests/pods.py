@@ -27,7 +27,7 @@ CONFINED = {
 
 
 def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = False) -> PodTemplate:
-    """The pod of the head (`role` is `head`) or of a group."""
+    """Return the pod of the head (`role` is `head`) or of a group."""
     head, scales = role == "head", any_scales(config)
     volumes = _volumes(config, node)
     spec = PodSpec(
@@ -64,12 +64,12 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
 
 
 def any_scales(config: ClusterConfig) -> bool:
-    """True where the number of pods of a group may change."""
+    """Return True where the number of pods of a group may change."""
     return any(group.scales for group in config.groups.values())
 
 
 def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
-    """Requests equal limits, so nothing else is promised the same memory."""
+    """Return resources whose requests equal their limits, so that nothing else is promised the same memory."""
     cpus = str(int(node.cpus)) if node.cpus == int(node.cpus) else f"{round(1000 * node.cpus)}m"
     amounts = {"cpu": cpus, "memory": node.memory}
     if isinstance(node, GroupConfig) and node.gpus:
@@ -78,7 +78,7 @@ def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
 
 
 def security_of(config: ClusterConfig) -> dict[str, Any]:
-    """Security context of every pod."""
+    """Return the security context of every pod."""
     return {
         "runAsNonRoot": True,
         "runAsUser": config.user,
@@ -90,7 +90,8 @@ def security_of(config: ClusterConfig) -> dict[str, Any]:
 
 
 def pull_secrets_of(config: ClusterConfig) -> list[dict[str, str]] | None:
-    """References to the config's secrets for pulling images, as a pod's spec has them; None if there are none."""
+    """Return the references to the config's secrets for pulling images, as a pod's spec has them; None if there are
+    none."""
     return [{"name": name} for name in config.pull_secrets] or None
 
 
@@ -149,13 +150,15 @@ def _ports(config: ClusterConfig, head: bool) -> list[dict[str, Any]]:
 
 
 def _costs_a_restart(config: ClusterConfig, node: NodeConfig, head: bool) -> bool:
-    """A pod whose move to another machine costs a run a restart. Replicas of a gateway may move one by one."""
+    """Return True for a pod whose move to another machine costs a run a restart. Replicas of a gateway may move one by
+    one."""
     fixed = isinstance(node, GroupConfig) and not node.scales
     return config.service is None and (head or fixed)
 
 
 def _anywhere(config: ClusterConfig, node: NodeConfig) -> bool:
-    """Replicas of a gateway may be lost one by one, so machines of both kinds will do; `spot` asks for one kind first."""
+    """Return True if machines of both kinds will do: replicas of a gateway may be lost one by one; `spot` asks for one
+    kind first."""
     return config.service is not None and isinstance(node, GroupConfig) and not node.spot
 
 
@@ -169,7 +172,7 @@ def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[di
 
 
 def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, Any] | None:
-    """Machines of the spot market, or machines that stay; those without any mark are of the second kind."""
+    """Return the affinity to machines of the spot market, or to machines that stay, as those without any mark do."""
     if spot:
         terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT]
     elif _anywhere(config, node):
@@ -181,7 +184,7 @@ def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, 
 
 
 def _spread(config: ClusterConfig, role: str) -> list[dict[str, Any]]:
-    """Over machines where there is a choice, so that one that is lost takes one pod; a gateway's over zones, too.
+    """Spread pods over machines where there is a choice, so that a lost one takes one pod; a gateway's over zones, too.
 
     Learners talk too much with each other for several zones.
     """

@@ -44,13 +44,13 @@ OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
 
 
 def render(config: ClusterConfig) -> list[dict[str, Any]]:
-    """All manifests, the resource of KubeRay first."""
+    """Return all manifests, the resource of KubeRay first."""
     resource = _resource(config).manifest()
     return [resource, *_budgets(config), _network_policy(config)]
 
 
 def to_yaml(manifests: list[dict[str, Any]]) -> str:
-    """Manifests as documents of one file."""
+    """Return the manifests as documents of one file."""
     return "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=120) for manifest in manifests)
 
 
@@ -80,7 +80,7 @@ def _resource(config: ClusterConfig) -> Resource:
 
 
 def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
-    """The Ray cluster of a config."""
+    """Return the Ray cluster of a config."""
     groups = [group for name, node_group in config.groups.items() for group in _groups(config, name, node_group)]
     scales = any_scales(config)
     redis = None
@@ -102,7 +102,8 @@ def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
 
 
 def _autoscaler() -> dict[str, Any]:
-    """KubeRay puts it into the head pod; what it shares with Ray there lies in `/tmp/ray`."""
+    """Return the autoscaler's options; KubeRay puts it into the head pod, where what it shares with Ray lies in
+    `/tmp/ray`."""
     return {
         "version": "v2",
         "idleTimeoutSeconds": IDLE_S,
@@ -114,7 +115,7 @@ def _autoscaler() -> dict[str, Any]:
 
 
 def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[WorkerGroup]:
-    """One group, or of a spot group two that offer Ray the same: the one on spot machines is taken first."""
+    """Return one group, or of a spot group two that offer Ray the same: the one on spot machines is taken first."""
     least, most = group.bounds
     parameters = {"resources": f"'{json.dumps(group.resources)}'"} if group.resources else {}
     market = {} if config.service is not None and not group.spot else {"ray.io/market-type": "on-demand"}
@@ -156,7 +157,8 @@ def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) ->
 
 
 def _rules(job: JobConfig, scales: bool) -> list[dict[str, Any]]:
-    """`Failed` stands for every failure, also for a deadline. Workers hold the machines that cost, the head has the logs.
+    """Return the rules by which a job's parts are deleted; `Failed` stands for every failure, also for a deadline.
+    Workers hold the machines that cost, the head has the logs.
 
     What a clock makes is taken away at last; any other RayJob stays and says what came of it.
     """
@@ -175,7 +177,7 @@ def _rule(policy: str, condition: dict[str, str], seconds: int) -> dict[str, Any
 
 
 def _submitter(config: ClusterConfig) -> PodTemplate:
-    """KubeRay's submitter, confined like the others. It only talks to the head, so it gets nothing of theirs."""
+    """Return KubeRay's submitter, confined like the others. It only talks to the head, so it gets nothing of theirs."""
     container = Container(
         name="ray-job-submitter",  # without a command: KubeRay gives it
         image=config.image,
@@ -196,7 +198,8 @@ def _submitter(config: ClusterConfig) -> PodTemplate:
 
 
 def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
-    """A PodDisruptionBudget for each group of a gateway that has several pods: drained machines take one of them at a time.
+    """Return a PodDisruptionBudget for each group of a gateway that has several pods: drained machines take one of them
+    at a time.
 
     KubeRay makes none. `maxUnavailable` would not work: Kubernetes knows the size of a Deployment, not of a RayCluster.
     Learners have none: a run that loses two of them at once starts again once, not twice.
@@ -218,7 +221,7 @@ def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
 
 
 def _network_policy(config: ClusterConfig) -> dict[str, Any]:
-    """The pods are reached by each other, KubeRay's operator, clients that carry a label, and Prometheus."""
+    """Let the pods be reached by each other, KubeRay's operator, clients that carry a label, and Prometheus."""
     own = {"podSelector": {"matchLabels": {LABEL: config.name}}}
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}
     clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"marl-ray/client": "true"}}}

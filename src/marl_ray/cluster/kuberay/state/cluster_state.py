@@ -9,7 +9,7 @@ REFUSED = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClus
 
 
 def cluster_state(view: View, now: float) -> ResourceState:
-    """The state of a RayCluster that is there, at `now`, seconds since 1970."""
+    """Return the state of a RayCluster that is there, at `now`, seconds since 1970."""
     status = view.status
     refused = refusal(view, REFUSED)
     if refused is not None and not status.get("state"):
@@ -29,14 +29,16 @@ def cluster_state(view: View, now: float) -> ResourceState:
 
 
 def held_up(view: View, now: float) -> ResourceState | None:
-    """A state that names the pod that does not come up, or why there is none of it: a quota, or a value that is refused."""
+    """Return a state that names the pod that does not come up, or why there is none of it: a quota, or a value that is
+    refused."""
     reasons = (*map(_without_pod, view.ray_clusters), _refused_cluster(view))
     trouble = trouble_of(view.pods, now) or next(filter(None, reasons), None)
     return None if trouble is None else ResourceState(Phase.WAITING, *trouble)
 
 
 def _without_pod(cluster: Object) -> tuple[str, str] | None:
-    """Reason and message of a condition that the operator sets while it fails to make or delete a cluster's pods."""
+    """Return the reason and message of a condition that the operator sets while it fails to make or delete a cluster's
+    pods."""
     conditions = (cluster.get("status") or {}).get("conditions") or ()
     failure = next(
         (
@@ -53,7 +55,8 @@ def _without_pod(cluster: Object) -> tuple[str, str] | None:
 
 
 def _refused_cluster(view: View) -> tuple[str, str] | None:
-    """Reason and message by which the operator refuses the cluster that it has made for a job or a service."""
+    """Return the reason and message by which the operator refuses the cluster that it has made for a job or a
+    service."""
     new = {
         ("RayCluster", own["metadata"]["name"]) for own in view.clusters if not (own.get("status") or {}).get("state")
     }
@@ -63,6 +66,6 @@ def _refused_cluster(view: View) -> tuple[str, str] | None:
 
 
 def refusal(view: View, reasons: tuple[str, ...]) -> ResourceState | None:
-    """A state made of the last event by which the operator refuses the specification."""
+    """Return a state made of the last event by which the operator refuses the specification."""
     last = next((warning for warning in reversed(view.warnings) if warning.get("reason") in reasons), None)
     return None if last is None else ResourceState(Phase.FAILED, str(last["reason"]), event_text(last))

@@ -9,7 +9,7 @@ REFUSED = ("InvalidRayCronJobSpec", "InvalidSchedule")
 
 
 def cron_job_state(view: View, now: float) -> ResourceState:
-    """The state of a RayCronJob that is there; `now` is not needed."""
+    """Return the state of a RayCronJob that is there; `now` is not needed."""
     assert view.resource is not None
     if view.resource["spec"].get("suspend"):
         return ResourceState(Phase.SUSPENDED, "Suspended", "it makes no RayJob until it is resumed")

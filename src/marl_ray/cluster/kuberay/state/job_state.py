@@ -14,7 +14,7 @@ _STATUS = re.compile(r"failed with exit code (\d+)")
 
 
 def job_state(view: View, now: float) -> ResourceState:
-    """The state of a RayJob that is there, at `now`, seconds since 1970."""
+    """Return the state of a RayJob that is there, at `now`, seconds since 1970."""
     status, deployment = view.status, view.status.get("jobDeploymentStatus") or "New"
     message = first_line(status.get("message"))
     match deployment:
@@ -55,7 +55,8 @@ def _provisioning(view: View) -> ResourceState:
 
 
 def _ended_early(view: View, now: float) -> ResourceState | None:
-    """SidecarMode: the submitter is a container of the head pod, and nobody starts it again once it has ended."""
+    """Return the state of a job in SidecarMode whose submitter has ended: it is a container of the head pod, and nobody
+    starts it again."""
     assert view.resource is not None
     if view.resource["spec"].get("submissionMode") != "SidecarMode":
         return None
@@ -79,6 +80,6 @@ def _has_rules(view: View) -> bool:
 
 
 def first_line(message: object) -> str:
-    """The line of a message that says what happened; what follows are logs."""
+    """Return the line of a message that says what happened; what follows are logs."""
     lines = str(message or "").strip().splitlines()
     return lines[0].removesuffix(", last available logs (truncated to 20,000 chars):") if lines else ""

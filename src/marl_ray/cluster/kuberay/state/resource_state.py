@@ -26,7 +26,7 @@ ENDS = {
 
 
 def resource_state(view: View, now: float) -> ResourceState:
-    """The state of the resource at `now`, seconds since 1970."""
+    """Return the state of the resource at `now`, seconds since 1970."""
     if view.resource is None:
         return ResourceState(Phase.GONE, "NotFound", f"there is no {view.kind} {view.name}")
     if view.resource["metadata"].get("deletionTimestamp"):

@@ -11,7 +11,7 @@ BROKEN = ("DEPLOY_FAILED",)
 
 
 def service_state(view: View, now: float) -> ResourceState:
-    """The state of a RayService that is there, at `now`, seconds since 1970."""
+    """Return the state of a RayService that is there, at `now`, seconds since 1970."""
     status = view.status
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if conditions.get("Suspended", {}).get("status") == "True":
@@ -50,6 +50,6 @@ def _applications(status: Object, which: str) -> dict[str, Object]:
 
 
 def last_line(message: object) -> str:
-    """The line of a traceback that says what is wrong."""
+    """Return the line of a traceback that says what is wrong."""
     lines = [line for line in str(message or "").splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""

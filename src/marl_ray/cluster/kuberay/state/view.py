@@ -56,43 +56,43 @@ def view_of(kind: ResourceKind, name: str, objects: Iterable[Object]) -> View:
 
 
 def owned_by(kind: str, name: str) -> str:
-    """Selector of the RayClusters that were made for this RayJob or RayService."""
+    """Return the selector of the RayClusters that were made for this RayJob or RayService."""
     return f"ray.io/originated-from-crd={kind},ray.io/originated-from-cr-name={name}"
 
 
 def is_owned(cluster: Object, kind: str, name: str) -> bool:
-    """True where a RayCluster was made for this RayJob or RayService."""
+    """Return True where a RayCluster was made for this RayJob or RayService."""
     labels = cluster["metadata"].get("labels") or {}
     made_for = labels.get("ray.io/originated-from-crd"), labels.get("ray.io/originated-from-cr-name")
     return made_for == (kind, name)
 
 
 def is_pod_of(pod: Object, kind: str, name: str, clusters: set[str]) -> bool:
-    """True where a pod belongs to one of these clusters, or submits this RayJob."""
+    """Return True where a pod belongs to one of these clusters, or submits this RayJob."""
     labels = pod["metadata"].get("labels") or {}
     return labels.get("ray.io/cluster") in clusters or (kind == "RayJob" and labels.get("job-name") == name)
 
 
 def is_warning_about(event: Object, resources: Collection[tuple[str, str]]) -> bool:
-    """True where an event warns of one of these resources, given by kind and name."""
+    """Return True where an event warns of one of these resources, given by kind and name."""
     return event.get("type") == "Warning" and subject(event) in resources
 
 
 def subject(event: Object) -> tuple[str, str]:
-    """Kind and name of what an event, of `v1` or `events.k8s.io/v1`, is about."""
+    """Return the kind and name of what an event, of `v1` or `events.k8s.io/v1`, is about."""
     about = event.get("regarding") or event.get("involvedObject") or {}
     return str(about.get("kind")), str(about.get("name"))
 
 
 def event_time(event: Object) -> str:
-    """Moment at which an event happened last, as text that sorts."""
+    """Return the moment at which an event happened last, as text that sorts."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((moment for moment in times if moment), event["metadata"].get("creationTimestamp") or "")
 
 
 def event_text(event: Object) -> str:
-    """The note of an event without the name of the resource, which the operator puts into it."""
+    """Return the note of an event without the name of the resource, which the operator puts into it."""
     about = event.get("regarding") or event.get("involvedObject") or {}
     text = " ".join(str(event.get("note") or event.get("message") or "").split())
     full = f"{about.get('namespace')}/{about.get('name')}"
@@ -100,5 +100,5 @@ def event_text(event: Object) -> str:
 
 
 def seconds_of(time: str) -> float:
-    """Seconds since 1970 of a time as Kubernetes writes it."""
+    """Return the seconds since 1970 of a time as Kubernetes writes it."""
     return datetime.fromisoformat(time).timestamp()

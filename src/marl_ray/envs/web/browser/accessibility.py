@@ -57,7 +57,8 @@ def page_view(
     ids: MutableMapping[tuple[str, int], int],
     document: str = "",
 ) -> PageView:
-    """The text of an accessibility tree, of which only the part within a viewport of `width` by `height` pixels is shown.
+    """Return the text of an accessibility tree, of which only the part within a viewport of `width` by `height` pixels
+    is shown.
 
     nodes: those of Chromium's `Accessibility.getFullAXTree`. bounds: of DOM nodes, by number; others are not visible, but
     an option of a list is, with its list. ids: those that the episode has given to nodes of documents; new ones are added.
@@ -92,7 +93,8 @@ def page_view(
 
 
 def snapshot_bounds(snapshot: Mapping[str, Any]) -> dict[int, Bounds]:
-    """Bounds in the viewport by DOM number, from the main document of Chromium's `DOMSnapshot.captureSnapshot`."""
+    """Return the bounds in the viewport by DOM number, from the main document of Chromium's
+    `DOMSnapshot.captureSnapshot`."""
     document = snapshot["documents"][0]
     numbers = document["nodes"]["backendNodeId"]
     left, top = document.get("scrollOffsetX", 0.0), document.get("scrollOffsetY", 0.0)
@@ -137,7 +139,7 @@ def _properties(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _repeats(line: str, before: Sequence[str]) -> bool:
-    """True if the line is a text that one of the lines before already has, or an empty one."""
+    """Return True if the line is a text that one of the lines before already has, or an empty one."""
     match = _TEXT.fullmatch(line)
     text = match[1][1:-1] if match else ""
     return match is not None and (not text.strip() or any(text in other for other in before))

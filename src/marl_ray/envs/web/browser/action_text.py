@@ -62,13 +62,13 @@ class WebAction:
 
 
 def quoted_action(response: str) -> str:
-    """The text between the first ``` and the next, or the response itself."""
+    """Return the text between the first ``` and the next, or the response itself."""
     quoted = _QUOTED.search(response)
     return (quoted[1] if quoted else response).strip()
 
 
 def parse_web_action(response: str) -> WebAction:
-    """The action in an agent's response, which is that of `quoted_action`.
+    """Return the action in an agent's response, which is that of `quoted_action`.
 
     Raises ActionError, with the form that is expected.
     """
@@ -92,5 +92,5 @@ def parse_web_action(response: str) -> WebAction:
 
 
 def playwright_keys(keys: str) -> str:
-    """Keys such as `ctrl+a` by the names of Playwright."""
+    """Return the keys such as `ctrl+a` by the names of Playwright."""
     return "+".join(_KEYS.get(key.strip().lower(), key.strip()) for key in keys.split("+")) if keys != "+" else keys

@@ -60,7 +60,7 @@ class Chromium:
             raise MarlRayError(f"{executable}: {error}") from error
 
     def run(self, work: Coroutine[Any, Any, T], deadline_s: float, name: str) -> T:
-        """The result of a coroutine on the browser's thread. `name` says what it does, for messages.
+        """Return the result of a coroutine on the browser's thread. `name` says what it does, for messages.
 
         Raises PageError if it takes longer than `deadline_s`, BrowserError if Playwright reports an error.
         """
@@ -115,8 +115,8 @@ class Chromium:
 
 
 def browser_files() -> tempfile.TemporaryDirectory[str]:
-    """An empty folder for the profile of a browser. Playwright's driver deletes the profile; where it is killed, the next
-    process that makes such a folder deletes this one.
+    """Return an empty folder for the profile of a browser. Playwright's driver deletes the profile; where it is killed,
+    the next process that makes such a folder deletes this one.
     """
     return object_folder("web", _LONGEST_ROOT)
 
@@ -137,7 +137,7 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
 
 
 def find_chromium() -> str:
-    """The path of Chromium. Raises MarlRayError where there is none."""
+    """Return the path of Chromium. Raises MarlRayError where there is none."""
     wanted = os.environ.get(EXECUTABLE)
     path = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
@@ -152,7 +152,8 @@ _users: dict[int, WeakSet[Any]] = {}
 
 
 def shared_chromium(user: object) -> Chromium:
-    """The Chromium of this process, started anew if it has crashed. It runs until all users are `done_with_chromium`.
+    """Return the Chromium of this process, started anew if it has crashed. It runs until all users are
+    `done_with_chromium`.
 
     Raises MarlRayError as `Chromium` does.
     """

@@ -20,7 +20,7 @@ img { display: block; max-width: min(100%, 44rem); margin-top: .4rem; border: 1p
 
 
 def episode_page(about: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
-    """HTML that shows the pictures beside it. All text is quoted: that of a page or an agent makes no element.
+    """Return HTML that shows the pictures beside it. All text is quoted: that of a page or an agent makes no element.
 
     about: facts of the episode by name, of which `task` is the heading. steps: the first is the opening, as `EpisodeRecord`
     writes them.
@@ -60,7 +60,7 @@ def _step(number: int, step: Mapping[str, Any]) -> str:
 
 
 def _first_line(action: str) -> str:
-    """The action alone, where the agent has put it between two marks of three backquotes."""
+    """Return the action alone, where the agent has put it between two marks of three backquotes."""
     inside = action.split("```")[1] if action.count("```") > 1 else action
     lines = inside.strip().splitlines()
     return lines[0][:200] if lines else ""

@@ -65,7 +65,7 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
 
 
 async def _centre(session: BrowserSession, element: int, node: int) -> tuple[float, float]:
-    """The middle of an element in the viewport, into which it is scrolled. Raises ActionError if it is gone."""
+    """Return the middle of an element in the viewport, into which it is scrolled. Raises ActionError if it is gone."""
     devtools, place = await session.devtools(), {"backendNodeId": node}
     # An element without a box cannot be scrolled to, and the page may have replaced it since it was shown.
     await _while_there(devtools.send("DOM.scrollIntoViewIfNeeded", place), element)

@@ -21,13 +21,14 @@ _HISTORY = 10
 
 
 def head(thoughts: bool) -> str:
-    """The beginning of every prompt. `thoughts` asks for a thought before each action, as ReAct does
-    (Yao et al. 2023, https://arxiv.org/abs/2210.03629)."""
+    """Return the beginning of every prompt. `thoughts` asks for a thought before each action, as ReAct does (Yao et al.
+    2023, https://arxiv.org/abs/2210.03629)."""
     return "\n".join(["You use a web browser. " + (_THINK if thoughts else _ACT), *FORMS.values(), _REST])
 
 
 def past_answer(text: str, note: str) -> str:
-    """An earlier answer in one line: the thought before a quoted action, the action, and why it could not be done."""
+    """Return an earlier answer in one line: the thought before a quoted action, the action, and why it could not be
+    done."""
     action = quoted_action(text)
     thought = text.partition("```")[0].strip() if action != text.strip() else ""
     parts = [thought[:_LONGEST], f"```{action[:_LONGEST]}```"] if thought else [action[:_LONGEST]]
@@ -35,10 +36,10 @@ def past_answer(text: str, note: str) -> str:
 
 
 def past_answers(lines: Sequence[str]) -> str:
-    """The last of the earlier answers, a line each, under their title; empty if there are none."""
+    """Return the last of the earlier answers, a line each, under their title; empty if there are none."""
     return "Your last actions:\n" + "".join(f"- {line}\n" for line in lines[-_HISTORY:]) if lines else ""
 
 
 def shown(text: str, limit: int) -> str:
-    """The first `limit` characters of a page's text, and a line that says so if there are more."""
+    """Return the first `limit` characters of a page's text, and a line that says so if there are more."""
     return text if len(text) <= limit else text[:limit] + "\n(the page goes on)"

@@ -68,7 +68,7 @@ class EpisodeRecord:
                 (self.folder / f"{TRACE}.missing").write_text(f"{error}\n")
 
     def _picture(self, session: BrowserSession, name: str) -> dict[str, str]:
-        """The name of a screenshot that is written, or why there is none."""
+        """Return the name of a screenshot that is written, or why there is none."""
         try:
             (self.folder / name).write_bytes(session.call(_screenshot(session), "taking a screenshot"))
         except BrowserError as error:

@@ -67,7 +67,7 @@ class BrowserSession:
         return self
 
     def call(self, work: Any, name: str, steps: int = 1) -> Any:
-        """The result of a coroutine of this session, on the browser's thread. It has the time of so many steps.
+        """Return the result of a coroutine of this session, on the browser's thread. It has the time of so many steps.
 
         Raises BrowserError.
         """
@@ -116,7 +116,7 @@ class BrowserSession:
         return str(self._pages[min(self.tab, len(self._pages) - 1)].url) if self._pages else ""
 
     async def devtools(self) -> Any:
-        """The session of Chromium's DevTools protocol with the tab in front."""
+        """Return the session of Chromium's DevTools protocol with the tab in front."""
         page = self.page
         if page not in self._devtools:
             devtools = self._devtools[page] = await self.context.new_cdp_session(page)
@@ -140,7 +140,7 @@ class BrowserSession:
         await self.moved(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
 
     async def moved(self, work: Awaitable[Any], name: str) -> Any:
-        """The result of a navigation. Raises ActionError if it fails while the page lives on."""
+        """Return the result of a navigation. Raises ActionError if it fails while the page lives on."""
         try:
             return await work
         except Exception as error:
@@ -150,7 +150,7 @@ class BrowserSession:
             raise ActionError(f"{name} failed: {one_line(error)[:300]}") from error
 
     def may_reach(self, url: str) -> bool:
-        """True for an address on one of the hosts, or on none."""
+        """Return True for an address on one of the hosts, or on none."""
         try:
             parts = urlsplit(url)
             port = parts.port or {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme)
@@ -269,7 +269,7 @@ class BrowserSession:
 
 
 async def _title(page: Any) -> str:
-    """The title of a tab; empty for one that has just closed."""
+    """Return the title of a tab; empty for one that has just closed."""
     title = ""
     with _while_open():
         title = str(await page.title())
@@ -302,7 +302,7 @@ def _while_open() -> Any:
 
 
 def hosts_of(urls: Sequence[str]) -> set[str]:
-    """`HOST:PORT` of addresses, as a session takes them. Raises ValueError for one that is none."""
+    """Return `HOST:PORT` of addresses, as a session takes them. Raises ValueError for one that is none."""
     hosts = set()
     for url in urls:
         parts = urlsplit(url)
@@ -313,5 +313,5 @@ def hosts_of(urls: Sequence[str]) -> set[str]:
 
 
 def _place(host: str | None, port: int) -> str:
-    """`HOST:PORT`, with brackets around an address of IPv6."""
+    """Return `HOST:PORT`, with brackets around an address of IPv6."""
     return f"[{host}]:{port}" if ":" in (host or "") else f"{host}:{port}"

@@ -73,7 +73,7 @@ class BrowserGym(TextEnv):
         cost: Sequence[str] = (),
         reward: ChosenReward = "solved",
     ):
-        """Raises ValueError naming the option, MarlRayError where BrowserGym is not installed or does not know the id."""
+        """Raise ValueError naming the option, MarlRayError where BrowserGym is not installed or does not know the id."""
         limits = {"max_steps": max_steps, "step_s": step_s, "episode_s": episode_s, "variants": variants}
         for name, value in {**limits, "observation_limit": observation_limit}.items():
             if not value > 0:
@@ -154,7 +154,7 @@ class BrowserGym(TextEnv):
 
 @functools.cache
 def registered(env_id: str, python: str | None) -> tuple[tuple[str, ...], str]:
-    """The ids that BrowserGym knows and `env_id` names, and its actions in words.
+    """Return the ids that BrowserGym knows and `env_id` names, and its actions in words.
 
     Raises MarlRayError where BrowserGym is not installed, cannot be imported, or knows none.
     """

@@ -52,7 +52,7 @@ class BrowserGymProcess:
         return self._process.pid
 
     def call(self, name: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
-        """The answer of a method of `marl_ray.envs.web.browsergym.worker.GymPlayer`.
+        """Return the answer of a method of `marl_ray.envs.web.browsergym.worker.GymPlayer`.
 
         Raises PageError if there is none within the deadline, BrowserError if the method fails; either ends the process.
         """
@@ -116,7 +116,7 @@ def _descendants(process: int) -> list[psutil.Process]:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """False also for a process that has ended and nobody has taken note of."""
+    """Return True if the process runs; False also for one that has ended and nobody has taken note of."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -124,7 +124,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _pages() -> dict[str, str]:
-    """The variable that says where the pages of MiniWoB++ are, unless it is set or they are not installed."""
+    """Return the variable that says where the pages of MiniWoB++ are, unless it is set or they are not installed."""
     if "MINIWOB_URL" in os.environ or importlib.util.find_spec("miniwob") is None:
         return {}
     return {"MINIWOB_URL": f"{served_pages()}/miniwob/"}

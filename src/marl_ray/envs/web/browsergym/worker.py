@@ -102,12 +102,12 @@ class GymPlayer:
 
 
 def family_of(task: str) -> str:
-    """The family of an id, `browsergym/FAMILY.TASK`."""
+    """Return the family of an id, `browsergym/FAMILY.TASK`."""
     return task.removeprefix(PREFIX).partition(".")[0]
 
 
 def _package(task: str) -> str:
-    """The package that registers the tasks of an id's family."""
+    """Return the package that registers the tasks of an id's family."""
     return FAMILIES[family_of(task)].replace("-", ".")
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
@@ -15,7 +16,6 @@ from marl_ray.envs.web.webarena.tasks.task import WebTask, on_sites
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import imported
-from marl_ray.rewards.reward_protocol import ChosenReward
 
 NAMES = {
     "shopping": "http://onestopmarket.com",
@@ -36,17 +36,16 @@ SEEDS = {"train": 0, "test": 1}
 class WebArena(BrowserEnv):
     """One agent does tasks in the format of WebArena (`envs/web/webarena/tasks`), with its actions and its evaluators.
 
-    data: a file of tasks; without it tasks on a small shop, forum and wiki, which this process serves
-    (`envs/web/webarena/site_pack`). sites: name of a site -> its base URL; tasks that need another site are left out.
-    test_data: a file of held-out tasks; without it the share `held_out` of the templates of `data` is held out, and of made
-    tasks there are other ones of the same templates.
-    allow: base URLs of further hosts that pages may reach. login: the folder with the files of cookies that the tasks name.
+    data: a file of tasks; without it tasks on a small shop, forum and wiki (`envs/web/webarena/site_pack`), which this
+        process serves.
+    sites: name of a site -> its base URL, with `data`; tasks that need another site are left out.
+    test_data: a file of held-out tasks, with `data`.
+    held_out: the share of the templates of `data` that is held out where `test_data` is not given, 0.2. Made tasks have
+        other ones of the same templates.
+    allow: base URLs of further hosts that pages may reach, by default none.
+    login: the folder with the files of cookies that the tasks name.
     judge: `package.module:NAME` of a callable that returns the judge of fuzzy matches; without it words are compared.
-    agent: its name. max_steps: actions in an episode. step_s, episode_s: seconds of one, and of all.
-    patience: unreadable actions in a row, or equal actions, that end the episode; None for no such limit.
-    observation_limit: characters of a page that are shown. thoughts: ask for a thought before each action, as ReAct does.
-    record: a folder for screenshots and steps of every episode; traces: keep Playwright's trace too.
-    seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    browser: the options of `marl_ray.envs.web.options.BrowserOptions`, with its defaults.
     """
 
     metadata = {"name": "webarena", "render_modes": [], "is_parallelizable": False}
@@ -60,19 +59,9 @@ class WebArena(BrowserEnv):
         allow: Sequence[str] = (),
         login: str | None = None,
         judge: str | None = None,
-        agent: str = "agent",
-        max_steps: int = 30,
-        step_s: float = 30.0,
-        episode_s: float = 600.0,
-        patience: int | None = 3,
-        observation_limit: int = 8000,
-        thoughts: bool = False,
-        record: str | None = None,
-        traces: bool = False,
-        seed: int = 0,
-        cost: Sequence[str] = (),
-        reward: ChosenReward = "solved",
+        **browser: Any,
     ):
+        options = BrowserOptions(**browser)
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out={held_out}, expected at least 0 and below 1")
         if data is None and (sites or test_data):
@@ -92,25 +81,11 @@ class WebArena(BrowserEnv):
             raise ValueError(f"login={login!r}, expected a folder")
         self.login = login
         self.judge: FuzzyJudge = WordJudge() if judge is None else imported(judge)()
-        options = BrowserOptions(
-            agent=agent,
-            max_steps=max_steps,
-            step_s=step_s,
-            episode_s=episode_s,
-            patience=patience,
-            observation_limit=observation_limit,
-            thoughts=thoughts,
-            record=record,
-            traces=traces,
-            seed=seed,
-            cost=cost,
-            reward=reward,
-        )
         names = {url: NAMES[site] for site, url in self.sites.items()}
         super().__init__(train, test, options, hosts=hosts, names=names)
 
     def _placed(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
-        """The tasks that need no other sites, with their addresses."""
+        """Return the tasks that need no other sites, with their addresses."""
         placed = tuple(on_sites(task, self.sites) for task in of_sites(tasks, list(self.sites)))
         if not placed:
             raise MarlRayError(f"sites: no task needs only {', '.join(self.sites)}")
@@ -139,7 +114,7 @@ class WebArena(BrowserEnv):
 
 
 def _made(split: str) -> list[WebTask]:
-    """Made tasks of a split. Of those that are asked in both, the test has none."""
+    """Return the made tasks of a split. Of those that are asked in both, the test has none."""
     tasks = [webarena_task(made.record) for made in made_tasks(WORLD, SEEDS[split])]
     known = {task.prompt for task in _made("train")} if split == "test" else set()
     return [task for task in tasks if task.prompt not in known]

@@ -31,7 +31,7 @@ class TimeLimitError(Exception):
 
 
 def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, list[float]]:
-    """The reference's output for each input, and the CPU seconds each took. Inputs and outputs are encoded by
+    """Return the reference's output for each input, and the CPU seconds each took. Inputs and outputs are encoded by
     `dumps`."""
     names: dict[str, Any] = {}
     results, seconds = [], []
@@ -45,7 +45,7 @@ def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, 
 
 
 def load(program: str, name: str) -> Any:
-    """The function of a program, in the interpreter that also checks it; for the official mode alone."""
+    """Return the function of a program, in the interpreter that also checks it; for the official mode alone."""
     import builtins
 
     builtins.open = None  # type: ignore[assignment]  # beyond what HumanEval's guard takes away
@@ -92,7 +92,7 @@ def check(
 
 
 def same(name: str, given: Sequence[Any], output: Any, want: Any, atol: float) -> bool:
-    """True if an output is the expected one, or one that the function's oracle allows."""
+    """Return True if an output is the expected one, or one that the function's oracle allows."""
     exact = output == want
     if name == "are_equivalent":  # Mbpp/164: the task has no agreed answer
         return True
@@ -110,7 +110,7 @@ def same(name: str, given: Sequence[Any], output: Any, want: Any, atol: float) -
 
 
 def near(output: Any, want: Any, atol: float) -> bool:
-    """True if numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|; nothing is
+    """Return True if numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|; nothing is
     broadcast."""
     if isinstance(want, (list, tuple)):
         return (
@@ -157,7 +157,7 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """Inverse of `dumps`; Counter, OrderedDict and defaultdict become plain dictionaries, which are equal to them."""
+    """Undo `dumps`; Counter, OrderedDict and defaultdict become plain dictionaries, which are equal to them."""
     return json.loads(text, object_hook=lambda tagged: next(_MAKE[tag](inside) for tag, inside in tagged.items()))
 
 

@@ -55,7 +55,7 @@ class ClosedStream(io.StringIO):
 
 
 def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[str, int], list[str]]:
-    """A result whose counts live in a closure; `check` runs before and after every test."""
+    """Return a result whose counts live in a closure; `check` runs before and after every test."""
     counts = {"ran": 0, "passed": 0, "bad": 0}
     notes: list[str] = []
 

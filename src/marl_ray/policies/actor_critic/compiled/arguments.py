@@ -71,13 +71,13 @@ class DecisionArrays(NamedTuple):
 
 
 def of_vectors(rows: np.ndarray) -> NetworkInputs:
-    """Rows (N, D) float32, each read by one decision."""
+    """Return the inputs of rows (N, D) float32, each read by one decision."""
     nothing = np.empty(0, np.int32)
     return NetworkInputs(rows, np.empty((0, 0), np.int32), nothing, np.zeros(1, np.int64), np.arange(len(rows)))
 
 
 def layout(widths: list[int], norm: bool, tanh: bool, coded: bool) -> NetworkShape:
-    """The shape of a network with these widths."""
+    """Return the shape of a network with these widths."""
     products = [a * b for a, b in itertools.pairwise(widths)]
     size = sum(products) + sum(widths[1:]) + 2 * widths[0] * norm
     space, dense = sum(widths[1:]) + widths[0] * norm, products[coded:]

@@ -54,7 +54,7 @@ def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def standardise(rows: np.ndarray, out: np.ndarray) -> None:
-    """Each row (N, D) less its mean, over its spread, as torch's layer norm has it."""
+    """Standardise each row (N, D): less its mean, over its spread as torch's layer norm has it."""
     for i in range(len(rows)):
         mean, square = F(0), F(0)
         for x in rows[i]:
@@ -128,9 +128,9 @@ def forward(
     table: np.ndarray,
     space: np.ndarray,
 ) -> np.ndarray:
-    """Outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K), whose sums the
-    `table` has (see `join`). `space` keeps, one after another, the scaled input if there is a norm, and every layer's
-    outputs."""
+    """Return the outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K),
+    whose sums the `table` has (see `join`). `space` keeps, one after another, the scaled input if there is a norm, and
+    every layer's outputs."""
     n, at, used, hidden = len(codes) if net.coded else len(inputs), 0, 0, inputs
     if net.norm:
         d = net.widths[0]
@@ -224,7 +224,7 @@ def copy_rows(source: np.ndarray, target: np.ndarray) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.ndarray:
-    """The table of the inputs' codes (codes, width); without rows for a network over vectors."""
+    """Return the table of the inputs' codes (codes, width); without rows for a network over vectors."""
     if not net.coded:
         return np.empty((0, 0), np.float32)
     a, b = net.widths[0], net.widths[1]
@@ -302,7 +302,7 @@ def policy_slopes(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def huber(error: float, delta: float) -> float:
-    """The Huber loss of one error: half its square up to `delta`, linear beyond (Huber 1964)."""
+    """Return the Huber loss of one error: half its square up to `delta`, linear beyond (Huber 1964)."""
     size = abs(error)
     return 0.5 * error * error if size <= delta else delta * (size - 0.5 * delta)
 

@@ -19,7 +19,8 @@ matrices are. A layer over categories is no such product."""
 
 
 def is_small(network: Network | None) -> bool:
-    """True if there is compiled code for the network: a small perceptron of float32 over vectors or categories."""
+    """Return True if there is compiled code for the network: a small perceptron of float32 over vectors or
+    categories."""
     if network is None or not isinstance(network.first, VectorLinear | OneHotLinear):
         return False
     dense = network.rest if isinstance(network.first, OneHotLinear) else network
@@ -29,7 +30,7 @@ def is_small(network: Network | None) -> bool:
 
 
 def layout_of(network: Network) -> NetworkShape:
-    """The layout of a network that `is_small`."""
+    """Return the layout of a network that `is_small`."""
     first, linear = network.first, [layer for layer in network.rest if isinstance(layer, nn.Linear)]
     tanh = isinstance(network.rest[0], nn.Tanh)
     if isinstance(first, OneHotLinear):
@@ -40,7 +41,7 @@ def layout_of(network: Network) -> NetworkShape:
 
 
 def categories_of(network: Network) -> "Categories | None":
-    """The categories that a network that `is_small` reads; None for one over vectors."""
+    """Return the categories that a network that `is_small` reads; None for one over vectors."""
     if not isinstance(network.first, OneHotLinear):
         return None
     from marl_ray.policies.actor_critic.compiled.rows import Categories  # loads numba
@@ -49,7 +50,7 @@ def categories_of(network: Network) -> "Categories | None":
 
 
 def flat_weights(parameters: Sequence[Tensor]) -> np.ndarray:
-    """The weights as one row, a copy."""
+    """Return the weights as one row, a copy."""
     return np.concatenate([parameter.detach().numpy().reshape(-1) for parameter in parameters])
 
 
@@ -63,7 +64,7 @@ class CompiledNetwork:
         self.categories = categories_of(network)
 
     def outputs(self, rows: np.ndarray) -> np.ndarray:
-        """Outputs (N, out) float32 from raw rows (N, D): float32, or integers for categories."""
+        """Return the outputs (N, out) float32 from raw rows (N, D): float32, or integers for categories."""
         from marl_ray.policies.actor_critic.compiled.kernels import evaluate
 
         rows = np.ascontiguousarray(rows)
@@ -73,13 +74,14 @@ class CompiledNetwork:
         return outputs if self.categories is None else outputs[inputs.numbers]
 
     def infer(self, rows: Tensor) -> Tensor:
-        """Outputs (N, out) from raw rows (N, D), as `Network.infer` computes them."""
+        """Return the outputs (N, out) from raw rows (N, D), as `Network.infer` computes them."""
         return torch.from_numpy(self.outputs(rows.numpy() if self.layout.coded else rows.float().numpy()))
 
     def act(
         self, rows: np.ndarray, noise: np.ndarray, allowed: np.ndarray | None, greedy: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Actions (N,) from 0 and their log-probabilities, of one categorical, as `Categorical.sample` draws them.
+        """Return the actions (N,) from 0 and their log-probabilities, of one categorical, as `Categorical.sample` draws
+        them.
 
         Uniforms are (N,) float64; `allowed` (N, A) bool; rows in `greedy` (N,) take the most likely action.
         """

@@ -90,8 +90,8 @@ def number_codes(
 
 @numba.njit(cache=True, nogil=True)
 def first_outside(rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray) -> int:
-    """The first of `firsts` whose row (K,) has an entry that is none of its categories, 0 to `sizes[k] - 1`; -1 if none has.
-    Such an entry would write beyond the arrays of `number_codes`."""
+    """Return the first of `firsts` whose row (K,) has an entry that is none of its categories, 0 to `sizes[k] - 1`; -1
+    if none has. Such an entry would write beyond the arrays of `number_codes`."""
     for place in firsts:
         row, outside = rows[place], 0
         for k in range(len(row)):
@@ -112,7 +112,7 @@ class Categories:
 
     @classmethod
     def from_offsets(cls, offsets: np.ndarray, count: int) -> "Categories":
-        """From the number of each entry's first weight row (K,), and that of all."""
+        """Make categories from the number of each entry's first weight row (K,), and that of all."""
         sizes = np.diff(np.append(offsets, count)).astype(np.int64)
         groups, combinations = [0], 1
         for k, size in enumerate(sizes.tolist()):
@@ -123,7 +123,7 @@ class Categories:
         return cls(sizes, np.array([*groups, len(sizes)]))
 
     def inputs(self, rows: np.ndarray) -> NetworkInputs:
-        """The distinct rows among categories (N, K). MarlRayError if an entry is none of its categories."""
+        """Return the distinct rows among categories (N, K). MarlRayError if an entry is none of its categories."""
         numbers, firsts = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         firsts = firsts[: number_rows(rows, _factors(rows.shape[1]), numbers, firsts)]
         if (place := first_outside(rows, firsts, self.sizes)) >= 0:
@@ -138,5 +138,5 @@ class Categories:
 
 @cache
 def _factors(width: int) -> np.ndarray:
-    """Odd numbers (width,) that make the hashes of rows."""
+    """Return the odd numbers (width,) that make the hashes of rows."""
     return np.random.default_rng(0).integers(-(2**62), 2**62, width) * 2 + 1

@@ -12,7 +12,7 @@ FORBIDDEN = F(-1e9)
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def normalize(row: np.ndarray) -> None:
-    """Logits (A,) to log-probabilities, in place."""
+    """Turn logits (A,) into log-probabilities, in place."""
     most, total = row[0], F(0)
     for x in row:
         most = max(most, x)

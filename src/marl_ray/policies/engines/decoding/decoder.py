@@ -150,7 +150,8 @@ class Decoder:
         return self._model.prefill(torch.from_numpy(ids).to(self._model.shape.device))
 
     def _draw(self, logits: Tensor) -> list[_Drawn]:
-        """Token, log-probability and the most likely tokens per row; rows with the same settings are drawn together."""
+        """Return the token, log-probability and the most likely tokens per row; rows with the same settings are drawn
+        together."""
         settings: dict[tuple[float, int, float], list[int]] = {}
         for number, row in enumerate(self._rows):
             config = row.generation
@@ -171,7 +172,7 @@ class Decoder:
         return drawn
 
     def _allowed(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
-        """(R, V) bool: True for the tokens that each row's guide allows next; None if no row has a guide."""
+        """Return (R, V) bool: True for the tokens that each row's guide allows next; None if no row has a guide."""
         if all(row.state is None for row in rows):
             return None
         masks = np.ones(logits.shape, bool)
@@ -182,7 +183,7 @@ class Decoder:
         return torch.from_numpy(masks).to(logits.device)
 
     def _stopped(self) -> set[int]:
-        """Numbers of the rows whose newest token completes a stop string."""
+        """Return the numbers of the rows whose newest token completes a stop string."""
         groups: dict[tuple[str, ...], list[int]] = {}
         for number, row in enumerate(self._rows):
             if row.generation.stop:
@@ -199,7 +200,7 @@ class Decoder:
         return stopped
 
     def _room(self) -> int:
-        """Greatest number of tokens that a row may still get."""
+        """Return the greatest number of tokens that a row may still get."""
         return max(row.generation.max_tokens - len(row.ids) for row in self._rows)
 
     def _device(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> Tensor:
@@ -207,7 +208,7 @@ class Decoder:
 
 
 def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
-    """(R, V) the numbers that the rows' biases add to the logits; None if no row has a bias."""
+    """Return the numbers (R, V) that the rows' biases add to the logits; None if no row has a bias."""
     if all(row.prompt.bias is None for row in rows):
         return None
     added = torch.zeros_like(logits, dtype=torch.float32)
@@ -220,8 +221,8 @@ def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
 
 
 def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[tuple[tuple[int, float], ...]]:
-    """For each row, the most likely tokens, as many as its prompt's `top` asks for, with the log-probabilities that
-    `draw` uses."""
+    """Return the most likely tokens of each row, as many as its prompt's `top` asks for, with the log-probabilities
+    that `draw` uses."""
     most = max(row.prompt.top for row in rows)
     if not most:
         return [()] * len(rows)

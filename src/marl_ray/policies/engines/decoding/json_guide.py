@@ -58,13 +58,13 @@ OBJECT = GuideState()
 
 
 def framed(before: tuple[str, ...], behind: str) -> GuideState:
-    """A guide to a response that is one of the texts `before`, then a JSON object, then the text `behind`. No text of
-    `before` may be the beginning of another."""
+    """Return a guide to a response that is one of the texts `before`, then a JSON object, then the text `behind`. No
+    text of `before` may be the beginning of another."""
     return GuideState("before", texts=before, behind=behind)
 
 
 def advance(state: GuideState, character: str) -> GuideState | None:
-    """The state after one more character, or None if the character is not allowed."""
+    """Return the state after one more character, or None if the character is not allowed."""
     mode = state.mode
     if mode in ("before", "word", "after"):
         return _exactly(state, character)
@@ -134,7 +134,7 @@ class Guides:
     """The automaton over the tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Any):
-        """Raises MarlRayError if some printable character of ASCII is no token of the tokenizer."""
+        """Raise MarlRayError if some printable character of ASCII is no token of the tokenizer."""
         size = 1 + max(tokenizer.get_vocab().values())
         # Each token is decoded after another one, because some tokenizers leave out the blank before a text's first
         # word.
@@ -162,13 +162,14 @@ class Guides:
         self._lock = Lock()
 
     def after(self, state: GuideState, token: int) -> GuideState:
-        """The state after an allowed token."""
+        """Return the state after an allowed token."""
         after = self._read(state, token)
         assert after is not None
         return after
 
     def allowed(self, state: GuideState, size: int) -> np.ndarray:
-        """(size,) bool: True for the tokens that are allowed next; `size` is the number of the model's tokens."""
+        """Return (size,) bool: True for the tokens that are allowed next; `size` is the number of the model's
+        tokens."""
         with self._lock:
             mask = self._masks.get(state)
             if mask is None:
@@ -202,8 +203,8 @@ _making = Lock()
 
 
 def guides_of(tokenizer: Any) -> Guides:
-    """The guides of the tokenizer, which are made once, in about a second for 150,000 tokens. Raises MarlRayError as
-    `Guides` does."""
+    """Return the guides of the tokenizer, which are made once, in about a second for 150,000 tokens. Raises
+    MarlRayError as `Guides` does."""
     with _making:
         if tokenizer not in _GUIDES:
             _GUIDES[tokenizer] = Guides(tokenizer)

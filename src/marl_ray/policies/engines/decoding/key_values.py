@@ -120,7 +120,7 @@ class KeyValues:
 
 
 def _runs(values: list[int]) -> list[tuple[int, int]]:
-    """(value, count) of each run of equal consecutive values."""
+    """Return (value, count) of each run of equal consecutive values."""
     runs: list[tuple[int, int]] = []
     for value in values:
         if runs and runs[-1][0] == value:

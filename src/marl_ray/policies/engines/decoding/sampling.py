@@ -14,7 +14,7 @@ def draw(
     allowed: Tensor | None = None,
     added: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-probability: ((R,) int64, (R,) float32).
+    """Return one token per row and its log-probability: ((R,) int64, (R,) float32).
 
     `logits` (R, V); `uniforms` (R,) float64, as `token_uniforms` makes them; `greedy` (R,) bool marks rows that take
     the most likely token, None if no row does. Log-probabilities are of softmax(logits / temperature) over all tokens;
@@ -43,7 +43,7 @@ def draw(
 
 
 def _cut(p: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Probabilities (R, V) with zeros where top_k and top_p forbid a token; not renormalised.
+    """Return the probabilities (R, V) with zeros where top_k and top_p forbid a token; not renormalised.
 
     top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1) is a share of what top_k has left.
     """

@@ -22,8 +22,8 @@ class StopStrings:
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
-        """True for each response whose newest token completes a stop string. Before that token no response may contain
-        one."""
+        """Return True for each response whose newest token completes a stop string. Before that token no response may
+        contain one."""
         ends = [self._end(ids, frozenset()) for ids in responses]
         complete = self._hold(ends)
         mixed = [row for row, ids in enumerate(ends) if self._special.intersection(ids)]
@@ -38,7 +38,7 @@ class StopStrings:
         return [any(stop in text for stop in self._stops) for text in texts]
 
     def _end(self, ids: Sequence[int], left_out: AbstractSet[int]) -> list[int]:
-        """The newest tokens that have text and are not in the set that is left out."""
+        """Return the newest tokens that have text and are not in the set that is left out."""
         end = list(ids[-self._window :])
         if max(end) < self._known and not left_out:
             return end
@@ -52,8 +52,8 @@ class StopStrings:
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Tokens that have no text: those that the tokenizer has a name for, such as its end token, and all others that are
-    special, such as Llama 3's `<|eot_id|>`."""
+    """Return the tokens that have no text: those that the tokenizer has a name for, such as its end token, and all
+    others that are special, such as Llama 3's `<|eot_id|>`."""
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
@@ -65,6 +65,6 @@ def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:
 
 
 def first_stop(tokenizer: Any, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:
-    """Index of the token that completes the first stop string of a response; None if it contains none."""
+    """Return the index of the token that completes the first stop string of a response; None if it contains none."""
     completed = StopStrings(tokenizer, stops).completed([ids[: end + 1] for end in range(len(ids))])
     return completed.index(True) if True in completed else None

@@ -90,7 +90,7 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
 
 
 def _samples(spec: EngineSpec, kind: str, layers: Collection[str]) -> bool:
-    """True if such an engine samples from a model type with these `layers` besides those of attention."""
+    """Return True if such an engine samples from a model type with these `layers` besides those of attention."""
     return kind in MODEL_TYPES[spec.architectures] and (spec.architectures == "scored" or not layers)
 
 

@@ -24,7 +24,7 @@ class Product:
     scale: float
 
     def widened(self, x: Tensor) -> Tensor:
-        """The input that the weight is multiplied with."""
+        """Return the input that the weight is multiplied with."""
         return x if self.down is None else torch.cat([x, functional.linear(x, self.down) * self.scale], -1)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -68,7 +68,8 @@ def _stacked(parts: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Place]]:
 
 
 def _placed(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]) -> Tensor:
-    """One tensor with the parameters at their places, of which the first is at the beginning, and zeros elsewhere."""
+    """Return one tensor with the parameters at their places, of which the first is at the beginning, and zeros
+    elsewhere."""
     steps = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
     first = pieces[0][0]
     storage, start = first.untyped_storage().data_ptr(), first.storage_offset()

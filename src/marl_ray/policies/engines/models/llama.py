@@ -39,7 +39,7 @@ class _Layer:
 
 
 def is_llama(lm: Any, context: int) -> bool:
-    """True if `LlamaModel` computes the same as this model for sequences of at most `context` tokens."""
+    """Return True if `LlamaModel` computes the same as this model for sequences of at most `context` tokens."""
     if type(lm).__name__ not in FAMILY or not type(lm).__module__.startswith("transformers."):
         return False
     window = getattr(lm.config, "sliding_window", None)
@@ -102,7 +102,8 @@ class LlamaModel:
         return self._head(x)
 
     def _run(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states (N, hidden) of tokens (N,); `attend` decides which keys each token attends to."""
+        """Return the last hidden states (N, hidden) of tokens (N,); `attend` decides which keys each token attends
+        to."""
         x = functional.embedding(ids, self._model.embed_tokens.weight)
         hidden, rotated = x.shape[-1:], self._heads + self._groups
         for index, layer in enumerate(self._layers):

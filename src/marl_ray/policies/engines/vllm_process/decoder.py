@@ -58,7 +58,7 @@ class VllmDecoder:
         return handles
 
     def step(self, not_finite: list[int] | None = None) -> list[Token]:
-        """The next token of every row. Rows whose token is their last are removed.
+        """Return the next token of every row. Rows whose token is their last are removed.
 
         A row whose logits are not finite is removed, and its handle is appended to `not_finite`. Raises EngineLostError if
         the process dies, does not answer, or samples with another version.
@@ -105,7 +105,7 @@ class VllmDecoder:
             self._process.ask("remove", handles)
 
     def _stopped(self, handles: Sequence[int]) -> set[int]:
-        """Rows whose newest token completes a stop string."""
+        """Return the rows whose newest token completes a stop string."""
         by_stops: dict[tuple[str, ...], list[int]] = {}
         for handle in handles:
             if stops := self._rows[handle].generation.stop:

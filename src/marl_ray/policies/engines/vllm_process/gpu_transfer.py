@@ -16,7 +16,8 @@ from marl_ray.policies.engines.engine_host import WeightGroup
 
 
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The message that lets an engine on the same GPU read these tensors, which must exist until it has read them."""
+    """Return the message that lets an engine on the same GPU read these tensors, which must exist until it has read
+    them."""
     handles = []
     for tensor in tensors.values():
         gpu = str(torch.cuda.get_device_properties(tensor.device).uuid)
@@ -25,7 +26,7 @@ def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The message that tells an engine which tensors it will receive."""
+    """Return the message that tells an engine which tensors it will receive."""
     return {
         "names": [*tensors],
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],

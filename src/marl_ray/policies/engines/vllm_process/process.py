@@ -95,7 +95,7 @@ class VllmProcess:
 
 
 def _timeval(seconds: float) -> tuple[int, int]:
-    """Whole seconds, and the rest in microseconds."""
+    """Return whole seconds, and the rest in microseconds."""
     return int(seconds), int(1e6 * (seconds % 1))
 
 

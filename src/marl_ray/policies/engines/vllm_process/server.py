@@ -155,7 +155,7 @@ class Server:
             self._tops[request.handle] = request.top
 
     def step(self) -> list[Sampled]:
-        """The next tokens of all responses."""
+        """Return the next tokens of all responses."""
         sampled = []
         for output in self._engine.step():
             [answer] = output.outputs
@@ -179,7 +179,7 @@ class Server:
 
 
 def most_likely(places: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` most likely tokens and their log-probabilities, the most likely first.
+    """Return the `count` most likely tokens and their log-probabilities, the most likely first.
 
     `places` is vLLM's answer for one token: the `count` most likely tokens, and the sampled one, which may be among
     them. Tokens that top-k or top-p has ruled out get the log-probability EXCLUDED.

@@ -48,7 +48,7 @@ class SharedProcess:
         self._ports: dict[int, DecoderPort] = {}
 
     def port(self, version: int) -> "DecoderPort":
-        """The port of one decoder. vLLM reports `version` with each of its tokens."""
+        """Return the port of one decoder. vLLM reports `version` with each of its tokens."""
         port = self._ports[version] = DecoderPort(self)
         return port
 

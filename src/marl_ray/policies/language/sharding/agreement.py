@@ -19,7 +19,7 @@ class Failure(NamedTuple):
 
 
 def exchanged(value: Any, group: Any = None) -> list[Any]:
-    """Every worker's plain value, ordered by rank, on every worker of the group (None: of all).
+    """Return every worker's plain value, ordered by rank, on every worker of the group (None: of all).
 
     Raises the error of a worker that has failed in a block of `together` instead of taking part: on all workers, the same.
     """

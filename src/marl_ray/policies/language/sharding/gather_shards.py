@@ -40,12 +40,12 @@ def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def own_part(tensor: DTensor) -> tuple[slice, ...]:
-    """The indices of the part that this worker holds, in each dimension of the tensor."""
+    """Return the indices of the part that this worker holds, in each dimension of the tensor."""
     return _part_of(tensor, dist.get_rank())
 
 
 def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
-    """The indices of the part that a worker of the tensor's mesh holds."""
+    """Return the indices of the part that a worker of the tensor's mesh holds."""
     mesh, part = tensor.device_mesh, [slice(0, length) for length in tensor.shape]
     place = (mesh.mesh == rank).nonzero()[0].tolist()
     for over, dimension in filter(None, (_division(tensor), _split(tensor))):
@@ -56,7 +56,8 @@ def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
 
 
 def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
-    """The complete tensor on rank 0, to which the others send their parts over a group of all workers on CPU; None on them.
+    """Return the complete tensor on rank 0, to which the others send their parts over a group of all workers on CPU;
+    None on them.
 
     Every worker takes part, with a tensor on CPU. Raises the error of a worker that has failed in a block of `together`.
     """
@@ -91,15 +92,15 @@ def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
 
 
 def _division(tensor: DTensor) -> tuple[int, int] | None:
-    """(dimension of the mesh, dimension of the tensor) of a tensor that is divided among workers which compute together;
-    None for all others."""
+    """Return (dimension of the mesh, dimension of the tensor) of a tensor that is divided among workers which compute
+    together; None for all others."""
     names, last = tensor.device_mesh.mesh_dim_names or (), tensor.placements[-1]
     return (len(names) - 1, last.dim) if "tensor" in names and isinstance(last, Shard) else None
 
 
 def _split(tensor: DTensor) -> tuple[int, int]:
-    """Likewise of FSDP2's split, which is over the last dimension of the mesh but `tensor`. That one is last also for
-    tensors that all its workers hold alike, such as the bias of a layer that is divided by its inputs."""
+    """Return the same of FSDP2's split, which is over the last dimension of the mesh but `tensor`. That one is last
+    also for tensors that all its workers hold alike, such as the bias of a layer that is divided by its inputs."""
     return tensor.device_mesh.ndim - (2 if "tensor" in (tensor.device_mesh.mesh_dim_names or ()) else 1), 0
 
 

@@ -77,7 +77,7 @@ class JointWorkers:
         return JointRows(given, answers, decided.bool(), sum(counts[: self.number]), kept)
 
     def _every(self, rows: Tensor) -> Tensor:
-        """The rows of all workers, which have equally many, in the order of their ranks."""
+        """Return the rows of all workers, which have equally many, in the order of their ranks."""
         every = rows.new_empty(self.count * len(rows), *rows.shape[1:])
         dist.all_gather_single(every, rows.contiguous(), group=self.group)
         return every
@@ -95,8 +95,8 @@ class JointWorkers:
         return chosen, places[chosen] - first
 
     def copied(self, states: Tensor) -> Tensor:
-        """States that all workers of `tensor` have, of which each scores some. Their gradient is the mean of these workers'
-        gradients, because FSDP2's mean of a layer's gradient is over other workers."""
+        """Return the states that all workers of `tensor` have, of which each scores some. Their gradient is the mean of
+        these workers' gradients, because FSDP2's mean of a layer's gradient is over other workers."""
         return _Copied.apply(states, self.tensor) if self.tensor.size() > 1 else states  # type: ignore[no-untyped-call]  # torch's
 
     def joined(self, scored: Sequence[Tensor | None], chosen: Tensor, count: int) -> list[Tensor | None]:
@@ -120,15 +120,15 @@ class Heads(NamedTuple):
     workers: DeviceMesh
 
     def of_all_tokens(self, part: Tensor) -> Tensor:
-        """(1, heads, S / C, width) of this worker's tokens -> (1, heads / C, S, width). Heads that the workers do not divide
-        are repeated, as grouped queries read them."""
+        """Exchange (1, heads, S / C, width) of this worker's tokens for (1, heads / C, S, width). Heads that the
+        workers do not divide are repeated, as grouped queries read them."""
         count = self.workers.size()
         heads = part[0].repeat_interleave(count // math.gcd(count, part.shape[1]), 0)
         sent = heads.unflatten(0, (count, -1))
         return self._exchanged(sent).transpose(0, 1).flatten(1, 2)[None]
 
     def of_own_tokens(self, part: Tensor) -> Tensor:
-        """(1, S, heads / C, width) -> (1, S / C, heads, width) of this worker's tokens."""
+        """Exchange (1, S, heads / C, width) for (1, S / C, heads, width) of this worker's tokens."""
         sent = part[0].unflatten(0, (self.workers.size(), -1))
         return self._exchanged(sent).transpose(0, 1).flatten(1, 2)[None]
 

@@ -60,6 +60,6 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
 
 
 def _spread(mesh: DeviceMesh, *names: str) -> DeviceMesh:
-    """The mesh over which FSDP2 spreads weights: the named dimensions as one, and `replicate` before it."""
+    """Return the mesh over which FSDP2 spreads weights: the named dimensions as one, and `replicate` before it."""
     flat = mesh[names]._flatten("_".join(names))
     return DeviceMesh._concatenate([mesh["replicate"], flat]) if mesh["replicate"].size() > 1 else flat

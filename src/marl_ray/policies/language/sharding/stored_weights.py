@@ -73,7 +73,7 @@ class StoredTensor:
             target[first - rows.start : end - rows.start].copy_(values[(slice(None), *inner)])
 
     def digest(self) -> str:
-        """Digest (hex) of the type, the shape and the first SAMPLED bytes. Raises MarlRayError."""
+        """Return the digest (hex) of the type, the shape and the first SAMPLED bytes. Raises MarlRayError."""
         size = math.prod(self.shape) * FLOATS[self.kind].itemsize
         room = torch.empty(min(size, SAMPLED), dtype=torch.uint8)
         self._fill(room, self.begin)
@@ -115,15 +115,15 @@ class StoredWeights:
 
     @torch.no_grad()
     def read_complete(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
-        """The complete value of a weight on the meta device, one of `tied` names, on `device` and in the weight's type.
-        Raises MarlRayError, which names the file."""
+        """Return the complete value of a weight on the meta device, one of `tied` names, on `device` and in the
+        weight's type. Raises MarlRayError, which names the file."""
         value = torch.empty_like(parameter, device=device)
         self._stored(tied).read_into(value, tuple(slice(0, length) for length in parameter.shape))
         return value
 
     def digests(self) -> dict[str, str]:
-        """Name of a weight -> digest of its type, its shape and its first bytes, by which workers know whether they have the
-        same files. Raises MarlRayError, which names the file."""
+        """Return name of a weight -> digest of its type, its shape and its first bytes, by which workers know whether
+        they have the same files. Raises MarlRayError, which names the file."""
         return {name: stored.digest() for name, stored in self.tensors.items() if stored.kind in FLOATS}
 
     def _stored(self, tied: list[str]) -> StoredTensor:
@@ -140,8 +140,8 @@ class StoredWeights:
 
 
 def open_weights(paths: list[str]) -> StoredWeights:
-    """The weights of several files. Raises OSError or SafetensorError for a file that is missing, damaged or cut short, and
-    MarlRayError for a weight that two files have."""
+    """Return the weights of several files. Raises OSError or SafetensorError for a file that is missing, damaged or cut
+    short, and MarlRayError for a weight that two files have."""
     tensors: dict[str, StoredTensor] = {}
     for path in map(Path, paths):
         safe_open(str(path), "pt")  # compares the file's length with its header
@@ -161,7 +161,7 @@ def open_weights(paths: list[str]) -> StoredWeights:
 
 
 def tied_names(lm: nn.Module) -> list[list[str]]:
-    """The names of each parameter, of which a tied one has several."""
+    """Return the names of each parameter, of which a tied one has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in lm.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

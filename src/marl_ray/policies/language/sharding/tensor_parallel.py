@@ -15,7 +15,7 @@ STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise":
 
 
 def plan_of(settings: Any) -> dict[str, str]:
-    """Layer, with `*` for the number of its block -> a name of STYLES, for an architecture's config.
+    """Return layer, with `*` for the number of its block, -> a name of STYLES, for an architecture's config.
 
     Raises MarlRayError if transformers has no plan for the architecture, or one that does more than divide linear layers.
     """
@@ -62,13 +62,13 @@ def check_divisible(lm: Any, parts: int) -> None:
 
 
 def decoder_layers(lm: nn.Module) -> nn.ModuleList:
-    """The model's blocks: the list of modules that holds the most parameters."""
+    """Return the model's blocks: the list of modules that holds the most parameters."""
     lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
 
 
 def _divided(blocks: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Name of each module of `blocks` that a plan divides -> a name of STYLES."""
+    """Return name of each module of `blocks` that a plan divides -> a name of STYLES."""
     forms = {re.compile(re.escape(layer).replace(r"\*", r"\d+")): style for layer, style in plan.items()}
     return {name: style for name, _ in blocks.named_modules() for form, style in forms.items() if form.fullmatch(name)}
 

@@ -43,7 +43,7 @@ class ExternalArm:
     """An external model, a `TextArm`."""
 
     def __init__(self, bundle: ExternalModel, config: ArmConfig, patience_s: float):
-        """The arm waits for a token for `patience_s` seconds at most. Raises MarlRayError if the API key is not in the
+        """Wait for a token for `patience_s` seconds at most. Raises MarlRayError if the API key is not in the
         environment."""
         self.bundle = bundle
         self.config = config
@@ -96,8 +96,8 @@ class ExternalArm:
         task.add_done_callback(self._leaving.discard)
 
     def cost(self, prompt: int | None, completion: int | None) -> float | None:
-        """The cost in USD of a response of so many tokens: 0 without a `price`, None where the server names no `usage`.
-        The first such response writes one line to the log."""
+        """Return the cost in USD of a response of so many tokens: 0 without a `price`, None where the server names no
+        `usage`. The first such response writes one line to the log."""
         if self.config.price is None:
             return 0.0
         if prompt is not None and completion is not None:
@@ -108,8 +108,8 @@ class ExternalArm:
         return None
 
     def without_key(self, text: str) -> str:
-        """The server's words in one line of at most `SHOWN_CHARACTERS`, for errors and logs, with the API key removed.
-        The key is removed before the text is cut, because a cut could leave a part of it."""
+        """Return the server's words in one line of at most `SHOWN_CHARACTERS`, for errors and logs, with the API key
+        removed. The key is removed before the text is cut, because a cut could leave a part of it."""
         text = text.replace(self._key, "***") if self._key else text
         return " ".join(text.split())[:SHOWN_CHARACTERS]
 
@@ -196,7 +196,7 @@ async def _beginning(answer: httpx.Response) -> str:
 
 
 def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
-    """A refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
+    """Return a refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
     reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY:
         wait = answer.headers.get("retry-after", "")
@@ -205,7 +205,7 @@ def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
 
 
 def _body(model: str, request: TextRequest) -> dict[str, Any]:
-    """The request in OpenAI's words."""
+    """Return the request in OpenAI's words."""
     prompt, changes = request.prompt, request.changes
     messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt  # type: ignore[assignment]
     body: dict[str, Any] = {
@@ -239,7 +239,7 @@ def _body(model: str, request: TextRequest) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """The message with the arguments of its calls as texts. Chat templates want them as objects, OpenAI's API as
+    """Return the message with the arguments of its calls as texts. Chat templates want them as objects, OpenAI's API as
     texts."""
     sent = dict(message)
     if "tool_calls" in message:
@@ -251,7 +251,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _piece(text: Any, tokens: Any) -> Piece:
-    """The piece for a part of the text and the tokens that the server reports with it."""
+    """Return the piece for a part of the text and the tokens that the server reports with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
     tops = [[(_named(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
@@ -267,7 +267,7 @@ def _piece(text: Any, tokens: Any) -> Piece:
 
 
 def _named(token: Mapping[str, Any]) -> NamedToken:
-    """A token in the form that clients read, with its bytes if the server names them."""
+    """Return a token in the form that clients read, with its bytes if the server names them."""
     utf8 = token.get("bytes")
     known = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
     return NamedToken(str(token["token"]), utf8 if known else None)
@@ -294,5 +294,5 @@ def _called(name: str, arguments: str) -> str:
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens, or None if the server names none."""
+    """Return a number of tokens, or None if the server names none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

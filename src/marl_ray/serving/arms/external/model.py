@@ -29,7 +29,7 @@ class ExternalModel(Described):
 
 
 def external_model(url: str, model: str, agents: Mapping[str, str] | None) -> ExternalModel:
-    """The model at a URL; without `agents` it plays one agent of its own."""
+    """Return the model at a URL; without `agents` it plays one agent of its own."""
     digest = hashlib.sha256(json.dumps([url, model]).encode()).hexdigest()
     lineage = Lineage(
         run=url, algorithm={}, config_hash="", code_version="", seed=0, env={"model": model}, steps=0, metrics={}

@@ -36,7 +36,7 @@ class TextBatcher:
     """Writes the responses of one arm."""
 
     def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: str = DEFAULT_ENGINE):
-        """Loads all models. The batch has at most `max_batch` responses, fewer if the memory for their caches is short.
+        """Load all models. The batch has at most `max_batch` responses, fewer if the memory for their caches is short.
         A response that waits longer than `patience_s` for its turn is refused, and one that gets no token for as long
         has failed. Raises MarlRayError for a model that cannot be decoded here."""
         self.bundle = bundle
@@ -81,11 +81,11 @@ class TextBatcher:
         return await loop.run_in_executor(self._scorer, self.model(agent).score, prompt_ids, ids, text)
 
     def model(self, agent: str) -> ServedModel:
-        """The model that writes for the agent."""
+        """Return the model that writes for the agent."""
         return self.batch(agent).model
 
     def batch(self, agent: str) -> TokenBatch:
-        """The batch of the model that writes for the agent."""
+        """Return the batch of the model that writes for the agent."""
         return self._batches[self.bundle.agents[agent]]
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Any, hidden: Sequence[str] = ()):
-        """The text ends where the first `hidden` string begins."""
+        """End the text where the first `hidden` string begins."""
         self._tokenizer = tokenizer
         self._hidden = tuple(hidden)
         names = sorted(special_tokens(tokenizer).values(), key=len, reverse=True)
@@ -38,7 +38,7 @@ class Detokenizer:
         self._held = ""
 
     def add(self, ids: Sequence[int], last: bool) -> str:
-        """The text that later tokens cannot change; with the `last` tokens all of it."""
+        """Return the text that later tokens cannot change; with the `last` tokens all of it."""
         self._held += self._decoded(ids, last)
         stops_at = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
         if stops_at:
@@ -75,5 +75,5 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest proper beginning of `stop` that `text` ends with."""
+    """Return the length of the longest proper beginning of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -132,7 +132,7 @@ class BatchedReply:
 
 
 def busy_refusal(message: str) -> Refusal:
-    """The refusal of a request that the arm has no room for."""
+    """Return the refusal of a request that the arm has no room for."""
     return Refusal(503, None, f"the arm is busy: {message}", RETRY_AFTER_S)
 
 

@@ -27,7 +27,7 @@ class ServedModel:
         self._token_bytes = TokenBytes(policy.tokenizer)
 
     def encode(self, request: TextRequest) -> list[int]:
-        """Token ids of a prompt; FieldError if it has none, or one that no model of these knows."""
+        """Return the token ids of a prompt; FieldError if it has none, or one that no model of these knows."""
         chat, tokenizer, prompt = self.policy.config.chat, self.tokenizer, request.prompt
         if isinstance(prompt, str):
             return encode_prompt(tokenizer, prompt, False if request.raw else chat)
@@ -42,11 +42,11 @@ class ServedModel:
         return encode_tool_chat(tokenizer, messages, request.tools, chat)
 
     def named(self, token: int) -> NamedToken:
-        """The token as clients read it."""
+        """Return the token as clients read it."""
         return NamedToken(self.tokenizer.decode([token]), self._token_bytes.bytes_of(token))
 
     def guide(self, request: TextRequest) -> GuideState | None:
-        """The grammar that the response must follow, None without one; FieldError if this tokenizer cannot write
+        """Return the grammar that the response must follow, None without one; FieldError if this tokenizer cannot write
         it."""
         if not request.json_object and not request.must_call:
             return None
@@ -86,7 +86,7 @@ class ServedModel:
         return len(own), float(evaluated.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
-        """The settings for the request; PromptTooLongError if prompt and response do not fit the context."""
+        """Return the settings for the request; PromptTooLongError if prompt and response do not fit the context."""
         context = self.policy.config.context
         # A default may be shortened by a long prompt, what was asked for may not.
         room = max(1, min(self.generation.max_tokens, context - prompt_tokens))

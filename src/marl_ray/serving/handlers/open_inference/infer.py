@@ -33,7 +33,8 @@ KINDS: dict[str, set[type]] = {"B": {bool}, "I": {int}, "U": {int}, "F": {int, f
 
 
 async def infer(service: Service, request: Request) -> Response:
-    """The session is `parameters.session_id`, else the header `x-session-id`, else `id`."""
+    """Answer an inference request; its session is `parameters.session_id`, else the header `x-session-id`, else
+    `id`."""
     service.admission.admit(request, "inference")
     if request.header(b"inference-header-content-length") is not None:
         raise RequestError(400, "inference-header-content-length", BINARY)
@@ -82,7 +83,7 @@ def _parameters(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(where: str, given: Any) -> dict[str, Mapping[str, Any]]:
-    """Inputs or outputs by name."""
+    """Return the inputs or outputs by name."""
     if not isinstance(given, list) or not given:
         raise RequestError(400, where, "expected a list of objects with a name")
     by_name: dict[str, Mapping[str, Any]] = {}
@@ -97,7 +98,7 @@ def _named(where: str, given: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
-    """Agents that have an input with this suffix; RequestError if the suffix belongs to no agent's input."""
+    """Return the agents that have an input with this suffix; RequestError if the suffix belongs to no agent's input."""
     for name in inputs:
         if name not in tensors and not (name.endswith(MASK) and name.removesuffix(MASK) in tensors):
             raise RequestError(400, "inputs", f"unknown input {name!r}, expected some of {', '.join(tensors)}")
@@ -105,7 +106,7 @@ def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list
 
 
 def _observed(given: Mapping[str, Any], tensor: Tensor) -> Any:
-    """An observation in the form of `/v1/act`."""
+    """Return an observation in the form of `/v1/act`."""
     array = _array(given)
     if given["datatype"] != tensor.datatype:
         raise RequestError(400, f"inputs.{given['name']}.datatype", f"expected {tensor.datatype}")
@@ -122,7 +123,7 @@ def _mask(given: Mapping[str, Any]) -> Any:
 
 
 def _array(given: Mapping[str, Any]) -> np.ndarray:
-    """The tensor of an input, from data that is nested or flat (row-major)."""
+    """Return the tensor of an input, from data that is nested or flat (row-major)."""
     where, shape = f"inputs.{given['name']}", given.get("shape")
     if given.get("datatype") not in DATATYPES.values():
         raise RequestError(400, f"{where}.datatype", f"expected one of {', '.join(DATATYPES.values())}")

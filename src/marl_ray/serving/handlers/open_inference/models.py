@@ -38,29 +38,29 @@ class Tensor(NamedTuple):
 
 
 def problem(error: RequestError) -> bytes:
-    """An error as the protocol has it."""
+    """Return an error as the protocol has it."""
     named = f"{error.field}: {error}" if error.field else str(error)
     return orjson.dumps({"error": named})
 
 
 async def server(service: Service, request: Request) -> Response:
-    """`GET /v2`."""
+    """Answer `GET /v2`."""
     return Response(orjson.dumps({"name": "marl-ray", "version": __version__, "extensions": []}))
 
 
 async def server_live(service: Service, request: Request) -> Response:
-    """`GET /v2/health/live`."""
+    """Answer `GET /v2/health/live`."""
     return Response(orjson.dumps({"live": True}))
 
 
 async def server_ready(service: Service, request: Request) -> Response:
-    """`GET /v2/health/ready`, as `/ready`."""
+    """Answer `GET /v2/health/ready`, as `/ready`."""
     response = await operations.ready(service, request)
     return Response(orjson.dumps({"ready": response.status == 200}), response.status)
 
 
 async def model_ready(service: Service, request: Request) -> Response:
-    """`GET /v2/models/{name}/ready`: 200 if an answer is available for every arm that gets traffic, else 503."""
+    """Answer `GET /v2/models/{name}/ready`: 200 if an answer is available for every arm that gets traffic, else 503."""
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
     is_ready = all(router.answering(arm) for arm, weight in router.state.weights.items() if weight > 0)
@@ -69,7 +69,7 @@ async def model_ready(service: Service, request: Request) -> Response:
 
 
 async def model_metadata(service: Service, request: Request) -> Response:
-    """`GET /v2/models/{name}`."""
+    """Answer `GET /v2/models/{name}`."""
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
     bundle = actor_critics(router)
@@ -80,12 +80,12 @@ async def model_metadata(service: Service, request: Request) -> Response:
 
 
 def newest(service: Service, request: Request) -> Router:
-    """The newest experiment of the path's model, or RequestError 404."""
+    """Return the newest experiment of the path's model, or RequestError 404."""
     return service.endpoints.acting(request.path.split("/")[3])[0]
 
 
 def actor_critics(router: Router) -> Bundle:
-    """The control's bundle; RequestError 422 if the model writes text, which other routes serve."""
+    """Return the control's bundle; RequestError 422 if the model writes text, which other routes serve."""
     if router.is_text:
         raise RequestError(
             422, "model", f"{router.config.served_as!r} serves token policies, expected actor_critic policies"
@@ -94,12 +94,12 @@ def actor_critics(router: Router) -> Bundle:
 
 
 def inputs_of(bundle: Bundle) -> dict[str, Tensor]:
-    """Input name (an agent) -> its tensor."""
+    """Return the input name (an agent) -> its tensor."""
     return {agent: _tensor(bundle.policies[policy].observation_space) for agent, policy in bundle.agents.items()}
 
 
 def outputs_of(bundle: Bundle) -> dict[str, Tensor]:
-    """Output name (`AGENT.action`, `AGENT.log_prob`) -> its tensor."""
+    """Return the output name (`AGENT.action`, `AGENT.log_prob`) -> its tensor."""
     tensors = {}
     for agent, policy in bundle.agents.items():
         tensors[agent + ACTION] = _tensor(bundle.policies[policy].action_space)

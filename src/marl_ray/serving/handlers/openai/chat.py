@@ -45,7 +45,7 @@ FORMATS = ("text", "json_object")
 
 
 async def completions(service: Service, request: Request) -> Response | Stream:
-    """`POST /v1/chat/completions`."""
+    """Answer `POST /v1/chat/completions`."""
     service.admission.admit(request, "inference")
     data = await request.object(CHAT_FIELDS)
     messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), flag(data, "logprobs")

@@ -30,7 +30,7 @@ LARGEST_TOKEN = 1 << 31
 
 
 async def text_completions(service: Service, request: Request) -> Response | Stream:
-    """`POST /v1/completions`: one choice for each prompt, all by the session's arm."""
+    """Answer `POST /v1/completions`: one choice for each prompt, all by the session's arm."""
     key = service.admission.keys.check(request, "inference")
     data = await request.object(COMPLETION_FIELDS)
     prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
@@ -78,7 +78,7 @@ async def _all(parts: Sequence[Any]) -> list[Any]:
 
 
 def _prompts(given: Any, most: int) -> list[str | tuple[int, ...]]:
-    """Texts and lists of token ids; RequestError 400 or 413."""
+    """Return the texts and lists of token ids; RequestError 400 or 413."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
@@ -148,7 +148,8 @@ class _Completions:
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> dict[str, Any] | None:
-        """The log-probabilities of a whole text or a piece of one, `offset` characters of tokens behind its beginning."""
+        """Return the log-probabilities of a whole text or a piece of one, `offset` characters of tokens behind its
+        beginning."""
         if not self._log_probs:
             return None
         offsets = []

@@ -38,8 +38,8 @@ _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_excee
 
 
 def problem(error: RequestError, prompt: str = "prompt") -> bytes:
-    """An error in the form that OpenAI's clients read; `param` is the `field` of our other routes. `prompt` is the
-    path's name of the prompt."""
+    """Return an error in the form that OpenAI's clients read; `param` is the `field` of our other routes. `prompt` is
+    the path's name of the prompt."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     code = error.code or _CODES.get(error.status)
     field = (_FIELDS | {"prompt": prompt}).get(error.field or "", error.field)
@@ -78,7 +78,7 @@ def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> Completion
 
 
 def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
-    """The amounts to add to the logits; None if there are none."""
+    """Return the amounts to add to the logits; None if there are none."""
     given = data.get("logit_bias")
     if given is not None and not isinstance(given, dict):
         raise RequestError(400, "logit_bias", "expected an object of token ids and biases")
@@ -115,7 +115,7 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
 
 
 def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
-    """The number of most likely tokens that a field asks for; 0 where it is missing or null."""
+    """Return the number of most likely tokens that a field asks for; 0 where it is missing or null."""
     value = data.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most):
         raise RequestError(400, name, f"expected an integer from 0 to {most}")
@@ -140,10 +140,10 @@ async def assign_request(
 
 
 def part(writer: TextResponseWriter, head: Mapping[str, Any], kind: str, choices: list[Any]) -> dict[str, Any]:
-    """The fields that a complete answer and the parts of a stream share."""
+    """Return the fields that a complete answer and the parts of a stream share."""
     return {**head, "object": kind, "system_fingerprint": writer.digest[:16], "choices": choices}
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
-    """OpenAI's `usage`: the numbers of tokens of the prompt, of the completion and of both."""
+    """Return OpenAI's `usage`: the numbers of tokens of the prompt, of the completion and of both."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -30,8 +30,8 @@ class Tools(NamedTuple):
 
 
 def messages_of(given: Any) -> Messages:
-    """Every message reduced to what the model reads; other fields are dropped, because clients send back the messages
-    that they got, with any fields. RequestError 400 naming the invalid message."""
+    """Return every message reduced to what the model reads; other fields are dropped, because clients send back the
+    messages that they got, with any fields. RequestError 400 naming the invalid message."""
     if not isinstance(given, list) or not given:
         raise RequestError(400, "messages", "expected a list with at least one message")
     return tuple(_message(f"messages.{k}", message) for k, message in enumerate(given))
@@ -93,7 +93,7 @@ def _call(where: str, call: Any) -> Message:
 
 
 def _is_plain(value: Any) -> bool:
-    """True if the value can be written as JSON again: orjson refuses what is deeper than 254 levels, halves of
+    """Return True if the value can be written as JSON again: orjson refuses what is deeper than 254 levels, halves of
     characters, and integers of more than 64 bits."""
     try:
         orjson.dumps(value)

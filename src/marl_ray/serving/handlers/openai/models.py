@@ -11,12 +11,12 @@ from marl_ray.serving.service import Service
 
 
 async def agent_model(service: Service, request: Request) -> Response:
-    """`GET /v1/models/ENDPOINT/AGENT`."""
+    """Answer `GET /v1/models/ENDPOINT/AGENT`."""
     return await model(service, request)
 
 
 async def model(service: Service, request: Request) -> Response:
-    """`GET /v1/models/ENDPOINT`."""
+    """Answer `GET /v1/models/ENDPOINT`."""
     await service.admission.admit_reader(request, "inference")
     wanted = request.path.removeprefix("/v1/models/")
     served = service.endpoints.served(wanted.partition("/")[0])
@@ -27,8 +27,8 @@ async def model(service: Service, request: Request) -> Response:
 
 
 def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:
-    """The values that `model` may have for an endpoint's experiments (newest first): the endpoint's name where one
-    policy plays all agents, else one name per agent. An endpoint without language models has none."""
+    """Return the values that `model` may have for an endpoint's experiments (newest first): the endpoint's name where
+    one policy plays all agents, else one name per agent. An endpoint without language models has none."""
     newest = routers[0]
     if not newest.is_text:
         return []

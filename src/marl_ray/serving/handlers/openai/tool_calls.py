@@ -23,7 +23,8 @@ class ToolCallReader:
         """The number of calls so far."""
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """The text that later tokens cannot change, and the calls that are complete, in the form of OpenAI's API."""
+        """Return the text that later tokens cannot change, and the calls that are complete, in the form of OpenAI's
+        API."""
         self._held += text
         if self._is_json is None and (self._held.strip() or last):
             self._is_json = self._held.lstrip()[:1] in ("{", "[")
@@ -57,7 +58,7 @@ class ToolCallReader:
         return self._unblanked(said, last), calls
 
     def _unblanked(self, said: str, last: bool) -> str:
-        """The text without blanks around calls; blanks at its end are held back until the next part."""
+        """Return the text without blanks around calls; blanks at its end are held back until the next part."""
         text = self._blank + said
         kept = text if last and not self.calls else text.rstrip()
         self._blank = text[len(kept) :]
@@ -80,8 +81,8 @@ class ToolCallReader:
 
 
 def _close(text: str, begin: int) -> tuple[int, bool]:
-    """The index at which the block that begins here is closed, or -1; and whether later text cannot change it, because
-    a JSON string in the arguments may contain the closing mark."""
+    """Return the index at which the block that begins here is closed, or -1; and whether later text cannot change it,
+    because a JSON string in the arguments may contain the closing mark."""
     first = end = text.find(CLOSE, begin)
     while end >= 0:
         block = text[begin:end].strip()
@@ -94,5 +95,5 @@ def _close(text: str, begin: int) -> tuple[int, bool]:
 
 
 def _overlap(text: str, start: str) -> int:
-    """The length of the longest beginning of `start` that `text` ends with."""
+    """Return the length of the longest beginning of `start` that `text` ends with."""
     return next((n for n in range(min(len(text), len(start) - 1), 0, -1) if text.endswith(start[:n])), 0)

@@ -127,7 +127,7 @@ def _object(
     example: JsonSchema | None = None,
     own: Mapping[str, JsonSchema] = MappingProxyType({}),
 ) -> JsonSchema:
-    """A schema of an object; fields in `own` mean something else here than on other paths."""
+    """Return a schema of an object; fields in `own` mean something else here than on other paths."""
     known = {**_FIELDS, **own}
     properties = {field: known[field] for field in sorted(fields)}
     made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
@@ -277,7 +277,8 @@ _HEADERS: JsonSchema = {"x-request-id": {"schema": _TEXT, "description": "The ca
 
 @lru_cache(maxsize=8)
 def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
-    """The document, as JSON. `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys."""
+    """Return the document, as JSON. `base` is the prefix that the gateway is mounted at; `keyed` says whether it has
+    keys."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         if not route.template.startswith(PAGES):

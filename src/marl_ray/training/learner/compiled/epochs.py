@@ -64,12 +64,13 @@ class CompiledBatch:
         self.prepared = prepared
 
     def chosen(self, selection: Selection) -> np.ndarray:
-        """The numbers (n,) of the decisions of a minibatch that are trained on."""
+        """Return the numbers (n,) of the decisions of a minibatch that are trained on."""
         agents = self.prepared.shape.agents
         return selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
 
     def gradient(self, weights: np.ndarray, chosen: np.ndarray, decisions: float, sums: np.ndarray) -> np.ndarray:
-        """The gradient (weights,) of a minibatch's loss over all workers; adds this worker's metrics to `sums` (5,)."""
+        """Return the gradient (weights,) of a minibatch's loss over all workers; adds this worker's metrics to `sums`
+        (5,)."""
         gradient = np.empty_like(weights)
         for k, part in enumerate(self.parts):
             self.part_gradient(k, weights[part], chosen, decisions, gradient[part], sums)
@@ -85,8 +86,8 @@ class CompiledBatch:
 
 
 def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
-    """The greatest difference of the first minibatch's compiled gradient from torch's, as `TOLERANCE` measures it; equal on
-    all workers. Changes nothing."""
+    """Return the greatest difference of the first minibatch's compiled gradient from torch's, as `TOLERANCE` measures
+    it; equal on all workers. Changes nothing."""
     selection, size = prepared.minibatch_plan[0][0], prepared.sizes[0].tolist()
     flat = FlatState(policy)
     batch = CompiledBatch(policy, state, prepared)
@@ -193,7 +194,7 @@ def _second_thread() -> ThreadPoolExecutor:
 
 
 def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
-    """The rows that the decisions (N,) read, from their observations (N, D)."""
+    """Return the rows that the decisions (N,) read, from their observations (N, D)."""
     if (categories := categories_of(network)) is not None:
         return categories.inputs(_array(observations))
     rows = _array(observations, np.float32)
@@ -205,8 +206,8 @@ def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
 
 
 def _critic_inputs(model: ActorCritic, prepared: PreparedBatch) -> tuple[NetworkInputs, np.ndarray]:
-    """The rows that the critic reads for each decision, and its output (N,) int64 that is the decision's value. A central
-    critic reads the state of all agents once, and has an output for each."""
+    """Return the rows that the critic reads for each decision, and its output (N,) int64 that is the decision's value.
+    A central critic reads the state of all agents once, and has an output for each."""
     batch, agents, (rows, steps) = prepared.batch, prepared.shape.agents, prepared.mask.shape
     assert model.critic is not None
     if batch.states is None:

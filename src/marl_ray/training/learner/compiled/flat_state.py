@@ -48,7 +48,7 @@ class FlatState:
         self.weights, self.first, self.second = (row.numpy().copy() for row in total(rows))
 
     def own(self, row: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Each parameter, and this worker's part of its place in `row`."""
+        """Yield each parameter, and this worker's part of its place in `row`."""
         for parameter, place in zip(self._parameters, self._places, strict=True):
             yield parameter, row[place]
 
@@ -66,7 +66,7 @@ class FlatState:
             state["step"].fill_(self.step)
 
     def _shards(self) -> Iterator[tuple[slice, Tensor, dict[str, Tensor]]]:
-        """This worker's place in a row, the parameter, and its state, which is made as Adam makes it."""
+        """Yield this worker's place in a row, the parameter, and its state, which is made as Adam makes it."""
         for place, parameter in zip(self._places, self._parameters, strict=True):
             state = self._policy.optimizer.state[parameter]
             if not state:
@@ -76,7 +76,8 @@ class FlatState:
 
 
 def _own_part(parameter: Tensor, at: int) -> slice:
-    """The places of this worker's shard of a parameter whose first weight has the place `at`: some of its rows."""
+    """Return the places of this worker's shard of a parameter whose first weight has the place `at`: some of its
+    rows."""
     if not isinstance(parameter, DTensor):
         return slice(at, at + parameter.numel())
     rank, workers = world()

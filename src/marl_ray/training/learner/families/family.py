@@ -51,10 +51,10 @@ class PolicyFamily(Protocol):
         """Say after the last of the several passes of a gradient step that the weights change now."""
 
     def actor(self, model: Any) -> nn.Module:
-        """The part of the model that chooses actions."""
+        """Return the part of the model that chooses actions."""
 
     def critics(self, model: Any) -> list[nn.Module]:
-        """The parts of the model that estimate values and cost values."""
+        """Return the parts of the model that estimate values and cost values."""
 
     def refresh(self, models: PolicyModels, mixed_precision: bool, where: str) -> None:
         """Copy the trained weights into the rollout copy; every worker takes part. Errors may name `where`."""
@@ -67,11 +67,12 @@ class PolicyFamily(Protocol):
         """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
     def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
-        """(workers + 1,) the number of each worker's first copy among all copies, then the count of all copies; every
-        worker takes part."""
+        """Return the number of each worker's first copy among all copies, then the count of all copies, (workers + 1,);
+        every worker takes part."""
 
     def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
-        """(copies,) numbers: a pass over copies with similar numbers costs less; None where all passes cost the same."""
+        """Return (copies,) numbers: a pass over copies with similar numbers costs less; None where all passes cost the
+        same."""
 
     def inputs(self, model: Any, batch: Trajectories) -> Any:
         """Encode the inputs once per batch, for `evaluate`."""
@@ -92,8 +93,8 @@ class PolicyFamily(Protocol):
         """
 
     def reference(self, models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
-        """Log-probabilities (R, T') under the reference policy, without gradients."""
+        """Return the log-probabilities (R, T') under the reference policy, without gradients."""
 
     def log_ratio(self, rollout: Any, batch: Trajectories) -> Tensor:
-        """(copies, T) log-probability of the agents' recorded actions now, minus that when they were sampled, on CPU. For
-        sequential updates, which language models do not have."""
+        """Return the log-probability (copies, T) of the agents' recorded actions now, minus that when they were
+        sampled, on CPU. For sequential updates, which language models do not have."""

@@ -51,12 +51,12 @@ def end_passes(model: ActorCritic) -> None:
 
 
 def actor(model: ActorCritic) -> nn.Module:
-    """The network that chooses actions."""
+    """Return the network that chooses actions."""
     return model.actor
 
 
 def critics(model: ActorCritic) -> list[nn.Module]:
-    """The critic and the cost critic, as far as the algorithm has them."""
+    """Return the critic and the cost critic, as far as the algorithm has them."""
     return list(model.critics)
 
 
@@ -142,7 +142,7 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
 
 
 def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
-    """Log-probabilities (R, T') of the selection's actions under the reference actor."""
+    """Return the log-probabilities (R, T') of the selection's actions under the reference actor."""
     distribution = models.trained.distribution
     allowed = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)
     observations = selection.take(batch.observations, shape.agents)
@@ -152,7 +152,8 @@ def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection
 
 
 def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
-    """(copies, T) log-probability of the agents' recorded actions now, minus that when they were sampled, on CPU."""
+    """Return the log-probability (copies, T) of the agents' recorded actions now, minus that when they were sampled, on
+    CPU."""
     distribution = rollout.distribution
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
     outputs = distribution.normalize(rollout.actor.infer(batch.observations.flatten(0, 1)), allowed)

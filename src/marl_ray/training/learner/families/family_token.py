@@ -42,8 +42,8 @@ def set_up(
 
 
 def begin_pass(model: TokenPolicy, last: bool) -> None:
-    """Groups of workers add their gradients up in the last pass alone. The weights of a small model stay gathered from
-    the first pass to the last."""
+    """Begin a pass: groups of workers add their gradients up in the last pass alone. The weights of a small model stay
+    gathered from the first pass to the last."""
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
     sharded.set_requires_all_reduce(last)
@@ -58,12 +58,12 @@ def end_passes(model: TokenPolicy) -> None:
 
 
 def actor(model: TokenPolicy) -> nn.Module:
-    """The language model itself."""
+    """Return the language model itself."""
     return cast(nn.Module, model.lm)
 
 
 def critics(model: TokenPolicy) -> list[nn.Module]:
-    """The value heads, as far as the algorithm has them."""
+    """Return the value heads, as far as the algorithm has them."""
     return list(model.heads)
 
 
@@ -105,7 +105,7 @@ def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
 
 def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
-    """(copies,) numbers by which copies of like length and equal prompts share a pass."""
+    """Return (copies,) numbers by which copies of like length and equal prompts share a pass."""
     assert batch.prompts is not None
     return model.order(batch.prompts, batch.mask)[::agents]
 
@@ -132,7 +132,7 @@ def evaluate(
 
 
 def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
-    """Log-probabilities (R, T') of the selection's tokens under the reference model."""
+    """Return the log-probabilities (R, T') of the selection's tokens under the reference model."""
     assert batch.prompts is not None
     prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))
     mask = selection.decisions(batch.mask, shape.agents)

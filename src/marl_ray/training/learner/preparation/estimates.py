@@ -28,7 +28,7 @@ class Estimates(NamedTuple):
 
 
 def trained_decisions(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
-    """(B, T) bool: own decisions, without greedy rows and, with `overlong_filter`, without truncated rows."""
+    """Return (B, T) bool: own decisions, without greedy rows and, with `overlong_filter`, without truncated rows."""
     mask = batch.mask & ~batch.greedy[:, None]
     if hyper.overlong_filter:
         mask = mask & ~batch.truncated.any(1, keepdim=True)
@@ -36,7 +36,8 @@ def trained_decisions(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
 
 
 def split_rows(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tensor]:
-    """The decisions that are trained on, (B, T) bool, and the rows that a comparison of groups leaves out, (B,) bool."""
+    """Return the decisions that are trained on, (B, T) bool, and the rows that a comparison of groups leaves out, (B,)
+    bool."""
     spec, mask = policy.algorithm.spec, trained_decisions(batch, policy.hyper)
     left_out = torch.zeros_like(batch.greedy)
     if spec.groups:  # an answer to a prompt that nobody else answered has nothing to be compared with

@@ -87,14 +87,15 @@ def prepare(
 
 
 def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, divergence: Tensor) -> Tensor:
-    """The rewards (B, T) that advantages are taken of; with `kl_place: reward` the divergence is a part of them."""
+    """Return the rewards (B, T) that advantages are taken of; with `kl_place: reward` the divergence is a part of
+    them."""
     hyper = policy.hyper
     penalty = state.kl_coef * divergence if hyper.kl_coef and hyper.kl_place == "reward" else None
     return policy.algorithm.shape_rewards(batch, hyper, policy.settings.horizon, penalty)
 
 
 def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, old: OldOutputs) -> Trajectories:
-    """The batch with the critics' outputs before the first step, in units of rewards and costs."""
+    """Return the batch with the critics' outputs before the first step, in units of rewards and costs."""
     batch = replace(batch, values=state.value_norm.denormalize(old.values) * batch.mask)
     if not policy.budgets:
         return batch
@@ -102,7 +103,8 @@ def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories,
 
 
 def _normalised_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
-    """The advantages (B, T), standardised over all workers' batch if `advantage_norm` is `batch`; 0 outside of `mask`."""
+    """Return the advantages (B, T), standardised over all workers' batch if `advantage_norm` is `batch`; 0 outside of
+    `mask`."""
     hyper = policy.hyper
     return standardise(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
 
@@ -123,7 +125,7 @@ def _moved_state(
 
 
 def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> Tensor:
-    """(K,) per decision; `cost_scale` (K,) are the divisors of the cost advantages."""
+    """Return the violations (K,) per decision; `cost_scale` (K,) are the divisors of the cost advantages."""
     raw = raw_violations(policy.budgets, costs)
     if raw is None:
         return torch.zeros(len(policy.budgets), device=policy.device)
@@ -131,7 +133,8 @@ def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> 
 
 
 def raw_violations(budgets: Sequence[float], costs: CostStats) -> list[float] | None:
-    """The excess of a decision over its share of each budget, in units of the cost; None without budgets or episodes."""
+    """Return the excess of a decision over its share of each budget, in units of the cost; None without budgets or
+    episodes."""
     if not budgets or costs.means is None:
         return None
     pairs = zip(costs.means, budgets, strict=True)

@@ -63,7 +63,7 @@ def check_finite(where: str, sums: dict[str, Tensor]) -> None:
 def batch_metrics(
     policy: TrainedPolicy, batch: Trajectories, estimates: Estimates, sums: dict[str, Tensor]
 ) -> dict[str, float]:
-    """The metrics that are known before the first gradient step, over all workers."""
+    """Return the metrics that are known before the first gradient step, over all workers."""
     metrics: dict[str, float] = {}
     if policy.hyper.kl_coef:
         metrics["reference_kl"] = _mean(sums["divergence"])
@@ -78,18 +78,19 @@ def batch_metrics(
 
 
 def _signal_moments(values: Tensor, mask: Tensor) -> Tensor:
-    """Moments of every signal of (B, T, K) over own decisions, (K, 3)."""
+    """Return the moments of every signal of (B, T, K) over own decisions, (K, 3)."""
     signals = values.unbind(-1)
     return torch.stack([moments(signal, mask) for signal in signals]) if signals else mask.new_zeros(0, 3)
 
 
 def _mean(sums: Tensor) -> float:
-    """The mean, from moments (count, sum, sum of squares)."""
+    """Return the mean, from moments (count, sum, sum of squares)."""
     return float(sums[1] / sums[0].clamp(min=1))
 
 
 def _explained_variance(targets: Tensor, residuals: Tensor) -> float:
-    """1 - the mean square residual over the variance of the targets, from their moments (3,); 0 without variance."""
+    """Return 1 - the mean square residual over the variance of the targets, from their moments (3,); 0 without
+    variance."""
     n, total, square = targets.tolist()
     variance = square / max(n, 1) - (total / max(n, 1)) ** 2
     residual = float(residuals[2]) / max(n, 1)

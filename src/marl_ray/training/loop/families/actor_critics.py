@@ -32,7 +32,7 @@ def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listener
 
 
 def read_data(config: RunConfig, team: Team) -> None:
-    """None, because configs refuse `data` for actor-critics."""
+    """Return None, because configs refuse `data` for actor-critics."""
     return
 
 
@@ -45,7 +45,7 @@ def make_collector(
     state: Mapping[str, Any] | None,
     data: Any,
 ) -> Collector:
-    """The collector of compiled or batched environments."""
+    """Return the collector of compiled or batched environments."""
     envs = make_batch(config.env, len(copies), list(agents.values()), config.signals, config.constraints)
     return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
 
@@ -53,10 +53,10 @@ def make_collector(
 def starts_player(
     config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
 ) -> ArenaPlayer:
-    """Evaluations play in environments of their own."""
+    """Return a player with environments of its own."""
     return ArenaPlayer(config, env, agents)
 
 
 def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
-    """Both empty: actor-critics write no responses."""
+    """Return both empty: actor-critics write no responses."""
     return {}, []

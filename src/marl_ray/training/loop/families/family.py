@@ -29,7 +29,7 @@ class RunFamily(Protocol):
         """Move the team's first weights by the config's `warm_start`; every worker takes part."""
 
     def read_data(self, config: RunConfig, team: Team) -> Any:
-        """The run's `data` as the collector takes it."""
+        """Return the run's `data` as the collector takes it."""
 
     def make_collector(
         self,
@@ -41,8 +41,8 @@ class RunFamily(Protocol):
         state: Mapping[str, Any] | None,
         data: Any,
     ) -> BatchCollector:
-        """The collector of these copies of the environment, or of the run's `data`; `state` is the snapshot of another one,
-        whose episodes go on."""
+        """Return the collector of these copies of the environment, or of the run's `data`; `state` is the snapshot of
+        another one, whose episodes go on."""
 
     def starts_player(
         self,
@@ -51,15 +51,15 @@ class RunFamily(Protocol):
         agents: Mapping[str, Sequence[str]],
         collector: BatchCollector,
     ) -> StartsPlayer:
-        """The part that plays the run's evaluations; `collector` is the one that training uses."""
+        """Return the part that plays the run's evaluations; `collector` is the one that training uses."""
 
     def response_metrics(self, batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
-        """Metrics of all workers' responses, and a few episodes as text; both empty for actor-critics. Every worker calls
-        it."""
+        """Return the metrics of all workers' responses, and a few episodes as text; both empty for actor-critics. Every
+        worker calls it."""
 
 
 def run_family(config: RunConfig) -> RunFamily:
-    """The family of a run."""
+    """Return the family of a run."""
     if config.language:
         from marl_ray.training.loop.families import language_models  # loads transformers
 

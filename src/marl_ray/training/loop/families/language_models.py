@@ -40,7 +40,7 @@ def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listener
 
 
 def read_data(config: RunConfig, team: Team) -> dict[str, list[ResponseBlock]] | None:
-    """The run's `data` as token ids of its policies; None without `data`."""
+    """Return the run's `data` as token ids of its policies; None without `data`."""
     if config.data is None:
         return None
     readers = {name: Reader(model.lm, model.tokenizer) for name, model in cast(Mapping[str, Any], team.models).items()}
@@ -56,7 +56,7 @@ def make_collector(
     state: Mapping[str, Any] | None,
     data: Mapping[str, Sequence[ResponseBlock]] | None,
 ) -> TextCollector:
-    """The collector of texts, or of texts that were served."""
+    """Return the collector of texts, or of texts that were served."""
 
     def make() -> AECEnv:
         return cast(AECEnv, make_env(config.env, config.constraints))
@@ -70,14 +70,14 @@ def make_collector(
 def starts_player(
     config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
 ) -> HeldOutPlayer:
-    """Evaluations play held-out tasks with the collector that training uses."""
+    """Return a player of held-out tasks, with the collector that training uses."""
     assert isinstance(collector, TextCollector)
     return HeldOutPlayer(config, collector)
 
 
 def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
-    """The tokens that are trained on, the tokens of their prompts, means of roles and environment, and the drawn episodes as
-    text."""
+    """Return the tokens that are trained on, the tokens of their prompts, means of roles and environment, and the drawn
+    episodes as text."""
     assert isinstance(batch, TextBatch)
     responses = [rows for rows in batch.trajectories.values() if rows.prompts is not None]
     trained = sum(int(rows.mask.sum()) for rows in responses)

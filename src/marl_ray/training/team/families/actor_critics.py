@@ -36,7 +36,8 @@ class ActorCriticTeam(Team):
         }
 
     def _compiled(self, name: str) -> tuple[CompiledNetwork, ...]:
-        """The actor and the critic as compiled code, for a policy that learns by such code; empty for all others."""
+        """Return the actor and the critic as compiled code, for a policy that learns by such code; empty for all
+        others."""
         if name not in self.learners or not self.learners[name].compiled:
             return ()
         model = cast(ActorCritic, self.models[name])
@@ -61,7 +62,7 @@ class ActorCriticTeam(Team):
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]) -> dict[str, ActorCritic]:
-    """The models are complete, with random weights that follow from the run's seed."""
+    """Build complete models with random weights that follow from the run's seed."""
     state_space = joint_space([env.observation_space(agent) for members in agents.values() for agent in members])
     models = {}
     for number, (name, members) in enumerate(agents.items()):
@@ -95,17 +96,17 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
 
 
 def horizon(config: RunConfig, name: str) -> int:
-    """A step is a step of the environment."""
+    """Return the greatest number of steps, which are steps of the environment."""
     return config.train.horizon
 
 
 def sampled_elsewhere(config: RunConfig, name: str) -> bool:
-    """False, because every worker samples by its own copy."""
+    """Return False, because every worker samples by its own copy."""
     return False
 
 
 def has_other_engine(config: RunConfig, name: str) -> bool:
-    """False, because no engine samples from actor-critics."""
+    """Return False, because no engine samples from actor-critics."""
     return False
 
 
@@ -117,5 +118,5 @@ def assemble(
     mesh: DeviceMesh,
     engine_of: "EngineOf | None",
 ) -> ActorCriticTeam:
-    """The models play as the learners refresh them."""
+    """Assemble a team whose models play as the learners refresh them."""
     return ActorCriticTeam(agents, models, learners)

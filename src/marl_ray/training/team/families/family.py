@@ -24,14 +24,14 @@ class TeamFamily(Protocol):
         `team.NAME.bundle` if the config names one."""
 
     def horizon(self, config: RunConfig, name: str) -> int:
-        """The greatest number of steps of a policy's sequences."""
+        """Return the greatest number of steps of a policy's sequences."""
 
     def sampled_elsewhere(self, config: RunConfig, name: str) -> bool:
-        """True if the engine that samples from a policy has the weights itself, so that no worker needs a copy which
-        samples."""
+        """Return True if the engine that samples from a policy has the weights itself, so that no worker needs a copy
+        which samples."""
 
     def has_other_engine(self, config: RunConfig, name: str) -> bool:
-        """True if the engine that samples from a policy computes with other code than the policy's modules."""
+        """Return True if the engine that samples from a policy computes with other code than the policy's modules."""
 
     def assemble(
         self,
@@ -46,7 +46,7 @@ class TeamFamily(Protocol):
 
 
 def team_family(config: RunConfig) -> TeamFamily:
-    """The family of a run's team."""
+    """Return the family of a run's team."""
     if config.language:
         from marl_ray.training.team.families import language_models  # loads transformers
 

@@ -64,12 +64,12 @@ class LanguageTeam(Team):
         return cast(Mapping[str, TokenPolicy], self.models)
 
     def _parted(self) -> dict[str, StillWeights]:
-        """The present weights of the models that no worker has whole."""
+        """Return the present weights of the models that no worker has whole."""
         models = self._policies()
         return {name: StillWeights(models[name]) for name in self.agents if models[name].source is not None}
 
     def _still(self, name: str) -> TokenPolicy:
-        """A model that the next update does not change."""
+        """Return a model that the next update does not change."""
         model = self._policies()[name]
         if name not in self.learners:
             return model
@@ -78,8 +78,8 @@ class LanguageTeam(Team):
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]) -> dict[str, TokenPolicy]:
-    """The policies are on CPU, with the critics that their algorithms need. The weights of `model.path`, or of a bundle in
-    their place, stay in their files until the policy is sharded or copied."""
+    """Build the policies on CPU, with the critics that their algorithms need. The weights of `model.path`, or of a
+    bundle in their place, stay in their files until the policy is sharded or copied."""
     policies = {}
     for number, (name, members) in enumerate(agents.items()):
         spec, settings = config.spec_of(name), config.team[name]
@@ -108,8 +108,8 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
 
 
 def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Models, str] | None:
-    """The policies of `team.NAME.bundle`, with their weights still unread, and the name of the one that plays `agent`;
-    None if no bundle is given."""
+    """Return the policies of `team.NAME.bundle`, with their weights still unread, and the name of the one that plays
+    `agent`; None if no bundle is given."""
     reference = config.team[name].bundle
     if reference is None:
         return None
@@ -122,17 +122,17 @@ def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Models, st
 
 
 def horizon(config: RunConfig, name: str) -> int:
-    """A step is a token of a response."""
+    """Return the greatest number of steps, which are tokens of a response."""
     return config.team[name].generation.max_tokens
 
 
 def sampled_elsewhere(config: RunConfig, name: str) -> bool:
-    """False where the run plays nothing, because no engine is started then."""
+    """Return False where the run plays nothing, because no engine is started then."""
     return config.data is None and has_weights(config.team[name].generation)
 
 
 def has_other_engine(config: RunConfig, name: str) -> bool:
-    """False where the run plays nothing, because nothing is sampled then."""
+    """Return False where the run plays nothing, because nothing is sampled then."""
     return config.data is None and not engine_spec(config.team[name].generation.engine).same_modules
 
 
@@ -144,7 +144,8 @@ def assemble(
     mesh: DeviceMesh,
     engine_of: "EngineOf | None",
 ) -> LanguageTeam:
-    """Copies of the models sample, and the GPU's memory limits the passes of the learners."""
+    """Assemble a team whose copies of the models sample, and in which the GPU's memory limits the passes of the
+    learners."""
     device, sampling = torch.device(mesh.device_type), {}
     for name, model in models.items():
         if name in learners:

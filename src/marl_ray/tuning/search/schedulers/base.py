@@ -90,11 +90,12 @@ class TrialStandings(Mapping[int, TrialStanding]):
         self.waiting.discard(number)
 
     def reached(self, at: int) -> int:
-        """Number of trials that have a score at decision point `at`."""
+        """Return the number of trials that have a score at decision point `at`."""
         return len(self._arrived.get(at, ()))
 
     def waiting_in_best(self, at: int, places: int) -> list[int]:
-        """Trials that wait at `at` and are among its `places` best, best first, the earlier first among equals."""
+        """Return the trials that wait at `at` and are among its `places` best, best first, the earlier first among
+        equals."""
         arrived, best = self._arrived.get(at, []), []
         for place in self._waiting.get(at, ()):
             if bisect_left(arrived, place) >= places:
@@ -125,7 +126,7 @@ class Scheduler(Protocol):
     """The scheduler of one sweep."""
 
     def next_stop(self, steps: int) -> int | None:
-        """The first decision point after `steps` environment steps; None if there is none before the end."""
+        """Return the first decision point after `steps` environment steps; None if there is none before the end."""
         ...
 
     def decide(self, trials: TrialStandings, more: int | None) -> TrialVerdicts:

@@ -19,5 +19,5 @@ class FifoScheduler:
         return None
 
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
-        """No trial waits, so there is nothing to decide."""
+        """Decide nothing: no trial waits."""
         return TrialVerdicts()

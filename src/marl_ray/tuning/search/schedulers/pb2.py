@@ -53,7 +53,7 @@ class Pb2Scheduler(PopulationScheduler):
     def _observed(
         self, trials: Mapping[int, TrialStanding], keys: list[str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(N,) intervals, (N, D) points in the unit cube, (N,) changes of the score, oldest first."""
+        """Return (N,) intervals, (N, D) points in the unit cube, (N,) changes of the score, oldest first."""
         rows = []
         for trial in trials.values():
             for at in trial.scores:
@@ -71,7 +71,7 @@ class Pb2Scheduler(PopulationScheduler):
 def upper_bounds(
     times: np.ndarray, points: np.ndarray, changes: np.ndarray, now: float, candidates: np.ndarray
 ) -> np.ndarray:
-    """(C,) mean + KAPPA * deviation at `candidates` (C, D) and time `now`, from N observations."""
+    """Return (C,) mean + KAPPA * deviation at `candidates` (C, D) and time `now`, from N observations."""
     spread = changes.std() or 1.0
     y = (changes - changes.mean()) / spread
 
@@ -99,7 +99,7 @@ def upper_bounds(
 
 
 def to_unit(dimension: DimensionConfig, value: float) -> float:
-    """A number as its share of the dimension's range."""
+    """Return a number as its share of the dimension's range."""
     assert dimension.bounds is not None
     low, high = dimension.bounds
     if dimension.loguniform is not None:
@@ -108,7 +108,7 @@ def to_unit(dimension: DimensionConfig, value: float) -> float:
 
 
 def from_unit(dimension: DimensionConfig, share: float) -> Any:
-    """The number at a share of the dimension's range."""
+    """Return the number at a share of the dimension's range."""
     assert dimension.bounds is not None
     low, high = dimension.bounds
     if dimension.loguniform is not None:

@@ -48,7 +48,7 @@ class PopulationScheduler:
     def explore(
         self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
     ) -> dict[str, Any]:
-        """The recipient's new hyper-parameters."""
+        """Return the recipient's new hyper-parameters."""
         raise NotImplementedError
 
 

@@ -14,7 +14,7 @@ from marl_ray.envs.web.webarena.tasks.task import NOT_ACHIEVABLE, AnswerCheck, P
 
 
 def clean(text: str) -> str:
-    """The text without spaces around it and without one pair of quotes, in lower case."""
+    """Return the text without spaces around it and without one pair of quotes, in lower case."""
     text = text.strip()
     for quote in "'", '"':
         if text.startswith(quote) and text.endswith(quote):
@@ -23,13 +23,13 @@ def clean(text: str) -> str:
 
 
 def exact_match(reference: str, text: str) -> bool:
-    """True if both are equal once cleaned."""
+    """Return True if both are equal once cleaned."""
     return clean(text) == clean(reference)
 
 
 def must_include(reference: str, text: str, alone: bool = False) -> bool:
-    """True if the cleaned reference is in the cleaned text. A reference of one character that stands alone in its task must
-    be a word there, so that `0` is not in `10`."""
+    """Return True if the cleaned reference is in the cleaned text. A reference of one character that stands alone in
+    its task must be a word there, so that `0` is not in `10`."""
     reference, text = clean(reference), clean(text)
     if alone and len(reference) == 1 and len(words(reference)) == 1:
         return reference in words(text)
@@ -37,7 +37,7 @@ def must_include(reference: str, text: str, alone: bool = False) -> bool:
 
 
 def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge) -> float:
-    """The score of `string_match`: 1.0 if the answer matches all references of the check, else 0.0.
+    """Return the score of `string_match`: 1.0 if the answer matches all references of the check, else 0.0.
 
     answer: what the agent gave with `stop`. intent: the task in words, which the judge reads.
     """
@@ -51,8 +51,8 @@ def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge
 
 
 def address_score(references: Sequence[str], address: str) -> float:
-    """The score of `url_match`: 1.0 if a reference's host and path are within the address's, and for every parameter of the
-    references one of its values is in the address; else 0.0."""
+    """Return the score of `url_match`: 1.0 if a reference's host and path are within the address's, and for every
+    parameter of the references one of its values is in the address; else 0.0."""
     given = urlparse(address.rstrip("/"))
     wanted = [urlparse(reference.rstrip("/")) for reference in references]
     if not any(url.netloc + url.path in given.netloc + given.path for url in wanted):
@@ -66,7 +66,8 @@ def address_score(references: Sequence[str], address: str) -> float:
 
 
 def content_score(content: PageContent, text: str) -> float:
-    """The score of one part of a page in `program_html`. text: the part as the browser gives it, HTML entities and all."""
+    """Return the score of one part of a page in `program_html`. text: the part as the browser gives it, HTML entities
+    and all."""
     text = html.unescape(text)
     if content.exact is not None:
         return float(exact_match(content.exact, text))

@@ -24,8 +24,8 @@ _ROLE = """(account) => {
 
 
 async def run_program(call: ProgramCall, session: BrowserSession, sites: Mapping[str, str]) -> str:
-    """The result of a program. sites: base URLs. As in WebArena, `__last_url__` is where the page is now: earlier
-    checks may have moved it.
+    """Return the result of a program. sites: base URLs. As in WebArena, `__last_url__` is where the page is now:
+    earlier checks may have moved it.
 
     Raises BrowserError if the shop does not answer as it should.
     """
@@ -45,7 +45,8 @@ async def run_program(call: ProgramCall, session: BrowserSession, sites: Mapping
 
 
 def post_url(url: str) -> str:
-    """The address of a post in the forum, from that of the post or of one of its comments; others stay as they are."""
+    """Return the address of a post in the forum, from that of the post or of one of its comments; others stay as they
+    are."""
     parts = urlsplit(url)
     path = parts.path.split("/")
     if len(path) < 4 or path[1] != "f":
@@ -76,7 +77,7 @@ async def _latest_order(shop: str) -> str:
 
 
 async def _latest_review(shop: str, sku: str, *keys: str | int) -> str:
-    """The value at these keys of the latest review; empty if there is none."""
+    """Return the value at these keys of the latest review; empty if there is none."""
     value = await _api_reply(shop, f"/rest/V1/products/{sku}/reviews", {})
     if value == []:
         return ""
@@ -89,7 +90,7 @@ async def _latest_review(shop: str, sku: str, *keys: str | int) -> str:
 
 
 async def _api_reply(shop: str, path: str, query: Mapping[str, str]) -> Any:
-    """The shop's JSON for a path, asked for as its administrator."""
+    """Return the shop's JSON for a path, asked for as its administrator."""
     try:
         async with httpx.AsyncClient(timeout=REQUEST_S) as client:
             token = await client.post(f"{shop}/rest/default/V1/integration/admin/token", json=ADMIN)

@@ -37,7 +37,7 @@ def check_scored(task: WebTask) -> None:
 async def task_score(
     session: BrowserSession, task: WebTask, answer: str, judge: FuzzyJudge, sites: Mapping[str, str]
 ) -> float:
-    """1.0 if every check of the task is met, else 0.0.
+    """Return 1.0 if every check of the task is met, else 0.0.
 
     A page that a check names and that cannot be opened scores 0. Raises PageError if the browser can be used no more, and
     BrowserError if a site's API or a judge does not answer.
@@ -58,7 +58,8 @@ async def task_score(
 
 
 async def _answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge) -> float:
-    """The score of an answer. A judge may wait for a model, which is to hold up no other episode of this browser."""
+    """Return the score of an answer. A judge may wait for a model, which is to hold up no other episode of this
+    browser."""
     try:
         return await asyncio.to_thread(answer_score, check, answer, intent, judge)
     except Exception as error:  # whatever a judge of a user's raises
@@ -77,7 +78,7 @@ async def _pages_score(session: BrowserSession, check: PageCheck, sites: Mapping
 
 
 async def _part(session: BrowserSession, content: PageContent, sites: Mapping[str, str]) -> str:
-    """The part of a page, as text. Raises ActionError if the page cannot be opened."""
+    """Return the part of a page, as text. Raises ActionError if the page cannot be opened."""
     url = content.url
     if is_program(url):
         url = await run_program(parse_program(url), session, sites)
@@ -95,7 +96,7 @@ async def _part(session: BrowserSession, content: PageContent, sites: Mapping[st
 
 
 async def _evaluated(session: BrowserSession, script: str) -> str | None:
-    """The value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails.
+    """Return the value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails.
 
     Raises PageError if the page has crashed on it.
     """

@@ -25,7 +25,8 @@ _TRUE, _FALSE = {"true", "yes", "y", "1", "t", "on"}, {"false", "no", "n", "0", 
 
 
 def response_score(check: ResponseCheck, answer: str) -> float:
-    """1.0 if the answer is a JSON object, perhaps in a block of ```, with the expected task type, status and data."""
+    """Return 1.0 if the answer is a JSON object, perhaps in a block of ```, with the expected task type, status and
+    data."""
     response = _read(answer)
     if not isinstance(response, dict):
         return 0.0
@@ -44,7 +45,7 @@ def response_score(check: ResponseCheck, answer: str) -> float:
 
 
 def unread_formats(schema: Mapping[str, Any]) -> list[str]:
-    """Formats in a check's schema that `response_score` does not compare."""
+    """Return the formats in a check's schema that `response_score` does not compare."""
     kind = schema.get("type", "array" if "items" in schema else "string")
     if kind == "array":
         return unread_formats(schema.get("items", {}))
@@ -55,8 +56,8 @@ def unread_formats(schema: Mapping[str, Any]) -> list[str]:
 
 
 def same_string(expected: Any, given: Any) -> bool:
-    """True if two texts are equal without regard to case, accents, spaces, hyphens in words and punctuation around them. An
-    expected text from ^ to $ is a regular expression."""
+    """Return True if two texts are equal without regard to case, accents, spaces, hyphens in words and punctuation
+    around them. An expected text from ^ to $ is a regular expression."""
     if is_pattern(expected):
         return re.fullmatch(expected, _plain(given), re.IGNORECASE) is not None
     wanted, text = _plain(expected), _plain(given)
@@ -145,7 +146,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _parsed(value: Any, kind: type) -> Any:
-    """A value, or what it says as JSON where that is of this kind."""
+    """Return a value, or what it says as JSON where that is of this kind."""
     if isinstance(value, str):
         try:
             inner = json.loads(value)
@@ -166,7 +167,7 @@ def _plain(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    """The number. Raises ValueError for what is none."""
+    """Return the number. Raises ValueError for what is none."""
     return float(value if isinstance(value, int | float) else _plain(value).replace(",", "").replace(" ", ""))
 
 
@@ -180,7 +181,8 @@ def _boolean(value: Any) -> bool:
 
 
 def _amount(value: Any) -> Decimal:
-    """The amount of money, with the last of point and comma as the mark of decimals. Raises ValueError for what is none."""
+    """Return the amount of money, with the last of point and comma as the mark of decimals. Raises ValueError for what
+    is none."""
     text = str(value)
     match = _AMOUNT.search(text)
     if match is None:

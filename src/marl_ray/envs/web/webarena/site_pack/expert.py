@@ -6,7 +6,8 @@ from marl_ray.errors import MarlRayError
 
 
 def expert_action(step: tuple[str, ...], prompt: str) -> str:
-    """The action for a step of a `marl_ray.envs.web.webarena.site_pack.made_tasks.Plan`, with the id that the prompt shows.
+    """Return the action for a step of a `marl_ray.envs.web.webarena.site_pack.made_tasks.Plan`, with the id that the
+    prompt shows.
 
     Raises MarlRayError if the page has no element of that name.
     """
@@ -20,7 +21,7 @@ def expert_action(step: tuple[str, ...], prompt: str) -> str:
 
 
 def _element(name: str, prompt: str) -> str:
-    """The id of the link, the button or the text box of this name."""
+    """Return the id of the link, the button or the text box of this name."""
     line = re.compile(rf"^\s*\[(\d+)\] (?:link|button|textbox) {re.escape(repr(name))}", re.MULTILINE)
     match = line.search(prompt)
     if match is None:

@@ -35,7 +35,7 @@ class _Draft:
 
 @lru_cache(maxsize=8)
 def made_tasks(world_seed: int, seed: int, per_template: int = PER_TEMPLATE) -> tuple[MadeTask, ...]:
-    """`per_template` tasks of each template of `TEMPLATES`, which cover all evaluators of WebArena.
+    """Return `per_template` tasks of each template of `TEMPLATES`, which cover all evaluators of WebArena.
 
     world_seed: of the sites' contents. seed: of what is asked.
     """

@@ -25,7 +25,7 @@ class _Visits:
         self._lock = threading.Lock()
 
     def of_cookie(self, cookie: str) -> tuple[str, Visit]:
-        """The visitor of a cookie, or a new one with a name of its own."""
+        """Return the visitor of a cookie, or a new one with a name of its own."""
         with self._lock:
             name = cookie.removeprefix(f"{COOKIE}=")
             if name not in self._visits:
@@ -38,7 +38,8 @@ class _Visits:
 
 @functools.cache
 def serve_sites(seed: int) -> Mapping[str, str]:
-    """Base URL of each site in the world of a seed. Threads of this process serve them to this machine alone."""
+    """Return the base URL of each site in the world of a seed. Threads of this process serve them to this machine
+    alone."""
     visits = _Visits()  # one for all sites, because cookies do not know ports
     return {site: serve_pages(_handler(site, seed, visits), f"site {site}") for site in NAMES}
 

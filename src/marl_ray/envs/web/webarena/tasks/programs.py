@@ -29,12 +29,12 @@ class ProgramCall:
 
 
 def is_program(text: str) -> bool:
-    """True if a text is meant as the call of a program."""
+    """Return True if a text is meant as the call of a program."""
     return text.startswith(PREFIX)
 
 
 def parse_program(text: str) -> ProgramCall:
-    """The call in `func:NAME(ARGUMENTS)`.
+    """Return the call in `func:NAME(ARGUMENTS)`.
 
     Raises ValueError unless it is one call of a program of `PROGRAMS` with as many arguments as it has parameters, each a
     quoted text, or `__page__` for the page.

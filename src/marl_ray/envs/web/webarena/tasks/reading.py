@@ -19,7 +19,7 @@ _BETWEEN: Any = re.compile(r"[ \t\r\n,]*")
 
 @lru_cache(maxsize=8)
 def read_web_tasks(path: str) -> tuple[WebTask, ...]:
-    """The tasks of a file: an array (.json) or a record a line (.jsonl), perhaps in gzip, of WebArena or of
+    """Return the tasks of a file: an array (.json) or a record a line (.jsonl), perhaps in gzip, of WebArena or of
     WebArena-Verified; the key `start_urls` tells them apart.
 
     Raises MarlRayError naming file, line and field of the first mistake, or if there is no task, or an id comes twice.
@@ -42,14 +42,14 @@ def read_web_tasks(path: str) -> tuple[WebTask, ...]:
 
 
 def web_task(row: FileRow) -> WebTask:
-    """The task of a record in either format. Raises MarlRayError naming the record and the field."""
+    """Return the task of a record in either format. Raises MarlRayError naming the record and the field."""
     if isinstance(row.values, dict) and "start_urls" in row.values:
         return verified_task(read_record(VerifiedRecord, row))
     return webarena_task(read_record(WebArenaRecord, row))
 
 
 def split_by_template(tasks: Iterable[WebTask], held_out: float) -> tuple[tuple[WebTask, ...], tuple[WebTask, ...]]:
-    """Training and held-out tasks, where about the share `held_out` of the templates is held out.
+    """Return the training and held-out tasks, where about the share `held_out` of the templates is held out.
 
     Tasks of one template are on one side: they differ in words alone, so that one of them gives the others away.
     """
@@ -58,12 +58,12 @@ def split_by_template(tasks: Iterable[WebTask], held_out: float) -> tuple[tuple[
 
 
 def of_sites(tasks: Iterable[WebTask], sites: Sequence[str]) -> tuple[WebTask, ...]:
-    """The tasks that need no other site than these."""
+    """Return the tasks that need no other site than these."""
     return tuple(task for task in tasks if set(task.sites) <= set(sites))
 
 
 def _with_line(path: str, row: FileRow, data: bytes, number: int) -> str:
-    """The place of an element of an array with its line; a record of a .jsonl file already has one."""
+    """Return the place of an element of an array with its line; a record of a .jsonl file already has one."""
     if not row.where.endswith("]"):
         return row.where
     text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
@@ -71,7 +71,7 @@ def _with_line(path: str, row: FileRow, data: bytes, number: int) -> str:
 
 
 def _line_of(text: str, number: int) -> int:
-    """The line on which element `number` of a JSON array begins."""
+    """Return the line on which element `number` of a JSON array begins."""
     decoder: Any = json.JSONDecoder()
     at = text.index("[") + 1
     for k in range(number + 1):

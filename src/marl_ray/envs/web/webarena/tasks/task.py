@@ -115,23 +115,23 @@ class WebTask:
 
 
 def placeholder(site: str) -> str:
-    """The text in a task that stands for the base URL of a site."""
+    """Return the text in a task that stands for the base URL of a site."""
     return f"__{site.upper()}__"
 
 
 def is_pattern(value: Any) -> bool:
-    """True if an expected value is a regular expression, as WebArena-Verified writes them: from ^ to $."""
+    """Return True if an expected value is a regular expression, as WebArena-Verified writes them: from ^ to $."""
     return isinstance(value, str) and len(value) >= 2 and value.startswith("^") and value.endswith("$")
 
 
 def unknown_placeholders(text: str) -> list[str]:
-    """Placeholders in a text that belong to no site of `SITES`."""
+    """Return the placeholders in a text that belong to no site of `SITES`."""
     known = {placeholder(site) for site in SITES}
     return [name for name in _PLACEHOLDER.findall(text) if name not in known]
 
 
 def on_sites(value: T, sites: Mapping[str, str]) -> T:
-    """A task, or a part of one, with the base URLs of `sites` in place of all placeholders.
+    """Return a task, or a part of one, with the base URLs of `sites` in place of all placeholders.
 
     Raises MarlRayError for a site that is unknown, and for a placeholder of a site without a base URL.
     """

@@ -138,7 +138,7 @@ def _check_value(value: Any, schema: SchemaRecord) -> None:
 
 
 def verified_task(record: VerifiedRecord) -> WebTask:
-    """The task of a record."""
+    """Return the task of a record."""
     return WebTask(
         task_id=str(record.task_id),
         prompt=record.intent,

@@ -149,7 +149,7 @@ class WebArenaRecord(Strict):
 
 
 def webarena_task(record: WebArenaRecord) -> WebTask:
-    """The task of a record. `|AND|` parts the start pages, `|OR|` alternatives."""
+    """Return the task of a record. `|AND|` parts the start pages, `|OR|` alternatives."""
     return WebTask(
         task_id=str(record.task_id),
         prompt=record.intent,
