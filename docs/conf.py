@@ -29,14 +29,14 @@ myst_fence_as_directive = []
 pygments_style = "default"
 
 UNLISTED = ["cli", "cluster", "conformance", "experiments", "rollout", "training"]
-"""Packages without a name in docs/api.md, which need not be read."""
+"""Packages without a name in docs/python_names.md, which need not be read."""
 # Read as text, never imported: the environment of the site has neither torch nor Ray.
 autoapi_dirs = [str(ROOT / "src" / "marl_ray")]
 autoapi_ignore = [f"*/marl_ray/{folder}/*" for folder in UNLISTED]
 autoapi_generate_api_docs = False
 autoapi_add_toctree_entry = False
 autoapi_keep_files = False
-# Constants and lazy names, which docs/api.md does not list; and outputs of JSON in which `...` stands for what differs.
+# Constants and lazy names, which docs/python_names.md does not list; and outputs of JSON in which `...` stands for what differs.
 suppress_warnings = ["autoapi.python_import_resolution", "misc.highlighting_failure"]
 
 PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -80,7 +80,7 @@ def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
 def pages_with_lists(*_: object) -> list[str]:
     """The pages that are read at every build, because their lists change with other files: else a new page of a folder is
     listed nowhere until everything is built anew."""
-    return [root_doc, "docs/api", *FOLDERS]
+    return [root_doc, "docs/python_names", *FOLDERS]
 
 
 def toctree(pages: list[str], options: str = "") -> str:
@@ -88,8 +88,8 @@ def toctree(pages: list[str], options: str = "") -> str:
 
 
 def add_api(app: Sphinx, page: str, source: list[str]) -> None:
-    """A name in the list of docs/api.md becomes its documentation."""
-    if page == "docs/api":
+    """A name in the list of docs/python_names.md becomes its documentation."""
+    if page == "docs/python_names":
         source[0] = NAMED.sub(documentation, source[0])
 
 

@@ -297,7 +297,7 @@ def test_dashboards_ask_for_metrics_that_there_are():
 
 
 def test_the_values_of_the_docs_are_values():
-    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "clusters" / "helm.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     values = [yaml.safe_load(block) for block in blocks if re.match(r"# .*my-values.yaml\n", block)]
     assert [sorted(part) for part in values] == [["groups", "image", "jobs", "s3", "storage"], ["services"]]

@@ -7,7 +7,7 @@ import re
 import pytest
 from docs.pages import ROOT, WALKED
 
-API = (ROOT / "docs/api.md").read_text()
+API = (ROOT / "docs/python_names.md").read_text()
 NAMES = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)(?:\(\))?`: ", API, re.MULTILINE)
 CONSTANTS = re.findall(r"^- `(marl_ray\.[\w.]+)\.(\w+)` \(constant\): ", API, re.MULTILINE)
 IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
