@@ -1,10 +1,17 @@
-"""Refuses a commit message that does not say why: `commit_message.py FILE`, as git's hook `commit-msg` calls it."""
+"""Refuses a commit message that does not say where and why.
+
+    commit_message.py FILE
+
+Git's hook `commit-msg` calls it so.
+"""
 
 import re
 import sys
 from pathlib import Path
 
 LONGEST_SUBJECT = 100
+AREA = re.compile(r"[\w./-]+( [\w./-]+)?: \S")
+"""Beginning of a subject: an area of one or two words, a colon, and what changed."""
 GITS_OWN_MERGE = re.compile(r"Merge( (remote-tracking )?(branch|branches|tag|tags|commit) '.*)?")
 """Subjects that git writes by itself: they name a branch, and not what is merged."""
 TRAILER = re.compile(r"[A-Z][a-z]+(-[a-z]+)*-by: ")
@@ -21,6 +28,8 @@ def problem(message: str) -> str | None:
         if GITS_OWN_MERGE.fullmatch(subject):
             return f"subject: expected what is merged, such as 'Merge NAME: what it brings', got {subject!r}"
         return None
+    if not AREA.match(subject):
+        return f"subject: expected an area of one or two words, a colon and what changed, got {subject!r}"
     if rest and rest[0]:
         return "body: expected an empty line between subject and body"
     if not any(line and not TRAILER.match(line) for line in rest):
