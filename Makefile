@@ -48,9 +48,9 @@ test-long: install  ## The longest tests that CI runs
 	sh tests/runner/need_servers.sh
 	$(PYTEST) -n 3 --dist loadfile -m "long and not slow" tests/integration tests/e2e
 
-test-all: install  ## All tests, the slow ones too, and more random requests
+test-all: install  ## All tests, the slow ones too, and more random requests; FILES="FOLDER ..." runs a part of them
 	sh tests/runner/need_servers.sh
-	THOROUGH=1 $(PYTEST) -n 3 --dist loadfile
+	THOROUGH=1 $(PYTEST) -n 3 --dist loadfile $(FILES)
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is
 # resolved and not installed. pip lists what engine_requirements.py leaves out.

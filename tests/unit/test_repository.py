@@ -107,6 +107,33 @@ def test_the_workflow_runs_what_ci_runs() -> None:
         assert isinstance(yaml.safe_load(form.read_text()), dict)
 
 
+def commands(workflow: str, job: str) -> list[str]:
+    """The commands of a job of `.github/workflows`, in order."""
+    steps = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())["jobs"][job]["steps"]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def test_the_shards_of_the_night_run_every_test_once() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"]
+    paths = [
+        path
+        for shard in jobs["test-all"]["strategy"]["matrix"]["files"]
+        for pattern in shard.split()
+        for place in ROOT.glob(pattern)
+        for path in ([place] if place.is_file() else place.rglob("test_*.py"))
+    ]
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
+    assert sorted(paths) == sorted(path for folder in folders for path in (ROOT / folder).rglob("test_*.py"))
+    assert commands("nightly.yml", "test-all")[-1] == 'make test-all FILES="${{ matrix.files }}"'
+    assert commands("nightly.yml", "docs-test")[-1] == "make docs-test"
+
+
+def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests() -> None:
+    first, *others = commands("release.yml", "build")
+    assert "gh run list --workflow ci.yml" in first and "exit 1" in first
+    assert {"make check", "make unit"} <= set(others)
+
+
 def test_what_a_test_imports_of_other_tests_is_there():
     """Also for tests that other environments run, which nothing else collects here."""
     tests = ROOT / "tests"
