@@ -36,7 +36,8 @@ autoapi_ignore = [f"*/marl_ray/{folder}/*" for folder in UNLISTED]
 autoapi_generate_api_docs = False
 autoapi_add_toctree_entry = False
 autoapi_keep_files = False
-# Constants and lazy names, which docs/python_names.md does not list; and outputs of JSON in which `...` stands for what differs.
+# Constants and lazy names, which docs/python_names.md does not list; and outputs of JSON in which `...` stands for what
+# differs.
 suppress_warnings = ["autoapi.python_import_resolution", "misc.highlighting_failure"]
 
 PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)

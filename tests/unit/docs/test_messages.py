@@ -12,15 +12,16 @@ HOLE = "\0"
 """It stands in a template where a formatted text has a value."""
 LEAST = 8
 """Least number of letters that a quoted message shares with its template."""
-ROW = re.compile(r"^\| (`+)(.+?)\1 \| .+ \| .+ \|$", re.MULTILINE)
+ENTRY = re.compile(r"^### (`+)(.+?)\1\n\n\S[^#]+\n\n\*\*What to do\.\*\* [A-Z`[]", re.MULTILINE)
+"""A heading, the cause of the message, and its remedy."""
 
 
 def quoted() -> list[str]:
-    """The first cells of the tables below the heading Messages."""
+    """The headings of the third level below the heading Messages."""
     page = (ROOT / "docs/troubleshooting.md").read_text().partition("\n## Messages\n")[2]
-    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| message |")]
-    messages = [match[2] for match in ROW.finditer(page)]
-    assert len(messages) == len(rows), "expected rows of a message in backticks, its cause, and what to do"
+    messages = [match[2] for match in ENTRY.finditer(page)]
+    headings = re.findall("^### ", page, re.MULTILINE)
+    assert len(messages) == len(headings), "expected headings of a message in backticks, its cause, and what to do"
     return messages
 
 
