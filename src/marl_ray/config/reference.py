@@ -61,10 +61,10 @@ def key_rows(kind: str) -> list[KeyRow]:
 
 
 def _section(kind: str) -> str:
-    purpose = " ".join((CONFIGS[kind].__doc__ or "").split())
-    lines = [f"## {kind.capitalize()}", "", f"{purpose} Read by {PURPOSES[kind]}", ""]
+    purpose, rows = " ".join((CONFIGS[kind].__doc__ or "").split()), key_rows(kind)
+    lines = [f"## {kind.capitalize()}", "", f"{purpose} This config has {len(rows)} keys. Read by {PURPOSES[kind]}", ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for row in key_rows(kind):
+    for row in rows:
         cells = (f"`{row.key}`", row.type, row.default, row.description)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join([*lines, ""])
