@@ -20,16 +20,25 @@ class ReleaseError(Exception):
 def notes(tag: str, sources: str, changelog: str) -> str:
     """The text of the tag's section. `sources` is the text of the file with `__version__`.
 
-    Raises ReleaseError if the tag is not `v` and the version, or if the changelog has no dated section of it.
+    Raises ReleaseError if the tag is not `v` and the version, or if the changelog has no dated section of it, or names
+    changes as unreleased.
     """
     match = VERSION.search(sources)
     version = match[1] if match else "none"
     if tag != f"v{version}":
         raise ReleaseError(f"expected the tag v{version}, because __version__ is {version}; got {tag}")
-    heading = re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d\n", changelog, re.MULTILINE)
-    if heading is None:
+    section = section_of(changelog, rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d")
+    if section is None:
         raise ReleaseError(f"CHANGELOG.md: expected a heading '## [{version}] - YYYY-MM-DD'")
-    return re.split(r"^## ", changelog[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0].strip() + "\n"
+    if section_of(changelog, r"\[Unreleased\]"):
+        raise ReleaseError(f"CHANGELOG.md: expected nothing below '## [Unreleased]': {tag} releases all of it")
+    return section + "\n"
+
+
+def section_of(changelog: str, heading: str) -> str | None:
+    """Return the text below the heading of level 2 that fits the pattern; None if there is no such heading."""
+    match = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    return None if match is None else match[1].strip()
 
 
 if __name__ == "__main__":

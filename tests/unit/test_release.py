@@ -15,10 +15,6 @@ CHANGELOG = """# Changelog
 
 ## [Unreleased]
 
-### Added
-
-- Later.
-
 ## [0.2.0] - 2027-01-31
 
 ### Fixed
@@ -44,6 +40,12 @@ def test_a_tag_of_another_version_is_refused(tag: str) -> None:
 def test_a_version_without_a_dated_section_is_refused() -> None:
     with pytest.raises(ReleaseError, match=r"expected a heading '## \[0\.2\.0\] - YYYY-MM-DD'"):
         notes("v0.2.0", SOURCES, CHANGELOG.replace("2027-01-31", "not yet released"))
+
+
+def test_a_release_leaves_no_change_unreleased() -> None:
+    """The page of the release would not name it, and the package would have it."""
+    with pytest.raises(ReleaseError, match=r"expected nothing below '## \[Unreleased\]': v0\.2\.0 releases all of it"):
+        notes("v0.2.0", SOURCES, CHANGELOG.replace("## [Unreleased]\n", "## [Unreleased]\n\n### Added\n\n- Later.\n"))
 
 
 def test_the_changelog_and_the_citation_name_this_version() -> None:
