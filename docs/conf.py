@@ -42,7 +42,7 @@ suppress_warnings = ["autoapi.python_import_resolution", "misc.highlighting_fail
 
 PARTS = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]+\.md)(?:#[\w-]*)?\)")
-NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`( \(constant\))?: .*$", re.MULTILINE)
+NAMED = re.compile(r"^- `(marl_ray\.[\w.]+)(\(\))?`( \(constant\))?: .*(?:\n  .*)*$", re.MULTILINE)
 
 FOLDERS = {
     "docs/decisions/README": "docs/decisions",
