@@ -168,7 +168,7 @@ ENGINE = ExtensionPoint(
     {
         "torch": "marl_ray.policies.engines.torch_engine:TorchEngine",
         "transformers": "marl_ray.policies.engines.transformers_engine:PagedEngine",
-        "vllm": "marl_ray.policies.engines.vllm_engine:VllmEngine",
+        "vllm": "marl_ray.policies.engines.vllm.engine:VllmEngine",
     },
 )
 """A callable of a `TokenPolicy` that returns a `marl_ray.policies.engines.base.Engine`."""

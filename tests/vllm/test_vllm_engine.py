@@ -19,9 +19,9 @@ from marl_ray.config.run.model import GenerationConfig, LoraConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, EngineLostError, EngineRefusedError, Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
-from marl_ray.policies.engines.vllm_process import process
-from marl_ray.policies.engines.vllm_process.messages import VllmRequest
-from marl_ray.policies.engines.vllm_process.process import VllmProcess
+from marl_ray.policies.engines.vllm.process import process
+from marl_ray.policies.engines.vllm.process.messages import VllmRequest
+from marl_ray.policies.engines.vllm.process.process import VllmProcess
 
 PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
 EXACT = 1e-5

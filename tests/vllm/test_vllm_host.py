@@ -11,10 +11,10 @@ from toy_models.sampled_by_vllm import Sampled
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines import vllm_host
 from marl_ray.policies.engines.base import EngineLostError, Prompt
 from marl_ray.policies.engines.engine_host import packed, unpacked
-from marl_ray.policies.engines.vllm_host import VllmHost
+from marl_ray.policies.engines.vllm import host as vllm_host
+from marl_ray.policies.engines.vllm.host import VllmHost
 
 PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
 LONG = GenerationConfig(max_tokens=24)

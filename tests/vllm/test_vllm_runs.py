@@ -50,7 +50,7 @@ def processes_of_vllm() -> list[int]:
     return [
         own.pid
         for own in psutil.process_iter(["cmdline", "environ"])
-        if "vllm_process.server" in " ".join(own.info["cmdline"] or [])
+        if "vllm.process.server" in " ".join(own.info["cmdline"] or [])
         and (own.info["environ"] or {}).get("RAY_RAYLET_PID") in raylets
     ]
 

@@ -17,9 +17,9 @@ from toy_serving.text_gateways import events, post, text_config
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import MANIFEST, file_hash, read_manifest
-from marl_ray.policies.engines import vllm_shared
 from marl_ray.policies.engines.base import EngineRefusedError, Prompt
-from marl_ray.policies.engines.vllm_shared import WARM_UP
+from marl_ray.policies.engines.vllm import shared as vllm_shared
+from marl_ray.policies.engines.vllm.shared import WARM_UP
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError

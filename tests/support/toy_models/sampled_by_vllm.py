@@ -7,7 +7,7 @@ from toy_serving.gateways import LINEAGE
 
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.policies.bundles.language import save_token_bundle
-from marl_ray.policies.engines.vllm_engine import VllmEngine
+from marl_ray.policies.engines.vllm.engine import VllmEngine
 from marl_ray.policies.language.sampling_copy import plain_copy, refresh
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 

@@ -52,8 +52,8 @@ ENGINES = {
         package="vllm",
         start_s=600.0,
         largest_rank=VLLM_LARGEST_RANK,
-        host="marl_ray.policies.engines.vllm_host:VllmHost",
-        server="marl_ray.policies.engines.vllm_shared:SharedVllm",
+        host="marl_ray.policies.engines.vllm.host:VllmHost",
+        server="marl_ray.policies.engines.vllm.shared:SharedVllm",
     ),
 }
 """Every built-in engine; `extensions.ENGINE` says where its class is."""

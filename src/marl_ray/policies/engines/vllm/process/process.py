@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marl_ray.policies.engines.base import EngineLostError, EngineRefusedError
-from marl_ray.policies.engines.vllm_process.messages import VllmSettings
+from marl_ray.policies.engines.vllm.process.messages import VllmSettings
 from marl_ray.temporary_folders import new_temporary_folder
 
 START_S = 600.0
@@ -23,7 +23,7 @@ ANSWER_S = 300.0
 """Seconds that any other answer may take, such as a step or the loading of weights. The first steps compile kernels."""
 CLOSE_S = 10.0
 """Seconds that a process may take to end."""
-SERVER = "marl_ray.policies.engines.vllm_process.server"
+SERVER = "marl_ray.policies.engines.vllm.process.server"
 
 
 class VllmProcess:

@@ -1,4 +1,4 @@
-"""The process in which vLLM runs: `python -m marl_ray.policies.engines.vllm_process.server DESCRIPTOR`.
+"""The process in which vLLM runs: `python -m marl_ray.policies.engines.vllm.process.server DESCRIPTOR`.
 
 vLLM's engine core runs inside this process, so that no part of vLLM outlives it. A message is (name of a method,
 arguments); an answer is (True, value) or (False, one line of an error).
@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marl_ray.config.run.engines import VLLM_LARGEST_RANK
-from marl_ray.policies.engines.vllm_process.messages import IPC, Sampled, VllmRequest, VllmSettings
+from marl_ray.policies.engines.vllm.process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_LARGEST_RANK)
 """The greatest ranks for which vLLM has kernels."""
@@ -26,7 +26,7 @@ LINE = 400
 """Most characters of an error line; errors about vLLM's settings take several lines."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Numbers of Linux: the system call, its request for a part of the processor's state, and the tiles' part."""
-DOOR = "marl_ray.policies.engines.vllm_process.shared_transfer.WeightDoor"
+DOOR = "marl_ray.policies.engines.vllm.process.shared_transfer.WeightDoor"
 
 
 class Server:

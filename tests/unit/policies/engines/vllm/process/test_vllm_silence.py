@@ -3,9 +3,9 @@
 import pytest
 
 from marl_ray.policies.engines.base import EngineLostError
-from marl_ray.policies.engines.vllm_process import process
-from marl_ray.policies.engines.vllm_process.messages import VllmSettings
-from marl_ray.policies.engines.vllm_process.process import VllmProcess
+from marl_ray.policies.engines.vllm.process import process
+from marl_ray.policies.engines.vllm.process.messages import VllmSettings
+from marl_ray.policies.engines.vllm.process.process import VllmProcess
 
 
 @pytest.mark.parametrize("characters", [10, 10_000_000], ids=["it fits the socket", "it does not"])

@@ -14,10 +14,10 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, EngineLostError, Prompt
 from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpacked
-from marl_ray.policies.engines.vllm_engine import VllmEngine, reports_processed, reports_trained
-from marl_ray.policies.engines.vllm_process import messages
-from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
-from marl_ray.policies.engines.vllm_process.gpu_transfer import NcclGroup
+from marl_ray.policies.engines.vllm.engine import VllmEngine, reports_processed, reports_trained
+from marl_ray.policies.engines.vllm.process import messages
+from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
+from marl_ray.policies.engines.vllm.process.gpu_transfer import NcclGroup
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sampling_copy import fill_with_zeros
 

@@ -15,11 +15,11 @@ from marl_ray.errors import MarlRayError, install_hint
 from marl_ray.policies.engines.base import Completion, Engine, EngineLostError, Prompt, Token, check_prompts, tokens_of
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
 from marl_ray.policies.engines.models.architectures import check_architecture
-from marl_ray.policies.engines.vllm_process.decoder import VllmDecoder
-from marl_ray.policies.engines.vllm_process.gpu_transfer import ipc_update
-from marl_ray.policies.engines.vllm_process.messages import IPC, NCCL, SHARED, AdapterRoom, VllmSettings
-from marl_ray.policies.engines.vllm_process.process import VllmProcess
-from marl_ray.policies.engines.vllm_process.shared_weights import SharedWeights
+from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
+from marl_ray.policies.engines.vllm.process.gpu_transfer import ipc_update
+from marl_ray.policies.engines.vllm.process.messages import IPC, NCCL, SHARED, AdapterRoom, VllmSettings
+from marl_ray.policies.engines.vllm.process.process import VllmProcess
+from marl_ray.policies.engines.vllm.process.shared_weights import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
 from marl_ray.policies.language.sampling_copy import in_parts, outline, sampling_weights
 from marl_ray.temporary_folders import object_folder
