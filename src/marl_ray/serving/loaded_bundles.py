@@ -10,19 +10,16 @@ from weakref import WeakValueDictionary
 
 from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.lifecycle import ExperimentRecord, ExperimentStatus
+from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.experiments.store.records import OPEN, AssignmentState
+from marl_ray.experiments.store.records import OPEN
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY, pinned
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
+from marl_ray.serving.held_arms import needed, served_here
 from marl_ray.serving.http.keys import Keys
-from marl_ray.serving.routing.endpoints import DRAIN_S
-
-API = "api"
-"""`origin` of stored experiments that no gateway's config names; every replica loads them from the store."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,38 +73,6 @@ class LoadedExperiment:
                 if isinstance(bundle, ExternalModel):
                     data["arms"][arm] |= {"agents": bundle.agents}
         return data
-
-
-def needed(
-    states: Collection[AssignmentState], now: float, ended: Mapping[str, float] | None = None
-) -> dict[str, frozenset[str]]:
-    """Return experiment -> the arms that a replica holds for it.
-
-    Of an open experiment it holds all arms, because each may have or get sessions. Of an experiment that has ended but
-    still serves its endpoint it holds the arm with the traffic and the control, which takes over if harm by the winner
-    is proven late. Of older experiments it holds nothing. It also holds all arms for `DRAIN_S` after an experiment
-    ended or its successor began, so that sessions can finish. `ended` is the end of experiments that this process has
-    seen end, in seconds since 1970.
-    """
-    newest: dict[str, AssignmentState] = {}
-    successors: dict[str, float] = {}
-    """Experiment -> the moment when the next one at its endpoint began."""
-    begun = (state for state in states if state.status is not ExperimentStatus.DRAFT)
-    for state in sorted(begun, key=lambda state: state.created):
-        if state.endpoint in newest:
-            successors[newest[state.endpoint].experiment] = state.created
-        newest[state.endpoint] = state
-    needed_arms = {}
-    for state in states:
-        name = state.experiment
-        over = max(successors.get(name, -DRAIN_S), (ended or {}).get(name, -DRAIN_S))
-        arms = set()
-        if state.status in OPEN or now - over < DRAIN_S:
-            arms = set(state.weights) - (state.rolled_back if state.cut else frozenset())
-        elif newest.get(state.endpoint) is state:
-            arms = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
-        needed_arms[name] = frozenset(arms)
-    return needed_arms
 
 
 def load_arms(
@@ -194,11 +159,6 @@ def check_gateway(config: GatewayConfig) -> None:
         check_configured(config, store)
     finally:
         store.close()
-
-
-def served_here(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:
-    """Return the experiments that a gateway serves: those of its config, and those that were created over HTTP."""
-    return [state for name, state in states.items() if state.origin == API or name in configured]
 
 
 def _load_known(

@@ -19,7 +19,6 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.response_cache import make_cache
-from marl_ray.serving.decisions.webhook import Webhook
 from marl_ray.serving.http.admission import Admission
 from marl_ray.serving.live_experiments import Host, LiveExperiments
 from marl_ray.serving.loaded_bundles import Bundles, load_configured
@@ -27,6 +26,7 @@ from marl_ray.serving.logs.act_log import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.logs.spool import Spool, spool_folder
+from marl_ray.serving.rollouts.webhook import Webhook
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.failures import Failures

@@ -15,10 +15,11 @@ from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiment_store import AssignmentState, StoreError
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.protocol import Arm, TextArm
-from marl_ray.serving.decisions.rollout_control import config_of, decide
-from marl_ray.serving.decisions.webhook import Webhook
+from marl_ray.serving.held_arms import API, needed, served_here
 from marl_ray.serving.live_experiments import LiveExperiments
-from marl_ray.serving.loaded_bundles import API, check_arms, load_arms, needed, served_here
+from marl_ray.serving.loaded_bundles import check_arms, load_arms
+from marl_ray.serving.rollouts.rollout_control import config_of, decide
+from marl_ray.serving.rollouts.webhook import Webhook
 from marl_ray.serving.routing.endpoints import DRAIN_S
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports

@@ -15,10 +15,11 @@ from marl_ray.config.base import words
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store.experiment_store import StoreError
-from marl_ray.serving.decisions.report import curves, describe
-from marl_ray.serving.decisions.rollout_control import findings
+from marl_ray.serving.held_arms import API
 from marl_ray.serving.http.protocol import Request, RequestError, Response
-from marl_ray.serving.loaded_bundles import API, load_whole, pin
+from marl_ray.serving.loaded_bundles import load_whole, pin
+from marl_ray.serving.rollouts.report import curves, describe
+from marl_ray.serving.rollouts.rollout_control import findings
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 

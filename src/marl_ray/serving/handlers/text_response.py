@@ -303,7 +303,7 @@ def log_text(
     request: TextRequest,
     response: WrittenResponse,
 ) -> None:
-    """Add a response to the decision log, which must be configured; `digest` is that of the bundle that wrote it."""
+    """Add a response to the act log, which must be configured; `digest` is that of the bundle that wrote it."""
     assert service.acts is not None
     began, prompt = response.began or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]

@@ -6,55 +6,45 @@
 A segment is complete, and then never changes, once it has its final name. Where FOLDER is a URI (`s3://bucket/prefix`),
 segments are written to a local staging folder and uploaded when they are complete.
 
-`kill -9` loses the decisions of the last quarter of a second; what was written lies in a partial segment, which is read
+`kill -9` loses the requests of the last quarter of a second; what was written lies in a partial segment, which is read
 like the others, and which the next log of the same FOLDER completes. The log is for learning, not for
-the experiment's statistics: where the disk or the bucket fails for long, decisions are dropped and counted.
+the experiment's statistics: where the disk or the bucket fails for long, requests are dropped and counted.
 """
 
-import heapq
 import logging
 import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import orjson
 import pyarrow as pa
 from pyarrow import fs
-from pydantic import Field, TypeAdapter, ValidationError
 
 from marl_ray.config.base import NAME_PATTERN
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.serving.logs.spool import Segment
 from marl_ray.storages import open_storage
-from marl_ray.temporary_folders import new_temporary_folder, temporary_folder
+from marl_ray.temporary_folders import new_temporary_folder
 
 PREFIX, PARTIAL, COMPLETE = "decisions-", ".jsonl.partial", ".jsonl.zst"
 CAPACITY = 10_000
-"""Decisions that may wait in memory; beyond that they are dropped and counted."""
+"""Logged requests that may wait in memory; beyond that they are dropped and counted."""
 WRITE_INTERVAL_S = 0.25
 SEGMENT_BYTES = 16_000_000
 """Size of a segment as JSON; a complete (compressed) segment takes a fraction of it."""
 SEGMENT_S = 60.0
 LIMIT_BYTES = 2_000_000_000
-"""Bound of the segments that wait to be completed; beyond it decisions are dropped and counted."""
+"""Bound of the segments that wait to be completed; beyond it requests are dropped and counted."""
 RETRY_S = 5.0
 CLOSE_S = 20.0
 """Seconds that closing waits for the last segments to be completed."""
-RUN_BYTES = 100_000_000
-"""Bytes that sorting keeps in memory."""
-ROW_BYTES = 200
-"""Bytes that a row in memory takes besides its line."""
-UNIT_AND_TIME = itemgetter(0, 1)
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +107,6 @@ class LoggedText(_OfUnit):
 
 
 LoggedRequest = LoggedAct | LoggedText
-_LOGGED: TypeAdapter[LoggedRequest] = TypeAdapter(Annotated[LoggedRequest, Field(union_mode="left_to_right")])
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ class _Writing:
 
 
 class ActLog:
-    """Queues decisions for their folder. `put` never blocks, and leaves all work to threads."""
+    """Queues logged requests for their folder. `put` never blocks, and leaves all work to threads."""
 
     def __init__(
         self,
@@ -164,24 +153,24 @@ class ActLog:
 
     @property
     def waiting(self) -> int:
-        """The number of decisions in memory."""
+        """The number of logged requests in memory."""
         return len(self._queue)
 
     @property
     def dropped(self) -> int:
-        """The number of decisions that were dropped, because the queue was full or the disk failed."""
+        """The number of requests that were dropped, because the queue was full or the disk failed."""
         return self._refused + self._lost
 
     def start(self) -> None:
         """Start the threads; a second call does nothing."""
         if not self._threads:
             loops = (self._write_on, self._complete_on)
-            self._threads = [threading.Thread(target=loop, name="decision-log", daemon=True) for loop in loops]
+            self._threads = [threading.Thread(target=loop, name="act-log", daemon=True) for loop in loops]
             for thread in self._threads:
                 thread.start()
 
     def put(self, record: LoggedRequest) -> bool:
-        """Queue a decision, which the caller must not change any more; False if the queue is full."""
+        """Queue a request, which the caller must not change any more; False if the queue is full."""
         if len(self._queue) >= self._capacity:
             self._refused += 1
             return False
@@ -196,7 +185,7 @@ class ActLog:
         for thread in self._threads:
             thread.join(CLOSE_S)
         if self._sealed:
-            _log.error("%d segments of decisions are left in %s", len(self._sealed), self._local)
+            _log.error("%d segments of logged requests are left in %s", len(self._sealed), self._local)
 
     def _write_on(self) -> None:
         failing, last = False, False
@@ -209,7 +198,7 @@ class ActLog:
                 except OSError as error:
                     self._lost += len(lines)
                     if not failing:
-                        _log.error("decisions are dropped: %s", one_line(error))
+                        _log.error("logged requests are dropped: %s", one_line(error))
                     failing = True
             for experiment, writing in list(self._open.items()):
                 full = writing.segment.size >= self._segment_bytes
@@ -228,7 +217,7 @@ class ActLog:
                 line = orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
             except TypeError as error:
                 self._lost += 1
-                _log.error("a decision of %s is dropped: %s", record.experiment, one_line(error))
+                _log.error("a logged request of %s is dropped: %s", record.experiment, one_line(error))
             else:
                 lines.setdefault(record.experiment, []).append(line)
         return lines
@@ -251,7 +240,7 @@ class ActLog:
             left = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL}"))
             self._sealed.extend(segment for segment in left if segment is not None)
         except OSError as error:
-            _log.error("decisions of dead processes stay in %s: %s", self._local, one_line(error))
+            _log.error("logged requests of dead processes stay in %s: %s", self._local, one_line(error))
         while not last:
             last = self._written.is_set()
             try:
@@ -261,7 +250,7 @@ class ActLog:
                 failing = False
             except (OSError, pa.ArrowException) as error:
                 if not failing:
-                    _log.error("segments of decisions wait in %s: %s", self._local, one_line(error))
+                    _log.error("segments of logged requests wait in %s: %s", self._local, one_line(error))
                 failing = True
             if not last:
                 self._wake.wait(RETRY_S)
@@ -269,7 +258,7 @@ class ActLog:
 
     def _complete(self, segment: Segment) -> None:
         """Give a segment its final name, compressed and in its place, and remove the partial one."""
-        data = _whole_lines(os.pread(segment.fd, segment.size, 0))
+        data = whole_lines(os.pread(segment.fd, segment.size, 0))
         if data:
             experiment, name = segment.path.parent.name, segment.path.name.removesuffix(PARTIAL) + COMPLETE
             temporary = segment.path.with_name(f"{name}.tmp")
@@ -292,87 +281,6 @@ def upload(source: Path, filesystem: fs.FileSystem, path: str) -> None:
     fs.copy_files(str(source), path, source_filesystem=fs.LocalFileSystem(), destination_filesystem=filesystem)
 
 
-def _whole_lines(data: bytes) -> bytes:
+def whole_lines(data: bytes) -> bytes:
+    """Return the data up to the end of its last complete line."""
     return data[: data.rfind(b"\n") + 1]
-
-
-def read_decisions(folder: str, experiment: str) -> Iterator[LoggedRequest]:
-    """Yield the decisions of an experiment: units in the order of their names, and each unit's decisions in the order
-    of time.
-
-    A local folder's partial segments are read too, up to the last complete line. Memory is bounded: more than
-    `RUN_BYTES` is sorted on disk, in the folder for temporary files. Raises MarlRayError if the folder or a segment
-    cannot be read.
-    """
-    unreadable = 0
-
-    def parse(line: bytes) -> tuple[str, float, LoggedRequest] | None:
-        nonlocal unreadable
-        try:
-            # The parser of the library that wrote the line; pydantic's own reads JSON only up to about 200 levels.
-            decision = _LOGGED.validate_python(orjson.loads(line))
-        except (ValidationError, orjson.JSONDecodeError):
-            unreadable += 1
-            return None
-        return decision.unit, decision.at, decision
-
-    yield from sorted_by_unit(_lines(folder, experiment), parse)
-    if unreadable:
-        _log.error("%s: %d unreadable lines are left out", folder, unreadable)
-
-
-def _lines(folder: str, experiment: str) -> Iterator[bytes]:
-    filesystem, root = open_storage(folder, "decisions")
-    try:
-        selector = fs.FileSelector(f"{root}/{experiment}", allow_not_found=True)
-        paths = {info.path for info in filesystem.get_file_info(selector)}
-        for path in sorted(paths):
-            complete = path.removesuffix(PARTIAL) + COMPLETE
-            if path.endswith(COMPLETE):
-                yield from _read(filesystem, path)
-            elif path.endswith(PARTIAL) and complete not in paths:
-                try:
-                    yield from _read(filesystem, path)
-                except FileNotFoundError:  # the segment was completed meanwhile
-                    yield from _read(filesystem, complete)
-    except (OSError, pa.ArrowException) as error:
-        raise MarlRayError(f"decisions: {folder!r} cannot be read: {one_line(error)}") from error
-
-
-def _read(filesystem: fs.FileSystem, path: str) -> list[bytes]:
-    with filesystem.open_input_stream(path) as stream:  # it decompresses if the name ends in .zst
-        return _whole_lines(stream.read()).split(b"\n")[:-1]
-
-
-def sorted_by_unit(
-    lines: Iterable[bytes], parse: Callable[[bytes], tuple[str, float, T] | None], run_bytes: int = RUN_BYTES
-) -> Iterator[T]:
-    """Parse the lines and sort the results by the units and times that `parse` returns, leaving out lines for which it
-    returns None. Sorted runs of `run_bytes` go to temporary files and are merged; then each line is parsed twice."""
-    with temporary_folder("sort") as folder:
-        runs: list[Iterator[tuple[str, float, T]]] = []
-        run: list[tuple[str, float, bytes]] = []
-        size = 0
-        for line in lines:
-            row = parse(line)
-            if row is None:
-                continue
-            run.append((row[0], row[1], line))
-            size += len(line) + ROW_BYTES
-            if size >= run_bytes:
-                path = folder / str(len(runs))
-                run.sort(key=UNIT_AND_TIME)
-                with path.open("wb") as file:
-                    file.writelines(line + b"\n" for _, _, line in run)
-                runs.append(filter(None, map(parse, _lines_of(path))))
-                run, size = [], 0
-        run.sort(key=UNIT_AND_TIME)
-        runs.append(filter(None, map(parse, (line for _, _, line in run))))
-        for _, _, parsed_row in heapq.merge(*runs, key=UNIT_AND_TIME):
-            yield parsed_row
-
-
-def _lines_of(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for line in file:
-            yield line[:-1]

@@ -1,4 +1,4 @@
-"""The export joins the decision log with the outcomes and writes trajectories as Parquet, which runs can train on.
+"""The export joins the act log with the outcomes and writes trajectories as Parquet, which runs can train on.
 
 A row is one decision sequence of `marl_ray.trajectories`: one agent's decisions in one unit (session), T steps. All
 lists but those about the agent as a whole have T entries. For language models a row is one response (`text_rows`).
@@ -23,10 +23,9 @@ from marl_ray.serving.logs.act_log import (
     LoggedAct,
     LoggedRequest,
     LoggedText,
-    read_decisions,
-    sorted_by_unit,
     upload,
 )
+from marl_ray.serving.logs.act_log_reader import read_logged, sorted_by_unit
 from marl_ray.storages import open_storage
 from marl_ray.temporary_folders import temporary_folder
 
@@ -71,24 +70,24 @@ class ExportSummary:
     sequences: int
     """Rows: one per unit and agent, or one per response."""
     decisions: int
-    """Acts, or responses, of the units written."""
+    """Logged requests (acts, or responses) of the units written."""
     censored: int
     """Units without an outcome, left out."""
     mixed: int
-    """Units left out because some decisions are of another bundle than that of the arm for which the outcome counts:
-    several policies made such a sequence, or an earlier experiment of this name."""
+    """Units left out because some requests were answered by another bundle than that of the arm for which the outcome
+    counts: several policies made such a sequence, or an earlier experiment of this name."""
     path: str
 
 
 def export(store: ExperimentStore, experiment: str, decisions: str, out: str) -> ExportSummary:
-    """Join the decision log in `decisions` with the experiment's outcomes and costs, and write `OUT/EXPERIMENT.parquet`.
+    """Join the act log in `decisions` with the experiment's outcomes and costs, and write `OUT/EXPERIMENT.parquet`.
 
     Both are local folders or URIs (`s3://bucket/prefix`). Rows are in the order of (episode, agent); episodes are the
     units, numbered by name. Memory is bounded but for the longest unit; sorting uses the folder for temporary files, which
     needs about the log's uncompressed size. The file appears when it is complete.
 
-    Decisions that are not in the log (dropped; or not yet uploaded) are missing from their sequences. MarlRayError for an
-    unknown experiment, a log without its decisions, and an `out` that cannot be written.
+    Requests that are not in the log (dropped; or not yet uploaded) are missing from their sequences. MarlRayError for an
+    unknown experiment, a log without requests of it, and an `out` that cannot be written.
     """
     record = store.experiment(experiment)
     if record is None:
@@ -119,14 +118,14 @@ def _write(
     store: ExperimentStore, experiment: str, digests: Mapping[str, str], decisions: str, file: Path
 ) -> dict[str, int]:
     """Write the file; returns the summary's counts. `digests` are the bundles of the experiment's arms."""
-    # Both are read before the decisions: an outcome that arrives meanwhile would be joined to an incomplete sequence.
+    # Both are read before the act log: an outcome that arrives meanwhile would be joined to an incomplete sequence.
     outcome_of = _in_rising_order(sorted_by_unit(map(_line, store.outcomes(experiment)), _parse_outcome))
     cost_of = _in_rising_order(sorted_by_unit(map(_line, store.metric_values(experiment, COST)), _parse_cost))
     counts = dict.fromkeys(("units", "sequences", "decisions", "censored", "mixed"), 0)
     metadata = {"marl_ray.schema_version": SCHEMA_VERSION, "marl_ray.experiment": experiment}
     rows: list[dict[str, Any]] = []
     numbers = 0
-    logged = read_decisions(decisions, experiment)
+    logged = read_logged(decisions, experiment)
     first = next(logged, None)
     everything = itertools.chain(() if first is None else (first,), logged)
 
@@ -160,7 +159,9 @@ def _write(
         if rows:
             writer.write_table(pa.Table.from_pylist(rows, schema))
     if not any(counts.values()):
-        raise MarlRayError(f"decisions: expected decisions of experiment {experiment!r} in {decisions!r}, found none")
+        raise MarlRayError(
+            f"decisions: expected logged requests of experiment {experiment!r} in {decisions!r}, found none"
+        )
     return counts
 
 

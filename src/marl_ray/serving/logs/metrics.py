@@ -143,7 +143,7 @@ class GatewayMetrics:
         )
         self.dropped = self._gauge("exposures_dropped", "Exposures dropped by a full queue and spool.")
         self.waiting = self._gauge("exposures_waiting", "Exposures not written to the store yet.")
-        self.acts_dropped = self._gauge("decisions_dropped", "Decisions dropped by a full queue.")
+        self.acts_dropped = self._gauge("decisions_dropped", "Logged requests dropped by a full queue.")
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)

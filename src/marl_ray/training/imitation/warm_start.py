@@ -72,7 +72,7 @@ class Decisions:
     """(N,) the row of `states` at each decision."""
 
 
-def read_decisions(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> LoggedUnits:
+def read_logged_units(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> LoggedUnits:
     """Read the logged data of a warm start for each policy (policy -> its agents); raises MarlRayError."""
     settings = cast(WarmStartConfig, config.warm_start)
     spaces = {
@@ -93,7 +93,7 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
     loss in units of the value normaliser. Raises DivergedError if they are not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
-    logged = together(lambda: read_decisions(config, env, team.agents))
+    logged = together(lambda: read_logged_units(config, env, team.agents))
     fits = {name: _Fit(name, learner, logged, env, team, settings) for name, learner in team.learners.items()}
     fit_all(config, team, fits, emit)
 

@@ -25,7 +25,7 @@ from waiting import until_async
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.serving.logs.act_log import read_decisions
+from marl_ray.serving.logs.act_log_reader import read_logged
 
 OPS = bearer("ops")
 
@@ -209,7 +209,7 @@ def test_decisions_are_kept_for_training(bundles, tmp_path):
         return await acts_of(client, ["a", "b", "a"])
 
     answers = with_gateway(config, body)
-    kept = list(read_decisions(str(tmp_path / "log"), "exp"))
+    kept = list(read_logged(str(tmp_path / "log"), "exp"))
     assert sorted(d.unit for d in kept) == ["a", "a", "b"]
     assert {d.arm for d in kept} == {a["arm"] for a in answers}
     assert kept[0].observations == SEES and set(kept[0].log_probs) == set(SEES)

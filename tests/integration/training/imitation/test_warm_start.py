@@ -13,7 +13,7 @@ from toy_serving.logged_acts import LENGTH, log_countdown, of_two_warm, warm
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.training.imitation.warm_start import best_units, joint_states, read_decisions
+from marl_ray.training.imitation.warm_start import best_units, joint_states, read_logged_units
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.team.assembly import team_agents
@@ -97,7 +97,7 @@ def test_what_a_central_critic_sees_is_what_all_agents_saw_at_a_moment(data):
     config = warm(data)
     env = make_env(config.env)
     agents = team_agents(config, env)
-    logged = read_decisions(config, env, agents)
+    logged = read_logged_units(config, env, agents)
     states, known = joint_states(logged, env, agents)
     assert known.all() and states.shape == (300, LENGTH, 4)
     seen = logged.policies["shared"].observations.unflatten(0, (300, 2))

@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import advance
 from marl_ray.policies.prompting.tool_template import HERMES, WrittenCall, call_guide, calls_in, encode_tool_chat
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
-from marl_ray.serving.logs.act_log import read_decisions
+from marl_ray.serving.logs.act_log_reader import read_logged
 
 TEMPLATES = {
     "qwen": bytes_with(
@@ -182,7 +182,7 @@ def test_tools_calls_and_guides_are_in_the_log(caller, tmp_path):
             await post(client, "/v1/completions", {"model": "exp", "prompt": [1, 2, 3], "user": "s", "max_tokens": 2})
 
     asyncio.run(run())
-    free, forced, raw = read_decisions(str(kept.decision_log), "exp")
+    free, forced, raw = read_logged(str(kept.decision_log), "exp")
     assert free.messages[1]["tool_calls"][0]["function"] == {"name": "warmth", "arguments": {"city": "é"}}
     assert list(free.tools) == [tool("warmth")] and free.messages[2]["content"] == RESULT["content"]
     assert ("guide" in free.asked, "guide" in forced.asked) == (False, True)

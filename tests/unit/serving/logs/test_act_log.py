@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.logs import act_log
-from marl_ray.serving.logs.act_log import ActLog, LoggedAct, read_decisions, sorted_by_unit
+from marl_ray.serving.logs.act_log import ActLog, LoggedAct
+from marl_ray.serving.logs.act_log_reader import read_logged, sorted_by_unit
 
 WRITER = """
 import sys, time
@@ -69,8 +70,8 @@ def test_decisions_of_several_logs_come_back_by_unit_and_time(tmp_path):
         fill(str(tmp_path), [made[i] for i in part])
     fill(str(tmp_path), [decision(0, experiment="other")])
     assert names(tmp_path) == ["jsonl.zst"] * 4
-    assert list(read_decisions(str(tmp_path), "exp")) == sorted(made, key=lambda act: (act.unit, act.at))
-    assert list(read_decisions(str(tmp_path), "none")) == []
+    assert list(read_logged(str(tmp_path), "exp")) == sorted(made, key=lambda act: (act.unit, act.at))
+    assert list(read_logged(str(tmp_path), "none")) == []
 
 
 def test_segments_are_cut_by_size(tmp_path):
@@ -82,7 +83,7 @@ def test_segments_are_cut_by_size(tmp_path):
         log.put(decision(i))
     wait_for(lambda: names(tmp_path) == ["jsonl.zst"])
     log.close()
-    assert [act.at for act in read_decisions(str(tmp_path), "exp")] == list(range(10))
+    assert [act.at for act in read_logged(str(tmp_path), "exp")] == list(range(10))
     assert log.dropped == 0
 
 
@@ -93,7 +94,7 @@ def test_segments_are_cut_by_age(tmp_path):
         log.put(decision(number))
         wait_for(lambda cut=number + 1: names(tmp_path) == ["jsonl.zst"] * cut)
     log.close()
-    assert [act.at for act in read_decisions(str(tmp_path), "exp")] == [0, 1]
+    assert [act.at for act in read_logged(str(tmp_path), "exp")] == [0, 1]
 
 
 def test_putting_never_waits_and_counts_what_it_drops(tmp_path):
@@ -101,7 +102,7 @@ def test_putting_never_waits_and_counts_what_it_drops(tmp_path):
     assert [log.put(decision(i)) for i in range(5)] == [True] * 3 + [False] * 2
     assert (log.waiting, log.dropped) == (3, 2)
     log.close()
-    assert len(list(read_decisions(str(tmp_path), "exp"))) == 3
+    assert len(list(read_logged(str(tmp_path), "exp"))) == 3
 
 
 def test_what_cannot_be_written_is_dropped_and_the_rest_goes_on(tmp_path):
@@ -109,7 +110,7 @@ def test_what_cannot_be_written_is_dropped_and_the_rest_goes_on(tmp_path):
     made.append(replace(decision(4), actions={"a": np.array([1, 2])}))
     log = fill(str(tmp_path / "log"), made)
     assert log.dropped == 2
-    assert [act.at for act in read_decisions(str(tmp_path / "log"), "exp")] == [0, 3, 4]
+    assert [act.at for act in read_logged(str(tmp_path / "log"), "exp")] == [0, 3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
@@ -124,10 +125,10 @@ def test_a_killed_process_leaves_a_readable_segment_which_the_next_completes(tmp
     with partial.open("ab") as file:
         file.write(b'{"experiment":"exp","unit":"u1"')
     expected = [*sorted((f"u{i % 7}", i) for i in range(100)), ("z", 1000)]
-    assert [(act.unit, act.at) for act in read_decisions(str(tmp_path), "exp")] == expected
+    assert [(act.unit, act.at) for act in read_logged(str(tmp_path), "exp")] == expected
     fill(str(tmp_path), [])
     assert names(tmp_path) == ["jsonl.zst"] * 2
-    assert [(act.unit, act.at) for act in read_decisions(str(tmp_path), "exp")] == expected
+    assert [(act.unit, act.at) for act in read_logged(str(tmp_path), "exp")] == expected
 
 
 def test_what_a_process_left_for_one_uri_is_not_uploaded_to_another(tmp_path):
@@ -137,9 +138,9 @@ def test_what_a_process_left_for_one_uri_is_not_uploaded_to_another(tmp_path):
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     fill(other, [decision(0)], staging=staging)
-    assert len(list(read_decisions(other, "exp"))) == 1
+    assert len(list(read_logged(other, "exp"))) == 1
     fill(first, [decision(0)], staging=staging)
-    assert len(list(read_decisions(first, "exp"))) == 101
+    assert len(list(read_logged(first, "exp"))) == 101
 
 
 def test_what_is_nested_as_deeply_as_requests_may_be_is_read_again(tmp_path):
@@ -148,7 +149,7 @@ def test_what_is_nested_as_deeply_as_requests_may_be_is_read_again(tmp_path):
         nested = {"a": nested}
     made = [replace(decision(0), observations={"x": nested}), decision(1)]
     fill(str(tmp_path), made)
-    assert list(read_decisions(str(tmp_path), "exp")) == made
+    assert list(read_logged(str(tmp_path), "exp")) == made
 
 
 def test_a_segment_that_was_completed_but_not_yet_removed_counts_once(tmp_path):
@@ -157,9 +158,9 @@ def test_a_segment_that_was_completed_but_not_yet_removed_counts_once(tmp_path):
     complete.with_name(complete.name.replace(".jsonl.zst", ".jsonl.partial")).write_bytes(
         orjson.dumps(decision(0)) + b"\n"
     )
-    assert len(list(read_decisions(str(tmp_path), "exp"))) == 3
+    assert len(list(read_logged(str(tmp_path), "exp"))) == 3
     (complete.parent / "decisions-1-x.jsonl.zst.tmp").write_bytes(b"half")
-    assert len(list(read_decisions(str(tmp_path), "exp"))) == 3
+    assert len(list(read_logged(str(tmp_path), "exp"))) == 3
 
 
 def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, monkeypatch):
@@ -182,7 +183,7 @@ def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, mon
     wait_for(lambda: names(staging) == [])
     log.put(decision(21))
     log.close()
-    times = [act.at for act in read_decisions(uri, "exp")]
+    times = [act.at for act in read_logged(uri, "exp")]
     assert times[-1] == 21
     assert len(times) == 22 - log.dropped
 
@@ -193,9 +194,9 @@ def test_what_a_killed_process_had_staged_is_uploaded_by_the_next(tmp_path):
     assert writer.stdout.readline() == "written\n"
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
-    assert list(read_decisions(uri, "exp")) == []
+    assert list(read_logged(uri, "exp")) == []
     fill(uri, [], staging=str(staging))
-    assert len(list(read_decisions(uri, "exp"))) == 100
+    assert len(list(read_logged(uri, "exp"))) == 100
     assert names(staging) == []
 
 
@@ -203,11 +204,11 @@ def test_unreadable_lines_are_left_out_and_unreadable_segments_are_named(tmp_pat
     fill(str(tmp_path), [decision(0)])
     good = orjson.dumps(decision(1))
     (tmp_path / "exp" / "decisions-1-a.jsonl.partial").write_bytes(b"{}\n" + good + b"\n\xff\n" + good[:30])
-    assert len(list(read_decisions(str(tmp_path), "exp"))) == 2
+    assert len(list(read_logged(str(tmp_path), "exp"))) == 2
     assert "2 unreadable lines" in caplog.text
     (tmp_path / "exp" / "decisions-1-b.jsonl.zst").write_bytes(b"not compressed")
     with pytest.raises(MarlRayError, match=r"decisions: .* cannot be read"):
-        list(read_decisions(str(tmp_path), "exp"))
+        list(read_logged(str(tmp_path), "exp"))
 
 
 @pytest.mark.parametrize("folder", ["{}/file/x", "nope://bucket/x"])

@@ -21,7 +21,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
 from marl_ray.serving.logs import export as export_module
-from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, read_decisions, upload
+from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, upload
+from marl_ray.serving.logs.act_log_reader import read_logged
 from marl_ray.serving.logs.export import ExportSummary, export
 from marl_ray.temporary_folders import NAME
 from marl_ray.trajectories import Trajectories
@@ -182,7 +183,10 @@ def test_what_is_wrong_is_named(store, tmp_path):
     log, out = str(tmp_path / "log"), str(tmp_path / "out")
     for arguments, message in (
         (("none", log, out), "experiment: unknown experiment 'none'"),
-        (("exp", str(tmp_path / "empty"), out), "decisions: expected decisions of experiment 'exp' in .*, found none"),
+        (
+            ("exp", str(tmp_path / "empty"), out),
+            "decisions: expected logged requests of experiment 'exp' in .*, found none",
+        ),
         (("exp", log, str(tmp_path / "file/x")), "out: .* cannot be written"),
         (("exp", log, "nope://bucket"), "out: 'nope://bucket' cannot be used"),
         (("exp", "nope://bucket", out), "decisions: 'nope://bucket' cannot be used"),
@@ -300,7 +304,7 @@ def test_log_and_out_may_be_buckets(store, tmp_path, bucket, monkeypatch):
     write(f"s3://bucket/log{query}", [act("u", float(i)) for i in range(5)])
     (key,) = objects
     assert re.fullmatch(r"bucket/log/exp/decisions-\d+-[0-9a-f]{16}\.jsonl\.zst", key)
-    assert len(list(read_decisions(f"s3://bucket/log{query}", "exp"))) == 5
+    assert len(list(read_logged(f"s3://bucket/log{query}", "exp"))) == 5
     outcome(store, "u", 1.0)
     made = []
     monkeypatch.setattr(export_module, "upload", lambda file, *rest: (made.append(file), upload(file, *rest)))

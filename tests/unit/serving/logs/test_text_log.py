@@ -17,7 +17,8 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.rollout.served.texts import read_served
-from marl_ray.serving.logs.act_log import LoggedText, read_decisions
+from marl_ray.serving.logs.act_log import LoggedText
+from marl_ray.serving.logs.act_log_reader import read_logged
 from marl_ray.serving.logs.export import export
 
 
@@ -27,7 +28,7 @@ def kept(text_gateway: GatewayConfig, tmp_path: Path) -> GatewayConfig:
 
 
 def read(kept: GatewayConfig) -> list[LoggedText]:
-    return list(read_decisions(str(kept.decision_log), "exp"))
+    return list(read_logged(str(kept.decision_log), "exp"))
 
 
 def test_every_route_logs_what_it_sent(kept, text_bundles):

@@ -10,7 +10,7 @@ from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.training.evaluation.arena_starts import ArenaPlayer
-from marl_ray.training.imitation.warm_start import read_decisions, warm_start
+from marl_ray.training.imitation.warm_start import read_logged_units, warm_start
 from marl_ray.training.loop.listeners import Listeners, Metrics
 from marl_ray.training.team.families.actor_critics import build_models
 from marl_ray.training.team.team import Team
@@ -22,7 +22,7 @@ def check(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> 
     """Build the networks, and read the logged decisions of a warm start."""
     build_models(config, env, agents)
     if config.warm_start is not None:
-        read_decisions(config, env, agents)
+        read_logged_units(config, env, agents)
 
 
 def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:

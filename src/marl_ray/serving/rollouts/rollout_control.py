@@ -30,7 +30,7 @@ from marl_ray.experiments.lifecycle import (
 )
 from marl_ray.experiments.statistics.missing_outcomes import ALARM, ReportingTest, unequal_reporting
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.serving.decisions.questions import (
+from marl_ray.serving.rollouts.questions import (
     HARM,
     PROMOTION,
     Measure,

@@ -13,7 +13,7 @@ from marl_ray.experiments.lifecycle import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
-from marl_ray.serving.decisions.rollout_control import ERRORS, config_of, decide, findings
+from marl_ray.serving.rollouts.rollout_control import ERRORS, config_of, decide, findings
 
 
 def test_every_experiment_has_a_guardrail_on_errors(tmp_path):

@@ -1,1 +1,0 @@
-"""The evidence on an experiment, and the changes that it leads to."""

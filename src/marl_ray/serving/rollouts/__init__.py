@@ -1,0 +1,1 @@
+"""Rollouts of arms: the evidence on an experiment, and the changes that it leads to."""
