@@ -140,14 +140,14 @@ def tool_of(
     )
 
 
-def make_tools(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -> dict[str, Tool]:
+def make_tools(selection: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -> dict[str, Tool]:
     """Return the tools by name, from names or from names with options; `answer` is always among them.
 
     MarlRayError naming a tool that is unknown or whose options are wrong.
     """
-    options_of = chosen if isinstance(chosen, Mapping) else dict.fromkeys(map(str, chosen))
-    if isinstance(chosen, str) or not all(isinstance(options or {}, Mapping) for options in options_of.values()):
-        raise MarlRayError(f"tools: expected a list of names or a mapping of names to options, not {chosen!r}")
+    options_of = selection if isinstance(selection, Mapping) else dict.fromkeys(map(str, selection))
+    if isinstance(selection, str) or not all(isinstance(options or {}, Mapping) for options in options_of.values()):
+        raise MarlRayError(f"tools: expected a list of names or a mapping of names to options, not {selection!r}")
     tools: dict[str, Tool] = {}
     for name, options in {**options_of, "answer": options_of.get("answer")}.items():
         tool = make_tool(name, options or {})

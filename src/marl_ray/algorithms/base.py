@@ -74,10 +74,10 @@ class Algorithm:
     """Move the multipliers after every gradient step, and not once per batch."""
 
     def __post_init__(self) -> None:
-        given = {
+        parts = {
             "critic_targets": (self.critic_targets is not None, self.spec.critic_first),
             "multiplier": (self.multiplier is not None, self.spec.constraint == "multiplier"),
         }
-        for key, (there, needed) in given.items():
+        for key, (there, needed) in parts.items():
             if there != needed:
                 raise MarlRayError(f"algorithm {self.name}: its spec asks for {'a' if needed else 'no'} `{key}`")

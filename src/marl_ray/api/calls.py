@@ -52,13 +52,13 @@ def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap the function, which then answers a misspelt argument with a MarlRayError that says what was meant."""
-    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    parameters = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
-            if name not in known:
-                raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
+            if name not in parameters:
+                raise FieldError(name, f"is unknown{did_you_mean(name, parameters)}")
         return function(*args, **kwargs)
 
     return call
@@ -71,10 +71,10 @@ def short_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        before, own = sys.excepthook, interrupt
+        before, interrupted = sys.excepthook, interrupt
 
         def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if error is own:
+            if error is interrupted:
                 print("marl-ray: interrupted", file=sys.stderr)
             else:
                 before(kind, error, trace)

@@ -102,8 +102,8 @@ class Client:
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
-        given = None if body is None else {name: value for name, value in body.items() if value is not None}
-        return ask_with(self._client, path, given)
+        fields = None if body is None else {name: value for name, value in body.items() if value is not None}
+        return ask_with(self._client, path, fields)
 
     def close(self) -> None:
         """Close the connections; `with Client(...) as client` does."""

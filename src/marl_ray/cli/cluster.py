@@ -231,7 +231,7 @@ def _connect_to(resource: str, context: str | None, namespace: str | None) -> tu
     from marl_ray.cluster.kuberay.state.view import ResourceKind
 
     kind, _, name = resource.partition("/")
-    kinds = {known.lower(): known for known in get_args(ResourceKind)}
+    kinds = {kind_name.lower(): kind_name for kind_name in get_args(ResourceKind)}
     if kind.lower() not in kinds or not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", name):
         raise MarlRayError(f"{resource}: expected KIND/NAME, KIND one of {', '.join(kinds)}, NAME of a-z, 0-9 and -")
     return connect(context=context, namespace=namespace), kinds[kind.lower()], name

@@ -241,11 +241,11 @@ def tasks(
     from marl_ray.envs.text.synthetic import arithmetic, programs
 
     try:
-        chosen = tuple(int(level) for level in levels.split(","))
+        task_levels = tuple(int(level) for level in levels.split(","))
         if kind == "python":
-            lines = [_record(task) for task in programs(count, chosen, split, seed)]
+            lines = [_record(task) for task in programs(count, task_levels, split, seed)]
         else:
-            lines = [asdict(task) for task in arithmetic(count, chosen, split, seed)]
+            lines = [asdict(task) for task in arithmetic(count, task_levels, split, seed)]
     except ValueError as error:
         raise MarlRayError(f"--levels {levels!r}: {error}") from error
     for line in lines:

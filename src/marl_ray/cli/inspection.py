@@ -83,10 +83,10 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield f"{document['name']}: {document['title']}, {document['paper']}"
     yield f"  needs   {', '.join(document['needs']) or 'nothing'}"
     yield f"  updates {document['updates']}; trains {trains}"
-    for title, own in (("its own hyper-parameters", True), ("common hyper-parameters", False)):
+    for title, of_algorithm in (("its own hyper-parameters", True), ("common hyper-parameters", False)):
         yield f"  {title}"
         for each in document["hyper"]:
-            if each["own"] == own:
+            if each["own"] == of_algorithm:
                 of_models = f" ({each['of_language_models']})" if each["of_language_models"] else ""
                 default = f"{each['key']} = {json.dumps(each['default'])}{of_models}"
                 yield f"    {default}  {each['description']}".rstrip()

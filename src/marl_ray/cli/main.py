@@ -70,8 +70,8 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _print_version(given: bool) -> None:
-    if given:
+def _print_version(prints: bool) -> None:
+    if prints:
         from marl_ray import __version__
 
         print(f"marl-ray {__version__}")

@@ -83,9 +83,9 @@ class GroupConfig(NodeConfig):
             raise ValueError(f"replicas: expected least and most, got {[least, most]}")
         if self.spot and not self.scales:
             raise ValueError("spot: expected replicas: [least, most], between which pods may come and go")
-        own = next((name for name in OF_RAY if name in self.resources), None)
-        if own is not None:
-            raise ValueError(f"resources: expected another name than {own}, which Ray counts by itself")
+        resource = next((name for name in OF_RAY if name in self.resources), None)
+        if resource is not None:
+            raise ValueError(f"resources: expected another name than {resource}, which Ray counts by itself")
         return self
 
 

@@ -82,9 +82,9 @@ def _beside(path: str | Path) -> str:
     """Return the end of an error about a config that is not there: those in its folder whose names are close to its
     own."""
     file = Path(path)
-    known = [] if file.exists() else sorted(each.stem for each in file.parent.glob("*.yaml"))
+    stems = [] if file.exists() else sorted(each.stem for each in file.parent.glob("*.yaml"))
     # Without the ending: names that share nothing else would be close by it.
-    close = [f"{name}.yaml" for name in difflib.get_close_matches(file.stem, known)]
+    close = [f"{name}.yaml" for name in difflib.get_close_matches(file.stem, stems)]
     return suggested(file.name, close, before=str(path).removesuffix(file.name))
 
 
@@ -170,10 +170,10 @@ def _explain(error: Any, key: str) -> str:
 
 def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
     """Return one sentence if the data is a config of another kind than that which has `keys` at the top; else empty."""
-    own = next((kind for key, (kind, _) in KINDS.items() if key in keys), None)
+    expected_kind = next((kind for key, (kind, _) in KINDS.items() if key in keys), None)
     for key, (kind, command) in KINDS.items():
-        if own is not None and key in data and key not in keys and kind != own:
-            return f"is {kind}; expected {own}: {command.replace('FILE', file)}"
+        if expected_kind is not None and key in data and key not in keys and kind != expected_kind:
+            return f"is {kind}; expected {expected_kind}: {command.replace('FILE', file)}"
     return ""
 
 

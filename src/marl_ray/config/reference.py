@@ -108,8 +108,8 @@ def _groups(field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str) -
 
 def _values(field: ConfigSchema) -> list[ConfigSchema]:
     """Return the schema of a mapping's values, if it has one."""
-    given = [*field.get("patternProperties", {}).values(), field.get("additionalProperties")]
-    return [values for values in given if isinstance(values, Mapping)]
+    schemas = [*field.get("patternProperties", {}).values(), field.get("additionalProperties")]
+    return [values for values in schemas if isinstance(values, Mapping)]
 
 
 def _type(field: ConfigSchema) -> str:

@@ -9,12 +9,12 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 """MLflow's own environment variable."""
 
 
-def tracking_uri(given: str | None = None, storage: str = "runs") -> str:
+def tracking_uri(configured: str | None = None, storage: str = "runs") -> str:
     """Return the tracking URI: the given one, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
 
     Raises MarlRayError for remote storage, which cannot hold that file.
     """
-    uri = given or os.environ.get(TRACKING_URI)
+    uri = configured or os.environ.get(TRACKING_URI)
     if uri:
         return uri
     if "://" in storage:

@@ -75,26 +75,26 @@ class ArrayBatch:
         self._note(slice(copy, copy + 1))
 
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
-        for members, chosen in zip(self.members, actions, strict=True):
-            self.moves[:, members] = chosen
+        for members, group_actions in zip(self.members, actions, strict=True):
+            self.moves[:, members] = group_actions
         return self._step(slice(None))
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         self.reset(copy, seed)
         for choices in actions:
-            for members, chosen in zip(self.members, choices, strict=True):
-                self.moves[copy, members] = chosen
+            for members, group_actions in zip(self.members, choices, strict=True):
+                self.moves[copy, members] = group_actions
             self._step(slice(copy, copy + 1))
 
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
-        chosen = self.all if copies is None else np.asarray(copies, np.int64)
+        numbers = self.all if copies is None else np.asarray(copies, np.int64)
         for members, offset, group_rows in zip(self.members, self.offsets, rows, strict=True):
-            self.look(self.states, chosen, members, group_rows, *self.parameters)
+            self.look(self.states, numbers, members, group_rows, *self.parameters)
             if offset:
-                group_rows[chosen] -= offset
-            absent = ~self.observed[np.ix_(chosen, members)]
+                group_rows[numbers] -= offset
+            absent = ~self.observed[np.ix_(numbers, members)]
             if absent.any():
-                group_rows[chosen] = np.where(absent[..., None], 0, group_rows[chosen])
+                group_rows[numbers] = np.where(absent[..., None], 0, group_rows[numbers])
 
     def close(self) -> None:
         """Do nothing: arrays hold no resource."""
@@ -133,7 +133,7 @@ class ArrayBatch:
         if self.masks is None:
             return
         for group, members in enumerate(self.members):
-            own = self.action_masks[group] = self.masks[:, members, : self.counts[members[0]]]
-            if not (possible := own.any(-1)).all():
+            group_masks = self.action_masks[group] = self.masks[:, members, : self.counts[members[0]]]
+            if not (possible := group_masks.any(-1)).all():
                 agent = self.agents[members[np.argwhere(~possible)[0, 1]]]
                 raise MarlRayError(f"action mask of {agent}: expected at least one action that is possible")

@@ -38,8 +38,8 @@ def make_batch(
     Raises MarlRayError as `make_env` does.
     """
     env = make_env(config, constraints)
-    own = _own_batch(config, env, copies, groups, signals, constraints)
-    return EnvLoop(config, copies, groups, signals, constraints, env) if own is None else own
+    batch = _own_batch(config, env, copies, groups, signals, constraints)
+    return EnvLoop(config, copies, groups, signals, constraints, env) if batch is None else batch
 
 
 def _own_batch(
@@ -154,7 +154,7 @@ class EnvLoop:
         self.reset(copy, seed)
         unused = BatchStep.zeros(len(self.envs), len(self.agents), self.signals)
         for choices in actions:
-            self._step(copy, [self._taken(g, chosen) for g, chosen in enumerate(choices)], unused)
+            self._step(copy, [self._taken(g, group_actions) for g, group_actions in enumerate(choices)], unused)
 
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         for c in range(len(self.envs)) if copies is None else copies:
@@ -164,10 +164,12 @@ class EnvLoop:
                     if agent not in seen:
                         row[...] = 0
                         continue
-                    given = _row(seen[agent], offset)
-                    if len(given) != len(row):
-                        raise MarlRayError(f"the observation of {agent} has {len(given)} numbers, its space {len(row)}")
-                    row[...] = given
+                    numbers = _row(seen[agent], offset)
+                    if len(numbers) != len(row):
+                        raise MarlRayError(
+                            f"the observation of {agent} has {len(numbers)} numbers, its space {len(row)}"
+                        )
+                    row[...] = numbers
 
     def close(self) -> None:
         for env in self.envs:
@@ -183,14 +185,14 @@ class EnvLoop:
         alive = set(env.agents)
         if not alive:
             return
-        chosen = {
+        actions = {
             agent: choice
             for group, group_choices in zip(self.groups, choices, strict=True)
             for agent, choice in zip(group, group_choices, strict=True)
             if agent in alive
         }
         self.observations[c], rewards, terminated, truncated, infos = env.step(
-            {agent: chosen[agent] for agent in env.agents}
+            {agent: actions[agent] for agent in env.agents}
         )
         for i, agent in enumerate(self.agents):
             if agent in alive:

@@ -32,9 +32,9 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
             import envpool
         except ImportError as error:
             raise MarlRayError(f"env.id: {PREFIX + name!r} needs EnvPool: {install_hint('envpool')}") from error
-        known = envpool.list_all_envs()
-        if name not in known:
-            raise MarlRayError(f"env.id: {PREFIX + name!r} is unknown{did_you_mean(name, known)}")
+        env_names = envpool.list_all_envs()
+        if name not in env_names:
+            raise MarlRayError(f"env.id: {PREFIX + name!r} is unknown{did_you_mean(name, env_names)}")
         self.name, self.kwargs, self.render_mode = name, {"num_threads": 1} | kwargs, None
         self.pool = self._pool([0])
         if (players := self.pool.config.get("max_num_players", 1)) != 1:
@@ -84,8 +84,8 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
             raise MarlRayError(f"env.kwargs: {PREFIX + self.name} rejected {self.kwargs} ({error})") from error
 
     def _view(self, observations: Any) -> np.ndarray:
-        own: np.ndarray = flat_rows(observations, self.pool.observation_space)[0]
-        return own if own.shape == self._observation_space.shape else np.moveaxis(own, 0, -1)
+        observation: np.ndarray = flat_rows(observations, self.pool.observation_space)[0]
+        return observation if observation.shape == self._observation_space.shape else np.moveaxis(observation, 0, -1)
 
 
 def _channels_last(space: Any) -> Any:

@@ -169,8 +169,8 @@ def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any
         unexpected = _UNEXPECTED.search(str(error))
         if unexpected is None or unexpected[2] not in kwargs:
             raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({one_line(error)})") from error
-        known = _arguments(unexpected[1], make, error)
-        instead = did_you_mean(unexpected[2], known) if known else ""
+        arguments = _arguments(unexpected[1], make, error)
+        instead = did_you_mean(unexpected[2], arguments) if arguments else ""
         raise MarlRayError(f"env.kwargs.{unexpected[2]}: {env_id} has no such argument{instead}") from error
     except (ValueError, AssertionError, KeyError) as error:
         # A bare `assert` has no text; its source line says more than its type.

@@ -62,9 +62,9 @@ class VectorBatch:
 
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         self._begin()
-        chosen = range(len(self.alive)) if copies is None else copies
-        if self.seen is not None and len(chosen):
-            rows[0][chosen, 0] = self.seen[chosen] - self.offset if self.offset else self.seen[chosen]
+        numbers = range(len(self.alive)) if copies is None else copies
+        if self.seen is not None and len(numbers):
+            rows[0][numbers, 0] = self.seen[numbers] - self.offset if self.offset else self.seen[numbers]
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         """Begin the episode anew: its copies cannot be stepped apart from each other."""
@@ -100,15 +100,15 @@ class VectorBatch:
 
     def _permit(self, infos: dict[str, Any], copies: np.ndarray) -> None:
         """Keep the masks that `infos` have for these copies, (copies,) bool; all actions are possible without one."""
-        given, masks = infos.get("action_mask"), self.action_masks[0]
+        new_masks, masks = infos.get("action_mask"), self.action_masks[0]
         if masks is not None:
             masks[copies] = True
-        if given is None:
+        if new_masks is None:
             return
         if masks is None:
             masks = self.action_masks[0] = np.ones((len(self.alive), 1, int(self.vector.single_action_space.n)), bool)
-        own = copies & self.alive[:, 0] & infos.get("_action_mask", True)
-        masks[own, 0] = np.asarray(given)[own]
+        playing = copies & self.alive[:, 0] & infos.get("_action_mask", True)
+        masks[playing, 0] = np.asarray(new_masks)[playing]
         if not masks.any(-1).all():
             raise MarlRayError("action mask of a VectorEnv: expected at least one action that is possible")
 

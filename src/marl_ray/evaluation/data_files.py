@@ -39,9 +39,9 @@ def load(
     `sha256` is the digest to expect instead of the known ones; `any` expects none.
     Raises FieldError naming `data`, `split` or `sha256`, or MarlRayError naming the file and line.
     """
-    chosen = split or next(iter(benchmark.splits))
-    if chosen not in benchmark.splits:
-        raise FieldError("split", f"{benchmark.name} has {', '.join(benchmark.splits)}, not {chosen!r}")
+    split_name = split or next(iter(benchmark.splits))
+    if split_name not in benchmark.splits:
+        raise FieldError("split", f"{benchmark.name} has {', '.join(benchmark.splits)}, not {split_name!r}")
     source = source or benchmark.data
     if source is None:
         hub = f" or {HUB!r}" if benchmark.hub else ""
@@ -54,12 +54,12 @@ def load(
         digest = hashlib.sha256(data).hexdigest()
         what = _checked(benchmark, source, digest, sha256)
         records = list(rows(path, data))
-    problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[chosen](problem))
+    problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[split_name](problem))
     if not problems:
-        raise MarlRayError(f"{source}: has no problems of split {chosen!r}")
+        raise MarlRayError(f"{source}: has no problems of split {split_name!r}")
     parts = [
         what,
-        *([f"split {chosen}, {len(problems)} problems"] if len(benchmark.splits) > 1 else []),
+        *([f"split {split_name}, {len(problems)} problems"] if len(benchmark.splits) > 1 else []),
         benchmark.notes,
     ]
     return BenchmarkData(problems, source, digest, f"{benchmark.title}, {'; '.join(filter(None, parts))}")

@@ -36,8 +36,8 @@ def stratified_bootstrap(
     """Return `iqm` of scores (runs, tasks) with its percentile interval; each resample draws runs within each task."""
     scores = np.asarray(scores, float)
     runs, tasks = scores.shape
-    chosen = np.random.default_rng(seed).integers(runs, size=(resamples, runs, tasks))
-    drawn = np.sort(scores[chosen, np.arange(tasks)].reshape(resamples, -1), axis=1)
+    run_numbers = np.random.default_rng(seed).integers(runs, size=(resamples, runs, tasks))
+    drawn = np.sort(scores[run_numbers, np.arange(tasks)].reshape(resamples, -1), axis=1)
     means = trim_mean(drawn, 0.25, axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return BootstrapInterval(iqm(scores), float(low), float(high))

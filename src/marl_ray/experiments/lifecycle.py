@@ -201,8 +201,8 @@ def transition(
     if arm is not None:
         _check_treatment(action, plan, arm)
     epoch = state.epoch + 1
-    here = replace(state, epoch=epoch)
-    begun = replace(here, status=ExperimentStatus.RUNNING, stage_since=now, stage_epoch=epoch)
+    next_state = replace(state, epoch=epoch)
+    begun = replace(next_state, status=ExperimentStatus.RUNNING, stage_since=now, stage_epoch=epoch)
     match action:
         case Action.START | Action.RESUME:
             # A resumed stage begins anew: time and units of the pause prove nothing about it.
@@ -212,11 +212,11 @@ def transition(
                 raise MarlRayError(f"next_stage: stage {state.stage + 1} of {len(plan.stages)} is the last")
             return replace(begun, stage=state.stage + 1)
         case Action.PAUSE:
-            return replace(here, status=ExperimentStatus.PAUSED)
+            return replace(next_state, status=ExperimentStatus.PAUSED)
         case Action.STOP:
-            return replace(here, status=ExperimentStatus.STOPPED)
+            return replace(next_state, status=ExperimentStatus.STOPPED)
         case Action.PROMOTE:
-            return replace(here, status=ExperimentStatus.PROMOTED, winner=_winner(state, plan, arm))
+            return replace(next_state, status=ExperimentStatus.PROMOTED, winner=_winner(state, plan, arm))
         case Action.ROLLBACK:
             return _rolled_back(state, plan, (arm,) if arm else plan.treatments)
 
@@ -244,7 +244,7 @@ def _check_treatment(action: Action, plan: RolloutPlan, arm: str) -> None:
 
 
 def _winner(state: ExperimentState, plan: RolloutPlan, arm: str | None) -> str:
-    eligible = _left(plan, state.rolled_back)
+    eligible = _eligible(plan, state.rolled_back)
     if arm is None and len(eligible) != 1:
         raise MarlRayError(
             f"arm: expected which treatment to promote, one of {', '.join(eligible) or 'none that is left'}"
@@ -258,12 +258,12 @@ def _rolled_back(state: ExperimentState, plan: RolloutPlan, arms: tuple[str, ...
     barred = state.rolled_back | set(arms)
     if barred == state.rolled_back:
         return state
-    over = state.winner in barred if state.status is ExperimentStatus.PROMOTED else not _left(plan, barred)
+    over = state.winner in barred if state.status is ExperimentStatus.PROMOTED else not _eligible(plan, barred)
     status = ExperimentStatus.ROLLED_BACK if over and state.status is not ExperimentStatus.STOPPED else state.status
     return replace(state, status=status, epoch=state.epoch + 1, rolled_back=barred)
 
 
-def _left(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
+def _eligible(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
     """Return the treatments that take part and are not rolled back."""
     in_play = [arm for arm in plan.treatments if plan.strategy == "shadow" or plan.weights[arm] > 0]
     return [arm for arm in in_play if arm not in barred]

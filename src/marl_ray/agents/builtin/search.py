@@ -122,13 +122,13 @@ class Serper:
     def _post(self, query: str, deadline: float) -> tuple[int, bytes, float]:
         """Return the status, body, and the pause in seconds that the service asks for."""
         body_sent = {"q": query, "num": ASKED}
-        with self._client.stream("POST", self._url, json=body_sent, timeout=_left(deadline)) as response:
+        with self._client.stream("POST", self._url, json=body_sent, timeout=_seconds_until(deadline)) as response:
             body = bytearray()
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > _MOST_BYTES:
                     raise ToolError("Search failed: the service's response is too large.")
-                _left(deadline)
+                _seconds_until(deadline)
             wait = response.headers.get("retry-after", "")
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
 
@@ -275,7 +275,7 @@ def _read(body: bytes) -> SearchResponse | None:
         return None
 
 
-def _left(deadline: float) -> float:
+def _seconds_until(deadline: float) -> float:
     """Return the seconds until the deadline; raises ToolError if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:

@@ -108,11 +108,11 @@ def gae_by_step(
     """Return `gae` by vector operations over all rows, step by step, on any device."""
     with torch.no_grad():
         reward, value, after_cut = _time_first(rewards), _time_first(values), _time_first(bootstrap)
-        own, ended, cut = _time_first(mask), _time_first(terminated), _time_first(truncated)
+        decided, ended, cut = _time_first(mask), _time_first(terminated), _time_first(truncated)
         cut[-1:] = True
         if rewards.dim() == 3:
-            own, ended, cut = (x.repeat(1, rewards.shape[2]) for x in (own, ended, cut))
-        _scan(reward, value, after_cut, own, ended, cut, gamma, lam)
+            decided, ended, cut = (x.repeat(1, rewards.shape[2]) for x in (decided, ended, cut))
+        _scan(reward, value, after_cut, decided, ended, cut, gamma, lam)
         return _batch_first(value, rewards.shape), _batch_first(reward, rewards.shape)
 
 
@@ -129,14 +129,21 @@ def _batch_first(x: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _scan(
-    reward: Tensor, value: Tensor, bootstrap: Tensor, own: Tensor, ended: Tensor, cut: Tensor, gamma: float, lam: float
+    reward: Tensor,
+    value: Tensor,
+    bootstrap: Tensor,
+    decided: Tensor,
+    ended: Tensor,
+    cut: Tensor,
+    gamma: float,
+    lam: float,
 ) -> None:
     """Turn `reward` into returns and `value` into advantages, in place; all (T, N). A linear scan, two operations a step."""
     steps, width = reward.shape
     length = max(1, BLOCK // max(1, width))
     flowing = reward.new_zeros(width)  # the sum that a step passes to the one before it in the episode
     for start in reversed(range(0, steps, length)):
-        r, v, b, o, e, c = (x[start : start + length] for x in (reward, value, bootstrap, own, ended, cut))
+        r, v, b, o, e, c = (x[start : start + length] for x in (reward, value, bootstrap, decided, ended, cut))
         r += torch.where(c & ~e, gamma * b, 0.0)
         inside, is_own = (~(c | e)).to(r.dtype), o.to(r.dtype)
         from_value = torch.where(o, (gamma - gamma * lam) * v, 0.0)

@@ -11,8 +11,8 @@ resolution of float32."""
 def moments(x: Tensor, mask: Tensor) -> Tensor:
     """Return the count, sum and sum of squares of `x` where `mask` (bool, same shape) is True; (3,) float64, to be
     summed over workers."""
-    kept = x.detach()[mask].double()
-    return torch.stack((mask.sum().double(), kept.sum(), kept.square().sum()))
+    masked = x.detach()[mask].double()
+    return torch.stack((mask.sum().double(), masked.sum(), masked.square().sum()))
 
 
 def standardise(

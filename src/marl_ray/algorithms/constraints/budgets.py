@@ -54,7 +54,7 @@ def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[s
     metrics = {}
     for name, factor in (("within_budget", 1.0), ("within_budget_105", SLACK)):
         limits = [factor * budget + _ROUNDING * max(budget, 1.0) for budget in budgets]
-        kept = sum(all(c <= limit for c, limit in zip(own, limits, strict=True)) for own in costs)
-        metrics[name] = kept / len(costs)
-        metrics[f"{name}_certified"] = certified_rate(kept, len(costs))
+        within = sum(all(c <= limit for c, limit in zip(episode_costs, limits, strict=True)) for episode_costs in costs)
+        metrics[name] = within / len(costs)
+        metrics[f"{name}_certified"] = certified_rate(within, len(costs))
     return metrics

@@ -115,12 +115,12 @@ def fisher_product(
     sum. The returned function keeps the graph of one forward pass alive. Fused attention has no forward mode: run a
     transformer under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
-    here = {name: tensor.detach() for name, tensor in parameters.items()}
-    pull = torch.func.vjp(function, here)[1]
+    detached = {name: tensor.detach() for name, tensor in parameters.items()}
+    pull = torch.func.vjp(function, detached)[1]
 
     @torch.no_grad()
     def product(vector: Tensor) -> Tensor:
-        outputs, tangent = torch.func.jvp(function, (here,), (unflatten(vector, here),))[:2]
+        outputs, tangent = torch.func.jvp(function, (detached,), (unflatten(vector, detached),))[:2]
         cotangent = weights.unsqueeze(-1) * head_fisher_product(outputs, tangent, sizes)
         return flatten(pull(cotangent.to(outputs.dtype))[0])
 
@@ -167,9 +167,9 @@ def _candidate(
     room = radius - float(c[active] @ to_boundary)
     if room < -SLACK * radius:
         return None
-    left = q - float(r[active] @ along)
-    blocked = left <= max(VANISHING, 8 * resolution * q)  # no direction along the boundary lowers the loss
-    rate = 0.0 if blocked else math.sqrt(max(room, 0.0) / left)
+    gradient_along = q - float(r[active] @ along)
+    blocked = gradient_along <= max(VANISHING, 8 * resolution * q)  # no direction along the boundary lowers the loss
+    rate = 0.0 if blocked else math.sqrt(max(room, 0.0) / gradient_along)
     costs, multipliers = torch.zeros_like(c), torch.zeros_like(c)
     costs[active] = rate * along - to_boundary
     trust = 0.0 if rate == 0 else 1 / rate
@@ -286,7 +286,7 @@ def backtracking(
         change = float(new_loss) - float(loss)
         if not all(math.isfinite(number) for number in (change, kl, *changes)):
             continue
-        kept = all(rise <= most for rise, most in zip(changes, allowed, strict=True))
-        if kl <= delta and kept and (change <= 0 or not feasible):
+        within = all(rise <= most for rise, most in zip(changes, allowed, strict=True))
+        if kl <= delta and within and (change <= 0 or not feasible):
             return LineSearch(vector, j, change, changes, float(kl))
     return LineSearch(old, None, 0.0, (0.0,) * len(allowed), 0.0)

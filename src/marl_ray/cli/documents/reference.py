@@ -39,7 +39,7 @@ def _section(path: str, command: Any) -> Iterator[str]:
             yield from _section(f"{path} {name}", inner)
         return
     yield from (f"### {path}", "", *_paragraphs(command.help or ""), "")
-    arguments = [known for known in command.params if known.param_type_name == "argument"]
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     yield from ("```text", f"marl-ray {' '.join([path, *map(_usage, arguments), '[OPTIONS]'])}", "```", "")
     rows = [(f"`{_usage(argument)}`", argument) for argument in arguments]
     rows += [(_options(option), option) for option in command.params if option.param_type_name == "option"]

@@ -156,11 +156,11 @@ def export(
     show(as_json, done, lines)
 
 
-def _settings(given: Any) -> dict[str, Any]:
+def _settings(settings: Any) -> dict[str, Any]:
     import yaml
 
     values: dict[str, Any] = {}
-    for setting in given:
+    for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise MarlRayError(f"--set {setting!r}: expected KEY=VALUE")

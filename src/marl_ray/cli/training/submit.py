@@ -42,10 +42,10 @@ def submit_train(
     """
     from marl_ray.runs.naming import load_named
 
-    run, given = load_named(config, overrides or ())
-    if len(given) > len(overrides or ()):  # every attempt of the job has the name that is made here
+    run, named_overrides = load_named(config, overrides or ())
+    if len(named_overrides) > len(overrides or ()):  # every attempt of the job has the name that is made here
         print(f"{run.name}: the config has no name, and gets this one", file=sys.stderr)
-    _submit("train", config, given, address, submission_id, kuberay, context, namespace, as_json)
+    _submit("train", config, named_overrides, address, submission_id, kuberay, context, namespace, as_json)
 
 
 @submit_app.command("sweep")

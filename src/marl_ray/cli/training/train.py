@@ -25,8 +25,8 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
     from marl_ray.api.training import environment_warning, train_here
     from marl_ray.runs.naming import load_named
 
-    run, given = load_named(config, overrides or ())
-    if len(given) > len(overrides or ()):
+    run, named_overrides = load_named(config, overrides or ())
+    if len(named_overrides) > len(overrides or ()):
         made = "a run gets one such as this" if dry_run else f"`marl-ray runs resume {run.name}` goes on with it"
         print(f"{run.name}: the config has no name; {made}", file=sys.stderr)
     if dry_run:

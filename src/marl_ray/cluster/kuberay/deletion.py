@@ -32,10 +32,10 @@ def delete_all(
     existed = delete(connection, kind, name)
     if existed and timeout_s:
         wait(connection, kind, name, (Phase.GONE,), timeout_s, say)
-    while timeout_s and (left := _left(connection, kind, name)):
+    while timeout_s and (remaining := _remaining(connection, kind, name)):
         if time.monotonic() > end:
             raise WaitTimeoutError(
-                f"{kind} {name} is gone, and after {timeout_s:g} s there is left of it: {', '.join(left)}"
+                f"{kind} {name} is gone, and after {timeout_s:g} s there is left of it: {', '.join(remaining)}"
             )
         time.sleep(PAUSE_S)
     for beside in BESIDE if timeout_s else BESIDE[:-1]:
@@ -44,7 +44,7 @@ def delete_all(
     return existed
 
 
-def _left(connection: Connection, kind: ResourceKind, name: str) -> list[str]:
+def _remaining(connection: Connection, kind: ResourceKind, name: str) -> list[str]:
     """Return the pods, and clusters that end and outlive them until Redis has forgotten their heads, by kind and
     name."""
     remaining = list_all(connection, "Pod", "v1", f"{LABEL}={name}")

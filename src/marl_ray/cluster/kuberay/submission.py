@@ -60,13 +60,13 @@ def submit(
     _refuse_what_a_retry_loses(config, cluster)
     if not re.fullmatch(NAME, name):
         raise MarlRayError(f"--submission-id {name!r}: expected a-z, 0-9 and -, a letter first, 47 characters at most")
-    own = (cluster.job or JobConfig(entrypoint="-")).model_copy(
+    job = (cluster.job or JobConfig(entrypoint="-")).model_copy(
         update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
     )
-    settings = cluster.model_copy(update={"name": name, "job": own, "files": f"{name}-files"})
+    settings = cluster.model_copy(update={"name": name, "job": job, "files": f"{name}-files"})
     if read(connection, "RayJob", name) is not None or not create_job(connection, settings, config):
         _tell(name, "it is there already, and runs what it was submitted with")
-    return _follow(connection, name, timeout_s, own.start_deadline_s + OPERATOR_S)
+    return _follow(connection, name, timeout_s, job.start_deadline_s + OPERATOR_S)
 
 
 def new_job_name(cluster: ClusterConfig) -> str:

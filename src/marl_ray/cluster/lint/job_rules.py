@@ -99,9 +99,9 @@ def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]
         yield f"{at}{older[0]}", "expected none beside deletionRules"
     if not rules and len(older) < 2:
         yield f"{where}deletionStrategy", "expected deletionRules, or onSuccess and onFailure"
-    chosen = [(f"{at}deletionRules.{k}.policy", rule["policy"]) for k, rule in enumerate(rules)]
-    chosen += [(f"{at}{key}.policy", strategy[key].get("policy", "")) for key in older]
-    for path, policy in chosen:
+    policies = [(f"{at}deletionRules.{k}.policy", rule["policy"]) for k, rule in enumerate(rules)]
+    policies += [(f"{at}{key}.policy", strategy[key].get("policy", "")) for key in older]
+    for path, policy in policies:
         if not policy:
             yield path, "missing"
         if spec.get("clusterSelector") and policy in _CLUSTER_ONLY:

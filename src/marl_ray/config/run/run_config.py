@@ -80,8 +80,8 @@ class RunConfig(Config):
                 hyper = self.hyper_of(name)
             except ValidationError as error:
                 first = error.errors()[0]
-                own = first["loc"] and first["loc"][0] in self.team[name].hyper
-                key = ".".join([*(["team", name] if own else []), "hyper", *map(str, first["loc"])])
+                of_policy = first["loc"] and first["loc"][0] in self.team[name].hyper
+                key = ".".join([*(["team", name] if of_policy else []), "hyper", *map(str, first["loc"])])
                 raise ValueError(f"{key}: {words(first)}") from error
             if not self.team[name].frozen:  # which has no algorithm
                 self._check_policy(name, hyper)
@@ -358,8 +358,8 @@ class RunConfig(Config):
     def _given_to(self, policy: str) -> dict[str, Any]:
         """Return the hyper-parameters that the user gave and this policy's algorithm reads."""
         reads = self.spec_of(policy).reads
-        given = {key: value for key, value in self.hyper.given().items() if key in reads}
-        return given | self.team[policy].hyper
+        of_run = {key: value for key, value in self.hyper.given().items() if key in reads}
+        return of_run | self.team[policy].hyper
 
     def given(self) -> dict[str, Any]:
         """Return plain data from which an equal config is made; keys that were not given stay open, so that defaults

@@ -194,9 +194,9 @@ class ResourcesConfig(Config):
         mesh = {key: number for key, number in self.parallel.items() if number > 1 or key in ("shard", "replicate")}
         product, complete = math.prod(mesh.values()), {"shard", "replicate"} <= mesh.keys()
         if self.workers % product or (complete and product != self.workers):
-            given = " x ".join(f"{key}={number}" for key, number in mesh.items())
+            sizes = " x ".join(f"{key}={number}" for key, number in mesh.items())
             raise ValueError(
-                f"parallel: {given}, expected their product to be {'' if complete else 'a divisor of '}"
+                f"parallel: {sizes}, expected their product to be {'' if complete else 'a divisor of '}"
                 f"resources.workers={self.workers}"
             )
         return self

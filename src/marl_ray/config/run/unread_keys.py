@@ -31,13 +31,13 @@ def is_read(key: str, data: Mapping[str, Any]) -> bool:
     parts = _parted(key)
     if parts is None:
         return True
-    policy, own = parts
+    policy, hyper_key = parts
     team = data.get("team")
     team = team if isinstance(team, Mapping) and team else {"shared": {}}
     members = [member for name, member in team.items() if policy in (None, name) and isinstance(member, Mapping)]
     trained = [member for member in members if not member.get("frozen")]
     algorithms = [member.get("algorithm") or data.get("algorithm", DEFAULT_ALGORITHM) for member in trained]
-    return not algorithms or any(_reads(algorithm, own) for algorithm in algorithms)
+    return not algorithms or any(_reads(algorithm, hyper_key) for algorithm in algorithms)
 
 
 def hyper_keys(data: Mapping[str, Any]) -> list[str]:

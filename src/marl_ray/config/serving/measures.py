@@ -14,27 +14,27 @@ class RelativeMargin(Config):
     """Part of the control's mean: 0.02 accepts a mean that is 2 % worse."""
 
 
-def _read_margin(given: Any) -> Any:
+def _read_margin(value: Any) -> Any:
     """Read a margin: `"2%"` becomes `{"relative": 0.02}`; other margins stay as they are."""
-    relative = given.get("relative") if isinstance(given, dict) and len(given) == 1 else None
-    if isinstance(given, str) and given.strip().endswith("%"):
+    relative = value.get("relative") if isinstance(value, dict) and len(value) == 1 else None
+    if isinstance(value, str) and value.strip().endswith("%"):
         try:
-            relative = float(given.strip().removesuffix("%")) / 100
+            relative = float(value.strip().removesuffix("%")) / 100
         except ValueError:
             relative = None
     if isinstance(relative, int | float) and not isinstance(relative, bool) and 0 < relative < 1:
         return {"relative": relative}
-    if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < float("inf"):
-        return float(given)
-    if isinstance(given, RelativeMargin):
-        return given
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    if isinstance(value, RelativeMargin):
+        return value
     raise ValueError("expected a number of 0 or more in units of the metric, or a part of the control's mean as '2%'")
 
 
-def _read_range(given: Any) -> Any:
-    numbers = isinstance(given, list | tuple) and len(given) == 2
-    if numbers and all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 1e100 for x in given):
-        low, high = given
+def _read_range(value: Any) -> Any:
+    numbers = isinstance(value, list | tuple) and len(value) == 2
+    if numbers and all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 1e100 for x in value):
+        low, high = value
         if low < high:
             return float(low), float(high)
     raise ValueError("expected [low, high] with low < high")

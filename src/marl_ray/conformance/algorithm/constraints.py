@@ -153,8 +153,8 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
             problem = _shift(f"the change of J_c that policy {number + 1}'s multiplier follows", change, shift)
             if problem:
                 return problem
-        own = slice(number * case.agents, (number + 1) * case.agents)
-        tables[own] = ends[own]
+        members = slice(number * case.agents, (number + 1) * case.agents)
+        tables[members] = ends[members]
     return None
 
 
@@ -165,9 +165,9 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     twice = begin(algorithm, case, hyper=FIRST | MOVING | {"epochs": 2}, budgets=BUDGETS, mixed=True)
     twice.step()
     number = once.order_of(0)[0]
-    own = slice(number * case.agents, (number + 1) * case.agents)
+    members = slice(number * case.agents, (number + 1) * case.agents)
     tables = list(once.uniform)
-    tables[own] = once.tables()[own]
+    tables[members] = once.tables()[members]
     measured = truth.expected(once.rules, once.uniform, truth.nothing())
     start = truth.expected(once.rules, once.uniform, once.after)
     now = truth.expected(once.rules, tables, once.after)
@@ -202,10 +202,10 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     game_run.step()
     ends, tables = game_run.tables(), list(game_run.uniform)
     for number in game_run.order_of(0):
-        own = slice(number * case.agents, (number + 1) * case.agents)
+        members = slice(number * case.agents, (number + 1) * case.agents)
         if spec_of(algorithm).order != "sequential":
             tables = list(game_run.uniform)
-        tables[own] = ends[own]
+        tables[members] = ends[members]
         change = truth.expected(game_run.rules, tables, game_run.after)[1] - start
         # A line search that meets the trust region's edge from outside, by rounding, shortens the step once.
         problem = compare(f"the change of J_c by policy {number + 1}'s step", change, -excess, 0.25)

@@ -215,8 +215,8 @@ class GameRun:
         steps = self._script(self.config.train.horizon * (self.iteration + 1), mixed)[-self.config.train.horizon :]
         distributions = [learner.policy.rollout_model.distribution for learner in self.learners]
         for number, learner in enumerate(self.learners):
-            own = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
-            learner.policy.rollout_model.distribution = Scripted([actions[:, own] for actions in steps])
+            members = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
+            learner.policy.rollout_model.distribution = Scripted([actions[:, members] for actions in steps])
         yield
         for learner, distribution in zip(self.learners, distributions, strict=True):
             learner.policy.rollout_model.distribution = distribution
@@ -307,12 +307,12 @@ def joint_rows(rules: GameRules) -> Tensor:
 
 
 @torch.no_grad()
-def fit_last_layer(network: Network, rows: Tensor, wanted: Tensor) -> None:
-    """Make the network's output exactly `wanted` (N, out) at `rows` (N, D), by its last layer alone."""
+def fit_last_layer(network: Network, rows: Tensor, targets: Tensor) -> None:
+    """Make the network's output exactly `targets` (N, out) at `rows` (N, D), by its last layer alone."""
     features = network.rest[:-1](network.first(rows)).double()
     last = cast(nn.Linear, network.rest[-1])
     inputs = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], 1)
-    solution = torch.linalg.lstsq(inputs, wanted.double(), driver="gelsd").solution
+    solution = torch.linalg.lstsq(inputs, targets.double(), driver="gelsd").solution
     last.weight.copy_(solution[:-1].T)
     last.bias.copy_(solution[-1])
 

@@ -110,9 +110,9 @@ class GameRules:
     def steps(self, state: int) -> Iterator[GameStep]:
         """Yield every joint move in a state."""
         deciding = self.decisions(0 if state == 0 else 1)
-        for chosen in itertools.product((0, 1), repeat=len(deciding)):
+        for choices in itertools.product((0, 1), repeat=len(deciding)):
             actions = [0] * self.count
-            for agent, action in zip(deciding, chosen, strict=True):
+            for agent, action in zip(deciding, choices, strict=True):
                 actions[agent] = action
             yield GameStep(state, tuple(actions), self.move(state, tuple(actions)))
 
@@ -185,11 +185,11 @@ class TinyTalk(TextEnv):
         super().__init__(GameRules(policies, agents).names, cost=cost)
 
     def begin(self) -> None:
-        self.left = list(self.possible_agents)
-        self.ask(self.left.pop(0), "?")
+        self.waiting_agents = list(self.possible_agents)
+        self.ask(self.waiting_agents.pop(0), "?")
 
     def act(self, agent: str, text: str) -> None:
-        if self.left:
-            self.ask(self.left.pop(0), "?")
+        if self.waiting_agents:
+            self.ask(self.waiting_agents.pop(0), "?")
         else:
             self.finish(False)

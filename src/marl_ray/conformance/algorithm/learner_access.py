@@ -48,9 +48,9 @@ def movement(learner: Learner, batch: Trajectories) -> float:
     """Return the greatest change of a log-probability of the batch's actions since the batch was played."""
     with torch.no_grad():
         if batch.prompts is None:
-            own = torch.where(batch.mask, batch.log_probs, 0.0)
+            played = torch.where(batch.mask, batch.log_probs, 0.0)
             changed = learner.log_ratio(batch)
-            return float(changed.abs().max()) if own.numel() else 0.0
+            return float(changed.abs().max()) if played.numel() else 0.0
         evaluation = learner.policy.rollout_model.evaluate(batch.prompts, batch.actions, batch.mask)
         return float(torch.where(batch.mask, evaluation.log_probs - batch.log_probs, 0.0).abs().max())
 

@@ -179,10 +179,10 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
     """Check that `kl_coef` in the loss pulls the policy to the reference where nothing is earned, by every estimator
     that is taken."""
     for estimator in learner_access.choices("kl_estimator"):
-        own = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
-        if not learner_access.accepted(algorithm, own):
+        penalty = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
+        if not learner_access.accepted(algorithm, penalty):
             continue
-        game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST | own)
+        game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST | penalty)
         reference = learner_access.aim_reference(game_run.learners[0])
         game_run.step()
         by_logit = truth.divergence_gradient(game_run.rules, game_run.uniform, reference)

@@ -92,11 +92,11 @@ def gradient(
     for path in rules.paths(most):
         share = probability(rules, tables, path) * (worth(rules, path, after)[kind] - mean)
         for agent in range(rules.count):
-            own = [step for step in path if rules.decides(agent, time_of(step.state))]
-            for step in own:
+            decisions_of_agent = [step for step in path if rules.decides(agent, time_of(step.state))]
+            for step in decisions_of_agent:
                 for action in (0, 1):
                     score = (step.actions[agent] == action) - tables[agent][step.state][action]
-                    result[agent][step.state][action] += share * weight(len(own)) * score
+                    result[agent][step.state][action] += share * weight(len(decisions_of_agent)) * score
     return result
 
 
@@ -118,9 +118,9 @@ def divergence_gradient(rules: GameRules, tables: Tables, reference: Tables) -> 
         p = probability(rules, tables, path)
         for step in path:
             for agent in rules.decisions(time_of(step.state)):
-                own, other = tables[agent][step.state], reference[agent][step.state]
-                ratios = [math.log(a / b) for a, b in zip(own, other, strict=True)]
-                divergence = sum(a * ratio for a, ratio in zip(own, ratios, strict=True))
+                probabilities, reference_probabilities = tables[agent][step.state], reference[agent][step.state]
+                ratios = [math.log(a / b) for a, b in zip(probabilities, reference_probabilities, strict=True)]
+                divergence = sum(a * ratio for a, ratio in zip(probabilities, ratios, strict=True))
                 for action in (0, 1):
-                    result[agent][step.state][action] += p * own[action] * (ratios[action] - divergence)
+                    result[agent][step.state][action] += p * probabilities[action] * (ratios[action] - divergence)
     return result

@@ -22,10 +22,10 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Read the problems of `data` (the benchmark's own file when not given) and of `split`, and score some answers."""
     refuse("benchmark", settings, "data", "split")
     loaded(BENCHMARK, name)
-    chosen, problems = benchmark(name), list[Problem]()
+    tested, problems = benchmark(name), list[Problem]()
 
     def read() -> str | None:
-        problems.extend(load(chosen, settings.get("data"), settings.get("split"), ANY).problems)
+        problems.extend(load(tested, settings.get("data"), settings.get("split"), ANY).problems)
         return None
 
     readable = checked("problems", "its file is read, and has problems", read)
@@ -33,10 +33,10 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     if readable.failure is not None:
         return
     yield checked("names", "every problem has a text, and an id of its own", lambda: _names(problems))
-    yield checked("modes", "problems are judged in the benchmark's modes", lambda: _modes(chosen, problems))
+    yield checked("modes", "problems are judged in the benchmark's modes", lambda: _modes(tested, problems))
     yield checked("workers", "problems can be sent to other processes", lambda: _pickled(problems))
-    yield checked("references", "a reference of every problem passes", lambda: _references(chosen, problems[:MOST]))
-    yield checked("empty answers", "an empty answer does not pass", lambda: _empty(chosen, problems[:MOST]))
+    yield checked("references", "a reference of every problem passes", lambda: _references(tested, problems[:MOST]))
+    yield checked("empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MOST]))
 
 
 def _names(problems: Sequence[Problem]) -> str | None:
@@ -50,12 +50,12 @@ def _names(problems: Sequence[Problem]) -> str | None:
     return None
 
 
-def _modes(chosen: Benchmark, problems: Sequence[Problem]) -> str | None:
-    if not chosen.modes:
+def _modes(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
+    if not tested.modes:
         return "modes is empty"
     for problem in problems:
-        if not set(problem.modes) & set(chosen.modes):
-            return f"{problem.task_id!r} has modes {problem.modes}, the benchmark {chosen.modes}"
+        if not set(problem.modes) & set(tested.modes):
+            return f"{problem.task_id!r} has modes {problem.modes}, the benchmark {tested.modes}"
     return None
 
 
@@ -63,7 +63,7 @@ def _pickled(problems: Sequence[Problem]) -> str | None:
     return None if pickle.loads(pickle.dumps(tuple(problems))) == tuple(problems) else "pickled problems differ"
 
 
-def _references(chosen: Benchmark, problems: Sequence[Problem]) -> str | None:
+def _references(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
     open_problems = [problem for problem in problems if problem.references]
     for number in range(max((len(problem.references) for problem in open_problems), default=0)):
         samples = [
@@ -71,23 +71,23 @@ def _references(chosen: Benchmark, problems: Sequence[Problem]) -> str | None:
             for problem in open_problems
             if number < len(problem.references)
         ]
-        passed = _passed(chosen, samples)
+        passed = _passed(tested, samples)
         open_problems = [problem for problem in open_problems if problem.task_id not in passed]
     return f"no reference of {open_problems[0].task_id!r} passes" if open_problems else None
 
 
-def _empty(chosen: Benchmark, problems: Sequence[Problem]) -> str | None:
-    passed = _passed(chosen, [Sample(problem, 0, ModelAnswer("solution", "")) for problem in problems])
+def _empty(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
+    passed = _passed(tested, [Sample(problem, 0, ModelAnswer("solution", "")) for problem in problems])
     return f"an empty answer to {min(passed)!r} passes" if passed else None
 
 
-def _passed(chosen: Benchmark, samples: Sequence[Sample]) -> set[str]:
+def _passed(tested: Benchmark, samples: Sequence[Sample]) -> set[str]:
     """Return the ids of the problems whose sample passes in every mode."""
-    jobs = [ScoringJob("sample", sample, chosen.modes, chosen.timeout_s) for sample in samples]
+    jobs = [ScoringJob("sample", sample, tested.modes, tested.timeout_s) for sample in samples]
     workers = len(os.sched_getaffinity(0))
     packages = frozenset[str]().union(*(sample.problem.packages for sample in samples))
     with make_pool(workers, packages, Level.LIMITS) as pool:
         rows = [row for batch in score_here(pool, jobs, workers) for row in batch]
     if len(rows) != len(jobs):
         raise MarlRayError(f"{len(rows)} verdicts on {len(jobs)} samples")
-    return {row["task_id"] for row in rows if all(row[mode]["passed"] for mode in chosen.modes if row[mode])}
+    return {row["task_id"] for row in rows if all(row[mode]["passed"] for mode in tested.modes if row[mode])}

@@ -90,10 +90,10 @@ def _differs(policy: TokenPolicy, responses: Sequence[Completion]) -> str | None
     for number, (prompt, response) in enumerate(zip(PROMPTS, responses, strict=True)):
         ids, device = torch.tensor([response.ids]), policy.device
         with torch.no_grad():
-            own = policy.evaluate(
+            log_probs = policy.evaluate(
                 torch.tensor([prompt.ids]).to(device), ids.to(device), torch.ones_like(ids, dtype=torch.bool).to(device)
             ).log_probs[0]
-        difference = float((own.cpu() - torch.tensor(response.log_probs)).abs().max())
+        difference = float((log_probs.cpu() - torch.tensor(response.log_probs)).abs().max())
         if not difference <= TOLERANCE:
             return f"response {number}: a log-probability differs by {difference:.3g} from the policy's"
     return None

@@ -143,8 +143,8 @@ def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, most: int)
             if missing := set(agents) - set(values):
                 raise ValueError(f"step returned no {part} of {', '.join(sorted(missing))}")
         steps.append(SeenStep(observations, rewards, infos))
-        left = {agent for agent in agents if not (terminated[agent] or truncated[agent])}
-        if wrong := left ^ set(env.agents):
+        remaining = {agent for agent in agents if not (terminated[agent] or truncated[agent])}
+        if wrong := remaining ^ set(env.agents):
             raise ValueError(f"{', '.join(sorted(wrong))}: `agents` and the ends that step returned differ")
     return steps
 
@@ -201,19 +201,19 @@ def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) ->
     single = [[agent] for agent in agents]
     for groups in [single, list(kinds.values())][: 1 + (len(kinds) < len(agents))]:
         with (
-            closing(make_batch(config, COPIES, groups, signals)) as own,
+            closing(make_batch(config, COPIES, groups, signals)) as batch,
             closing(EnvLoop(config, COPIES, groups, signals)) as loop,
         ):
-            difference = _difference(own, loop, most)
+            difference = _difference(batch, loop, most)
         if difference is not None:
             shared = max(groups, key=len)
             return difference if groups is single else f"{difference}, where one policy plays {', '.join(shared)}"
     return None
 
 
-def _difference(own: EnvBatch, loop: EnvLoop, most: int) -> str | None:
+def _difference(tested: EnvBatch, loop: EnvLoop, most: int) -> str | None:
     """Return what differs between a batch and the loop in EPISODES episodes of drawn actions; None if nothing does."""
-    batches = own, loop
+    batches = tested, loop
     spaces = [loop.envs[0].observation_space(group[0]) for group in loop.groups]
     shapes = [(COPIES, len(group), row_size(space)) for group, space in zip(loop.groups, spaces, strict=True)]
     rng = np.random.default_rng(SEED)
@@ -230,13 +230,13 @@ def _difference(own: EnvBatch, loop: EnvLoop, most: int) -> str | None:
                 batch.observe(seen, np.flatnonzero(batch.alive.any(1)).tolist())
             actions = _drawn_actions(loop, rng)
             pairs = {"observations": rows, "agents": [[batch.alive.copy()] for batch in batches]}
-            pairs["action masks"] = [_given(batch.action_masks) for batch in batches]
+            pairs["action masks"] = [_copied(batch.action_masks) for batch in batches]
             steps = [batch.step(actions) for batch in batches]
             for k, name in enumerate(BatchStep._fields):
                 pairs[name] = [[made[k]] for made in steps]
             for name, (compiled, single) in pairs.items():
-                for given, expected in zip(compiled, single, strict=True):
-                    if given.shape != expected.shape or not np.allclose(given, expected, 1e-5, 1e-5):
+                for array, expected in zip(compiled, single, strict=True):
+                    if array.shape != expected.shape or not np.allclose(array, expected, 1e-5, 1e-5):
                         return f"episode {number}, step {step}: {name} differ from those of `reset` and `step`"
             if not loop.alive.any():
                 break
@@ -254,7 +254,7 @@ def _drawn_actions(loop: EnvLoop, rng: np.random.Generator) -> list[np.ndarray]:
     return actions
 
 
-def _given(masks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+def _copied(masks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     return [np.zeros(0) if mask is None else mask.copy() for mask in masks]
 
 

@@ -186,11 +186,13 @@ def best_capped_reward(limit: float) -> float:
     _check(limit)
 
     @cache
-    def value(tasks: int, left: float) -> float:
+    def value(tasks: int, remaining: float) -> float:
         if tasks == 0:
             return 0.0
         rewards = (
-            e.success + value(tasks - 1, left - e.cost) for e in EFFORTS if e.cost + (tasks - 1) * _LEAST <= left
+            e.success + value(tasks - 1, remaining - e.cost)
+            for e in EFFORTS
+            if e.cost + (tasks - 1) * _LEAST <= remaining
         )
         return max(rewards)
 

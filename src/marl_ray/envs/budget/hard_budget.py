@@ -126,18 +126,18 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
 
     def _observe(self, observations: dict[str, Any]) -> dict[str, Any]:
         """Return the observations with the remaining shares behind."""
-        left = np.divide(
+        shares = np.divide(
             self._limits - self._spent, self._limits, out=np.zeros_like(self._limits), where=self._limits > 0
         )
-        left = left.clip(0.0, 1.0)
-        levels = np.minimum(left * LEVELS, LEVELS - 1).astype(np.int64)
+        shares = shares.clip(0.0, 1.0)
+        levels = np.minimum(shares * LEVELS, LEVELS - 1).astype(np.int64)
         result = dict(observations)
         for agent, space in self._spaces.items():
             if agent in observations:
                 row = np.asarray(observations[agent])
                 if isinstance(space, spaces.Discrete):
                     row = row.reshape(1)
-                tail = left if isinstance(space, spaces.Box) else levels
+                tail = shares if isinstance(space, spaces.Box) else levels
                 result[agent] = np.concatenate([row, tail]).astype(self._wider[agent].dtype)
         return result
 
@@ -162,10 +162,10 @@ def affordable(
     reserve = _cheapest_joint(needs, room)
     if reserve is None:
         reserve = [int((need / np.maximum(limits, TOLERANCE)).max(1).argmin()) for need in needs]
-        return [np.arange(len(need)) == kept for need, kept in zip(needs, reserve, strict=True)], reserve
+        return [np.arange(len(need)) == cheapest for need, cheapest in zip(needs, reserve, strict=True)], reserve
     masks: list[np.ndarray] = [np.empty(0)] * len(needs)
-    for need, kept in zip(needs, reserve, strict=True):
-        room = room - need[kept]
+    for need, cheapest in zip(needs, reserve, strict=True):
+        room = room - need[cheapest]
     for place in range(len(needs)):
         i = (turn + place) % len(needs)
         extra = needs[i] - needs[i][reserve[i]]
@@ -182,12 +182,12 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
     Exact: combinations are built up agent by agent, dropping those that another is no worse than in every signal. With
     one signal a single one remains, so this is each agent's minimum; conflicting signals can keep many.
     """
-    kept = [_undominated(need) for need in needs]
-    sole = [i for i, rows in enumerate(kept) if len(rows) == 1]
-    choice = [int(rows[0]) for rows in kept]
+    undominated = [_undominated(need) for need in needs]
+    sole = [i for i, rows in enumerate(undominated) if len(rows) == 1]
+    choice = [int(rows[0]) for rows in undominated]
     for i in sole:
         room = room - needs[i][choice[i]]
-    several = [i for i, rows in enumerate(kept) if len(rows) > 1]
+    several = [i for i, rows in enumerate(undominated) if len(rows) > 1]
     if not several:
         return choice if (room >= 0).all() else None
     # Measured from each signal's least, so that totals only grow, and a choice that does not fit now never will.
@@ -195,8 +195,8 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
     room = room - np.sum(least, 0)
     totals, choices = np.zeros((1, len(room))), np.zeros((1, 0), np.int64)
     for i, low in zip(several, least, strict=True):
-        totals = (totals[:, None] + (needs[i][kept[i]] - low)).reshape(-1, len(room))
-        choices = np.hstack([choices.repeat(len(kept[i]), 0), np.tile(kept[i], len(choices))[:, None]])
+        totals = (totals[:, None] + (needs[i][undominated[i]] - low)).reshape(-1, len(room))
+        choices = np.hstack([choices.repeat(len(undominated[i]), 0), np.tile(undominated[i], len(choices))[:, None]])
         fits = (totals <= room).all(1)
         if not fits.any():
             return None

@@ -47,22 +47,22 @@ class GridworldBatch:
         self.alive[copy] = self.observed[copy] = True
 
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
-        for members, chosen in zip(self.members, actions, strict=True):
-            self.moves[:, members] = chosen
+        for members, group_actions in zip(self.members, actions, strict=True):
+            self.moves[:, members] = group_actions
         return self._play(self.all)
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         self.reset(copy, seed)
         for choices in actions:
-            for members, chosen in zip(self.members, choices, strict=True):
-                self.moves[copy, members] = chosen
+            for members, group_actions in zip(self.members, choices, strict=True):
+                self.moves[copy, members] = group_actions
             self._play(self.all[copy : copy + 1])
 
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
-        chosen = self.all if copies is None else np.asarray(copies, np.int64)
+        numbers = self.all if copies is None else np.asarray(copies, np.int64)
         state = self.grids, self.states, self.observed, self.ended, self.missions
         for members, group_rows in zip(self.members, rows, strict=True):
-            observe(chosen, *state, members, self.view, self.see_through, group_rows)
+            observe(numbers, *state, members, self.view, self.see_through, group_rows)
 
     def close(self) -> None:
         for env in self.envs:
@@ -79,9 +79,9 @@ class GridworldBatch:
         agent_flags = self.alive, self.observed, self.ended
         settings = self.rules, self.prices, self.max_steps
         ends = step.terminated, step.truncated
-        given = copies, self.grids, self.states, self.moves, self.draws, self.times
-        left = play(*given, *agent_flags, *settings, step.rewards, step.costs, *ends)
-        for c in copies[left]:
+        arrays = copies, self.grids, self.states, self.moves, self.draws, self.times
+        unplayed = play(*arrays, *agent_flags, *settings, step.rewards, step.costs, *ends)
+        for c in copies[unplayed]:
             self._play_by_objects(int(c), step)
         return step
 

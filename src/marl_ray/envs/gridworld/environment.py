@@ -276,7 +276,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         _, all_rewards, all_terminated, all_truncated, _ = self.world.step(moves)
         rows = self.world.gen_obs()
         observations, rewards, terminated, truncated, infos = {}, {}, {}, {}, {}
-        left = []
+        remaining = []
         for agent in self.agents:
             i = index[agent]
             observations[agent] = rows[i]
@@ -285,8 +285,8 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
             truncated[agent] = cut = bool(all_truncated[i])
             infos[agent] = {} if before is None else {"cost": price(before, self.world.rows, i, moves[i], self.prices)}
             if not (over or cut):
-                left.append(agent)
-        self.agents = left
+                remaining.append(agent)
+        self.agents = remaining
         return observations, rewards, terminated, truncated, infos
 
     def render(self) -> np.ndarray | None:

@@ -187,22 +187,22 @@ def play(
     (copies,) count the steps. The package's classes that add to a step look only at who toggles a door or carries
     something, so here they would add nothing.
     """
-    left = np.zeros(len(copies), np.bool_)
+    unplayed = np.zeros(len(copies), np.bool_)
     count = states.shape[1]
-    chosen, earned = np.empty(count, np.int64), np.empty(count, np.float64)
+    moves, earned = np.empty(count, np.int64), np.empty(count, np.float64)
     before = np.empty((count, 2), np.int64)
     for n, c in enumerate(copies):
         if not alive[c].any():
             continue
         agents = states[c]
         for i in range(count):
-            chosen[i] = actions[c, i] if alive[c, i] else DONE
+            moves[i] = actions[c, i] if alive[c, i] else DONE
             earned[i] = 0.0
             before[i, 0], before[i, 1] = agents[i, X], agents[i, Y]
         time = times[c] + 1
         reward = 1 - 0.9 * (time / max_steps)
-        if not turn(grids[c], agents, chosen, draws[c, times[c] % BLOCK], rules, reward, earned):
-            left[n] = True
+        if not turn(grids[c], agents, moves, draws[c, times[c] % BLOCK], rules, reward, earned):
+            unplayed[n] = True
             continue
         times[c] = time
         for i in range(count):
@@ -210,11 +210,11 @@ def play(
             ended[c, i] = agents[i, TERMINATED] != 0
             if alive[c, i]:
                 rewards[c, i] = earned[i]
-                costs[c, i, 0] = price(before, agents, i, chosen[i], prices)
+                costs[c, i, 0] = price(before, agents, i, moves[i], prices)
                 terminated[c, i] = ended[c, i]
                 truncated[c, i] = not terminated[c, i] and time >= max_steps
                 alive[c, i] = not (terminated[c, i] or truncated[c, i])
-    return left
+    return unplayed
 
 
 @numba.njit(cache=True)

@@ -192,8 +192,8 @@ def play(
                 words[i, actions[c, i] // 5] = 1.0
         common = common_reward(places, goals, rules)
         for i in range(rules.agents):
-            own = own_reward(i, places, goals, rules)
-            rewards[c, i] = own if rules.kind == TAG else common * (1 - rules.local_ratio) + own * rules.local_ratio
+            local = own_reward(i, places, goals, rules)
+            rewards[c, i] = local if rules.kind == TAG else common * (1 - rules.local_ratio) + local * rules.local_ratio
         states[c, -1] += 1
         if states[c, -1] >= rules.max_cycles:
             truncated[c] = True

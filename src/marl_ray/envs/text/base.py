@@ -149,8 +149,8 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         tasks = self.train if split == "train" else self.test
         if not tasks:
             raise MarlRayError(f"env.kwargs: {self} has no tasks in split {split!r}")
-        chosen = place(len(tasks), self.seed, index) if split == "train" else place(len(tasks), 0, index % len(tasks))
-        return tasks[chosen]
+        number = place(len(tasks), self.seed, index) if split == "train" else place(len(tasks), 0, index % len(tasks))
+        return tasks[number]
 
     def observation_space(self, agent: str) -> spaces.Space[str]:
         return self._spaces[agent]
@@ -167,10 +167,10 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         """
         if seed is not None:
             self._random = np.random.default_rng(seed)
-        given = options or {}
+        settings = options or {}
         if self.train or self.test:
-            split = given.get("split", "train")
-            self.task = self.task_at(int(given.get("index", self._random.integers(1 << 31))), split)
+            split = settings.get("split", "train")
+            self.task = self.task_at(int(settings.get("index", self._random.integers(1 << 31))), split)
         self.agents = list(self.possible_agents)
         self.agent_selection = self.agents[0]
         self.rewards = dict.fromkeys(self.agents, 0.0)

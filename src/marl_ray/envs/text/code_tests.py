@@ -164,9 +164,9 @@ def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
 
 def _failure(source: str, error: str, value: str) -> str:
     """Say why a public test failed: `f(2)=7 not 8`, `f(2): IndexError`, or the test as it stands."""
-    call, wanted = equality(source)
+    call, expected = equality(source)
     if call and error == "AssertionError":
-        return _cut(f"{call}={value} not {wanted}")
+        return _cut(f"{call}={value} not {expected}")
     return _cut(f"{call or source}: {error}")
 
 

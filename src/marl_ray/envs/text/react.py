@@ -88,11 +88,11 @@ class React(TextEnv):
         self._ask()
 
     def act(self, agent: str, text: str) -> None:
-        said, result = self._respond(text, self._calls)
+        response, result = self._respond(text, self._calls)
         ran = bool(result.tool) and not result.ends
         self._calls += ran
         self._problems += bool(result.problem)
-        self._past.append(ReactTurn(said, result.observation))
+        self._past.append(ReactTurn(response, result.observation))
         self.spend(agent, calls=ran, seconds=result.seconds)
         if not result.ends and len(self._past) < self.max_turns:
             self._ask()
@@ -117,8 +117,8 @@ class React(TextEnv):
                 demonstrations.append(
                     Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response)
                 )
-                said, result = self._respond(response, len(past))
-                past.append(ReactTurn(said, result.observation))
+                shortened, result = self._respond(response, len(past))
+                past.append(ReactTurn(shortened, result.observation))
         return demonstrations
 
     def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
@@ -133,10 +133,10 @@ class React(TextEnv):
         self.ask(self.possible_agents[0], self._prompt(self.task, self._past, self._calls))
 
     def _prompt(self, task: Task, past: Sequence[ReactTurn], calls: int) -> str:
-        left = f"{self.max_turns - len(past)} turns"
+        remaining = f"{self.max_turns - len(past)} turns"
         if self.max_calls is not None:
-            left += f" and {self.max_calls - calls} tool calls"
-        return transcript(self.head, task.prompt, past, self.prompt_limit, f"({left} left)\n")
+            remaining += f" and {self.max_calls - calls} tool calls"
+        return transcript(self.head, task.prompt, past, self.prompt_limit, f"({remaining} left)\n")
 
     def _kinds(self, tools: Any, kinds: Sequence[str] | None) -> tuple[str, ...]:
         """Return the kinds of made-up questions that are asked. ValueError where the tools or the limits do not
@@ -155,15 +155,15 @@ class React(TextEnv):
             for kind, plan in plans.items()
             if {step.tool for step in plan} <= usable and len(plan) <= self.max_turns and len(plan) - 1 <= most_calls
         ]
-        wanted = possible if kinds is None else kinds
-        hopeless = [kind for kind in wanted if kind not in possible]
-        if hopeless or not wanted:
+        used = possible if kinds is None else kinds
+        hopeless = [kind for kind in used if kind not in possible]
+        if hopeless or not used:
             which = f"{hopeless[0]} cannot" if hopeless else "none can"
             raise ValueError(
                 f"kinds: {which} be answered with these tools, max_turns and max_calls; expected `data`, or "
                 f"code_interpreter and {SEARCH} with corpus: {TOWNS}"
             )
-        return tuple(wanted)
+        return tuple(used)
 
 
 def _made_up(kinds: Sequence[str], split: str) -> tuple[CountryQuestion, ...]:

@@ -257,7 +257,7 @@ def _code(prompt: str, kind: str, body: str) -> CodeTask:
     """
     reference = _written(kind, body)
     inputs = _inputs(random.Random(prompt), kind, body)
-    right = [_result(reference, given) for given in inputs]
+    right = [_result(reference, arguments) for arguments in inputs]
     usable = [number for number, result in enumerate(right) if isinstance(result, str)]
     caught: dict[int, set[int]] = {number: set() for number in usable}
     for mutant, changed in enumerate(mutants(reference)):
@@ -283,13 +283,15 @@ def _written(kind: str, body: str) -> str:
 
 def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
     """Return at most `count` inputs that together catch many mutants; greedy, ties by order."""
-    chosen: list[int] = []
-    left = set[int]().union(*caught.values())
-    while len(chosen) < min(count, len(caught)):
-        best = max((number for number in caught if number not in chosen), key=lambda number: len(caught[number] & left))
-        chosen.append(best)
-        left -= caught[best]
-    return chosen
+    covering: list[int] = []
+    uncaught = set[int]().union(*caught.values())
+    while len(covering) < min(count, len(caught)):
+        best = max(
+            (number for number in caught if number not in covering), key=lambda number: len(caught[number] & uncaught)
+        )
+        covering.append(best)
+        uncaught -= caught[best]
+    return covering
 
 
 def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]]:
@@ -316,17 +318,17 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
     for tried in range(_VAIN):
         if tried >= 3 * needed and len(have_results) >= needed:
             break
-        given = draw()
-        inputs[repr(given)] = given
-        if isinstance(_result(code, given), str):
-            have_results.add(repr(given))
+        arguments = draw()
+        inputs[repr(arguments)] = arguments
+        if isinstance(_result(code, arguments), str):
+            have_results.add(repr(arguments))
     return list(inputs.values())
 
 
-def _result(code: str, given: tuple[Any, ...]) -> str | type[Exception]:
+def _result(code: str, arguments: tuple[Any, ...]) -> str | type[Exception]:
     """Return the function's result as Python source, or the type of the exception that it raises."""
     try:
-        return repr(_function_of(code)(*given))
+        return repr(_function_of(code)(*arguments))
     except Exception as error:
         return type(error)
 

@@ -50,7 +50,7 @@ def action_count(slots: int) -> int:
     return slots * (1 + PHRASES) + 1
 
 
-def page_row(intent: str, view: PageView, slots: int, left: float, clicked: Collection[int] = ()) -> PageRow:
+def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked: Collection[int] = ()) -> PageRow:
     """Return the first `slots` elements: those that are no plain text first, then by how well their names match the
     task.
 
@@ -60,16 +60,16 @@ def page_row(intent: str, view: PageView, slots: int, left: float, clicked: Coll
     ids = [number for number, element in view.elements.items() if element.role != "RootWebArea"]
     matches = {number: _match(view.elements[number].name, intent) for number in ids}
     ids.sort(key=lambda number: (_kind(view.elements[number]) == "text", -sum(matches[number][:3])))
-    chosen = ids[:slots]
+    shown = ids[:slots]
     values, actions = np.zeros((slots, _FEATURES), np.float32), [""] * action_count(slots)
-    for slot, number in enumerate(chosen):
+    for slot, number in enumerate(shown):
         element = view.elements[number]
         values[slot] = _features(element, matches[number], intent, phrases, number in clicked)
         actions[slot] = f"click [{number}]"
         for k, phrase in enumerate(phrases if _kind(element) == "textbox" else ()):
             actions[slots + slot * PHRASES + k] = f"type [{number}] [{phrase}] [0]"
     actions[-1] = NOTHING
-    rest = np.array([left, len(phrases) / PHRASES], np.float32)
+    rest = np.array([remaining, len(phrases) / PHRASES], np.float32)
     return PageRow(
         np.concatenate([values.reshape(-1), _hashed(intent), rest]),
         np.array([bool(action) for action in actions]),
@@ -95,14 +95,14 @@ def _kind(element: ShownElement) -> str:
 def _match(name: str, intent: str) -> tuple[float, float, float, float]:
     """Return the places of a name in the task: in quotes (a half if only upper and lower case differ), in full, the
     share of its words that are there, and how late."""
-    words, known = _WORD.findall(name.lower()), _WORD.findall(intent.lower())
+    words, intent_words = _WORD.findall(name.lower()), _WORD.findall(intent.lower())
     if not words:
         return 0.0, 0.0, 0.0, 0.0
-    places = [place for place in range(len(known)) if known[place : place + len(words)] == words]
+    places = [place for place in range(len(intent_words)) if intent_words[place : place + len(words)] == words]
     phrases = [_WORD.findall(phrase) for phrase in _QUOTED.findall(intent)]
     quoted = 1.0 if _WORD.findall(name) in phrases else 0.5 * any(_lower(phrase) == words for phrase in phrases)
-    share = sum(word in known for word in words) / len(words)
-    return quoted, float(bool(places)), share, places[0] / len(known) if places else 0.0
+    share = sum(word in intent_words for word in words) / len(words)
+    return quoted, float(bool(places)), share, places[0] / len(intent_words) if places else 0.0
 
 
 def _lower(words: Sequence[str]) -> list[str]:

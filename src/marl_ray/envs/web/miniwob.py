@@ -79,16 +79,16 @@ class MiniWob(BrowserEnv):
         options = BrowserOptions(**(DEFAULTS | browser))
         if variants < 1 or held_out < 0:
             raise ValueError(f"variants={variants}, held_out={held_out}; expected at least 1 and 0")
-        known = pages()
-        chosen = known if tasks is None else list(tasks)
-        unknown = [name for name in chosen if name not in known]
-        if unknown or not chosen:
+        all_pages = pages()
+        page_names = all_pages if tasks is None else list(tasks)
+        unknown = [name for name in page_names if name not in all_pages]
+        if unknown or not page_names:
             raise ValueError(
-                f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), known)}"
+                f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), all_pages)}"
             )
         train, test = (
-            tuple(_tasks(chosen, range(held_out, held_out + variants))),
-            tuple(_tasks(chosen, range(held_out))),
+            tuple(_tasks(page_names, range(held_out, held_out + variants))),
+            tuple(_tasks(page_names, range(held_out))),
         )
         self.url = served_pages()
         hosts, names = hosts_of([self.url]), {self.url: "http://miniwob"}

@@ -90,8 +90,8 @@ class ElementReader:
 
     def read(self, browser: BrowserEnv) -> PageRow:
         """Return the page that the environment shows now."""
-        left = browser.steps_left / browser.options.max_steps
-        self.row = page_row(browser.intent(), browser.view, self.elements, left, self.clicked)
+        remaining = browser.steps_left / browser.options.max_steps
+        self.row = page_row(browser.intent(), browser.view, self.elements, remaining, self.clicked)
         return self.row
 
     def action(self, index: int) -> str:

@@ -24,14 +24,14 @@ from marl_ray.extensions import BENCHMARK
 def benchmark(name: str) -> Benchmark:
     """Return a benchmark by name or `package.module:NAME`. Raises MarlRayError if there is none."""
     try:
-        chosen = BENCHMARK.load(name)
+        loaded = BENCHMARK.load(name)
     except MarlRayError as error:
         raise MarlRayError(f"benchmark: {error}") from error
-    if not isinstance(chosen, Benchmark):
-        raise MarlRayError(f"benchmark: {name!r} is of type {type(chosen).__name__}, expected a Benchmark")
-    if not re.fullmatch(NAME_PATTERN, chosen.name):
-        raise MarlRayError(f"benchmark: the name {chosen.name!r} of {name} does not match {NAME_PATTERN}")
-    return chosen
+    if not isinstance(loaded, Benchmark):
+        raise MarlRayError(f"benchmark: {name!r} is of type {type(loaded).__name__}, expected a Benchmark")
+    if not re.fullmatch(NAME_PATTERN, loaded.name):
+        raise MarlRayError(f"benchmark: the name {loaded.name!r} of {name} does not match {NAME_PATTERN}")
+    return loaded
 
 
 __all__ = [

@@ -175,20 +175,21 @@ _EACH: tuple[tuple[Callable[[Inputs], Sequence[Any]], tuple[int, ...]], ...] = (
         (2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809),
     ),
     (  # every argument is a list of tuples
-        lambda given: [_tuples(argument) for argument in given],
+        lambda arguments: [_tuples(argument) for argument in arguments],
         (63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780),
     ),
-    (lambda given: [_tuples(given[0]), given[1]], (75, 413, 444, 753)),
-    (lambda given: [given[0], tuple(given[1])], (106, 750)),
-    (lambda given: [[set(item) if isinstance(item, list) and item else {} for item in given[0]]], (115,)),
-    (lambda given: (float(given[0]), complex(given[1])), (124,)),
-    (lambda given: [tuple(given[0]), given[1]], (250, 405, 446, 617, 720, 763, 808)),
-    (lambda given: [complex(given[0])], (252,)),
-    (lambda given: [tuple(_tuples(argument)) for argument in given], (259, 401, 445)),  # every one a tuple of tuples
-    (lambda given: [tuple(tuple(item) if isinstance(item, list) else item for item in given[0])], (278,)),
-    (lambda given: [tuple(given[0]), given[1], given[2]], (307,)),
+    (lambda arguments: [_tuples(arguments[0]), arguments[1]], (75, 413, 444, 753)),
+    (lambda arguments: [arguments[0], tuple(arguments[1])], (106, 750)),
+    (lambda arguments: [[set(item) if isinstance(item, list) and item else {} for item in arguments[0]]], (115,)),
+    (lambda arguments: (float(arguments[0]), complex(arguments[1])), (124,)),
+    (lambda arguments: [tuple(arguments[0]), arguments[1]], (250, 405, 446, 617, 720, 763, 808)),
+    (lambda arguments: [complex(arguments[0])], (252,)),
+    # Every argument a tuple of tuples.
+    (lambda arguments: [tuple(_tuples(argument)) for argument in arguments], (259, 401, 445)),
+    (lambda arguments: [tuple(tuple(item) if isinstance(item, list) else item for item in arguments[0])], (278,)),
+    (lambda arguments: [tuple(arguments[0]), arguments[1], arguments[2]], (307,)),
     (_deep, (580, 615, 791)),
-    (lambda given: [{key: tuple(value) for key, value in given[0].items()}, *given[1:]], (722,)),
+    (lambda arguments: [{key: tuple(value) for key, value in arguments[0].items()}, *arguments[1:]], (722,)),
 )
 _CONVERSIONS = {number: change for change, numbers in _EACH for number in numbers}
 
@@ -198,7 +199,7 @@ def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
     JSON lacks tuples, sets and complex numbers. Raises TypeError, ValueError, IndexError or AttributeError for inputs
     of another form."""
     change = _CONVERSIONS.get(number)
-    return inputs if change is None else [change(given) for given in inputs]
+    return inputs if change is None else [change(arguments) for arguments in inputs]
 
 
 def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:

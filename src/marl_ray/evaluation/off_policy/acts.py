@@ -114,9 +114,9 @@ def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float
     """
     logged = logged_for(bundle, data) if isinstance(data, str) else data
     weights, used = log_weights(bundle, logged), _used(logged)
-    chosen, outcomes = weights[used], logged.outcomes[used]
-    predicted = cross_fitted(start_features(bundle, logged)[used], outcomes, chosen)
-    return doubly_robust(chosen, outcomes, predicted, predicted, alpha)
+    unit_weights, outcomes = weights[used], logged.outcomes[used]
+    predicted = cross_fitted(start_features(bundle, logged)[used], outcomes, unit_weights)
+    return doubly_robust(unit_weights, outcomes, predicted, predicted, alpha)
 
 
 def log_weights(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:

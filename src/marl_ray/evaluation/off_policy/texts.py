@@ -87,12 +87,12 @@ def _temperature(text: ServedText, policy: TokenPolicy) -> float:
 
 @contextmanager
 def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
-    own = policy.generation
-    policy.generation = own.model_copy(update={"temperature": temperature})
+    before = policy.generation
+    policy.generation = before.model_copy(update={"temperature": temperature})
     try:
         yield
     finally:
-        policy.generation = own
+        policy.generation = before
 
 
 @torch.no_grad()

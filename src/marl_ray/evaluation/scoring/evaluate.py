@@ -71,21 +71,21 @@ class EvaluationPlan:
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
-def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
+def possible_ks(counts: Mapping[str, int], ks: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
     """Choose the values of k to report; `counts` are the numbers of samples by problem.
 
-    Without `wanted`, they are those of `default` for which every problem has enough samples, as in the official
+    Without `ks`, they are those of `default` for which every problem has enough samples, as in the official
     harness. Raises FieldError naming a problem with fewer samples than a wanted k.
     """
     task_id, fewest = min(counts.items(), key=lambda item: item[1])
-    if wanted is None:
+    if ks is None:
         return tuple(k for k in default if k <= fewest)
-    for k in wanted:
+    for k in ks:
         if k < 1:
             raise FieldError("k", f"expected at least 1, got {k}")
         if k > fewest:
             raise FieldError("k", f"problem {task_id!r} has only {fewest} sample{'s' * (fewest != 1)}, not {k}")
-    return tuple(sorted(set(wanted)))
+    return tuple(sorted(set(ks)))
 
 
 def task_of(options: EvaluationOptions) -> ScoringTask:
@@ -100,13 +100,13 @@ def task_of(options: EvaluationOptions) -> ScoringTask:
         raise FieldError(
             "benchmark", f"expected {JSONL.name} and data, or {JSONL.name}:FILE, got {options.benchmark} and data"
         )
-    chosen = benchmark(name)
-    modes = _modes(chosen, options.mode)
-    timeout_s = chosen.timeout_s if options.timeout_s is None else options.timeout_s
+    scored = benchmark(name)
+    modes = _modes(scored, options.mode)
+    timeout_s = scored.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
         raise FieldError("timeout", f"expected seconds, more than 0 and less than a day, got {timeout_s}")
     return ScoringTask(
-        name, chosen, load(chosen, file or options.data, options.split, options.sha256), modes, timeout_s
+        name, scored, load(scored, file or options.data, options.split, options.sha256), modes, timeout_s
     )
 
 
@@ -119,13 +119,13 @@ def prepare_evaluation(
     Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
     task = task or task_of(options)
-    chosen, data, modes, timeout_s = task.benchmark, task.data, task.modes, task.timeout_s
-    samples = read_samples(options.samples, chosen, data.problems)
-    ks = possible_ks(samples.counts, options.ks, chosen.ks)
+    scored, data, modes, timeout_s = task.benchmark, task.data, task.modes, task.timeout_s
+    samples = read_samples(options.samples, scored, data.problems)
+    ks = possible_ks(samples.counts, options.ks, scored.ks)
     kinds = " and ".join(sorted({f"{sample.source.kind}s" for sample in samples.samples}))
-    limit = f"{timeout_s:g} s" + ("" if timeout_s == chosen.timeout_s else f" instead of {chosen.timeout_s:g} s")
+    limit = f"{timeout_s:g} s" + ("" if timeout_s == scored.timeout_s else f" instead of {scored.timeout_s:g} s")
     manifest = {
-        "benchmark": chosen.name,
+        "benchmark": scored.name,
         "variant": f"{data.variant}; {samples_description or f'ready {kinds}'}; {limit}",
         "data": data.source,
         "data_sha256": data.sha256,
@@ -135,17 +135,17 @@ def prepare_evaluation(
         "timeout_s": timeout_s,
         "min_level": options.min_level.name.lower(),
     }
-    folder = options.out or Path("runs/evaluations", f"{chosen.name}-{samples.sha256[:12]}")
-    return EvaluationPlan(chosen, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
+    folder = options.out or Path("runs/evaluations", f"{scored.name}-{samples.sha256[:12]}")
+    return EvaluationPlan(scored, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
 
 
-def _modes(chosen: Benchmark, requested: str | None) -> tuple[Mode, ...]:
-    if requested in (None, "both") and (requested is None or len(chosen.modes) == 2):
-        return chosen.modes
-    modes = tuple(mode for mode in chosen.modes if mode == requested)
+def _modes(scored: Benchmark, requested: str | None) -> tuple[Mode, ...]:
+    if requested in (None, "both") and (requested is None or len(scored.modes) == 2):
+        return scored.modes
+    modes = tuple(mode for mode in scored.modes if mode == requested)
     if not modes:
-        both = ", both" if len(chosen.modes) == 2 else ""
-        raise FieldError("mode", f"{chosen.name} has {', '.join(chosen.modes)}{both}, not {requested}")
+        both = ", both" if len(scored.modes) == 2 else ""
+        raise FieldError("mode", f"{scored.name} has {', '.join(scored.modes)}{both}, not {requested}")
     return modes
 
 

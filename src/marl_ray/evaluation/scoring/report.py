@@ -34,28 +34,28 @@ def make_report(
     Problems are in the order of `task_ids`, so the means do not depend on the order in which samples were scored.
     """
     left_out = set(filtered)
-    kept = [task_id for task_id in task_ids if task_id not in left_out]
+    reported = [task_id for task_id in task_ids if task_id not in left_out]
     by_task: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         by_task[row["task_id"]].append(row)
-    if not kept:
+    if not reported:
         raise MarlRayError("evaluate: the references of all problems fail here, so there is nothing to score")
     for results in by_task.values():
         results.sort(key=lambda row: row["sample"])
-    everything = [row for task_id in kept for row in by_task[task_id]]
+    everything = [row for task_id in reported for row in by_task[task_id]]
     verdicts = [(row, mode, row[mode]) for row in everything for mode in modes if row[mode]]
     further = {
         mode: sorted({name for _, judged_mode, v in verdicts if judged_mode == mode for name in v.get("scores", ())})
         for mode in modes
     }
-    problems = {task_id: _problem(by_task[task_id], further, ks) for task_id in kept}
+    problems = {task_id: _problem(by_task[task_id], further, ks) for task_id in reported}
     names = [name for mode in modes for name in (mode, *(f"{mode} {score}" for score in further[mode]))]
     return {
         "evaluation": dict(manifest),
         "scores": {name: _scores(problems, name, ks) for name in names},
         "problems": problems,
         "filtered": list(filtered),
-        "not_judged": {mode: [t for t in kept if not by_task[t][0][mode]] for mode in modes},
+        "not_judged": {mode: [t for t in reported if not by_task[t][0][mode]] for mode in modes},
         "without_reference": unchecked,
         "suspected_hacks": [_name(row) for row in everything if row["suspected_hack"]],
         "flagged": {
@@ -159,8 +159,8 @@ def width_notes(report: Mapping[str, Any]) -> list[str]:
         count = sum(mode in problem["passed"] for problem in report["problems"].values())
         bound = 0.05 ** (1 / count)
         ends = {0.0: f"with 95 % confidence at most {1 - bound:.4f}", 1.0: f"with 95 % confidence at least {bound:.4f}"}
-        known = f": {ends[value]}" if len(values) == 1 and (value := next(iter(values))) in ends else ""
-        notes.append(f"{mode}: no width is no certainty, all {count} problems scored alike{known}")
+        bound_text = f": {ends[value]}" if len(values) == 1 and (value := next(iter(values))) in ends else ""
+        notes.append(f"{mode}: no width is no certainty, all {count} problems scored alike{bound_text}")
     return notes
 
 

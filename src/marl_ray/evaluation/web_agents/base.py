@@ -31,10 +31,10 @@ MINIWOB = WebBenchmark("miniwob", "MiniWoB++", "miniwob", {"variants": 1, "held_
 def web_benchmark(name: str) -> WebBenchmark | None:
     """Return the benchmark of a name or `package.module:NAME`, if it is played in a browser."""
     try:
-        chosen = BENCHMARK.load(name)
+        loaded = BENCHMARK.load(name)
     except MarlRayError:
         return None
-    return chosen if isinstance(chosen, WebBenchmark) else None
+    return loaded if isinstance(loaded, WebBenchmark) else None
 
 
 @dataclass(frozen=True)

@@ -69,24 +69,24 @@ def evaluate_web(
     """
     if request.split not in SPLITS:
         raise FieldError("split", f"expected one of {', '.join(SPLITS)}, got {request.split!r}")
-    own = [name for name in request.env if name in MEASURED]
-    if own:
-        raise FieldError("env", f"{own[0]} is set by the evaluation")
-    chosen = make_agent(request)
+    refused = [name for name in request.env if name in MEASURED]
+    if refused:
+        raise FieldError("env", f"{refused[0]} is set by the evaluation")
+    agent = make_agent(request)
     with ExitStack() as cleanup:
         cleanup.callback(close_shared_chromium)
         kwargs = {**benchmark.kwargs, **request.env}
         envs = [cleanup.enter_context(_browser(benchmark, kwargs)) for _ in range(request.workers)]
         jobs = _jobs(envs[0], request)
         ks = possible_ks({job.task_id: request.num_samples for job in jobs}, request.ks, benchmark.ks)
-        manifest = _manifest(benchmark, request, kwargs, chosen, len(jobs))
+        manifest = _manifest(benchmark, request, kwargs, agent, len(jobs))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:12]}")
         with open_results(folder, manifest) as results:
             pending = [job for job in jobs if ("sample", job.task_id, job.sample) not in results.rows]
             done = len(jobs) - len(pending)
             progress("episode", done, len(jobs))
-            for rows in play_jobs(envs, chosen, pending):
+            for rows in play_jobs(envs, agent, pending):
                 results.add(rows)
                 done += len(rows)
                 progress("episode", done, len(jobs))
@@ -99,10 +99,10 @@ def evaluate_web(
 def make_agent(request: WebRequest) -> WebAgent:
     """Return the agent that the request names. Raises FieldError naming the option that does not fit."""
     scripted = request.policy in (EXPERT, RANDOM) or (":" in request.policy and "/" not in request.policy)
-    given = [name for name, value in request.overrides.items() if value is not None]
-    given += [name for name, value in (("agent", request.agent), ("greedy", request.greedy)) if value]
-    if scripted and given:
-        raise FieldError(given[0], "expected with a bundle")
+    options = [name for name, value in request.overrides.items() if value is not None]
+    options += [name for name, value in (("agent", request.agent), ("greedy", request.greedy)) if value]
+    if scripted and options:
+        raise FieldError(options[0], "expected with a bundle")
     if request.greedy and request.num_samples > 1:
         raise FieldError(
             "num_samples", f"expected 1, since greedy episodes are all the same, got {request.num_samples}"
@@ -120,8 +120,8 @@ def make_agent(request: WebRequest) -> WebAgent:
         raise FieldError("agent", f"expected one of {', '.join(names)}, got {request.agent}")
     if not isinstance(bundle, Bundle):
         return LanguageAgent(authors_of(bundle), agent, request.overrides, request.seed, request.greedy)
-    if given := [name for name, value in request.overrides.items() if value is not None]:
-        raise FieldError(given[0], "expected with language models, not with actor-critics")
+    if options := [name for name, value in request.overrides.items() if value is not None]:
+        raise FieldError(options[0], "expected with language models, not with actor-critics")
     return ElementAgent(bundle, agent, request.seed, request.greedy)
 
 

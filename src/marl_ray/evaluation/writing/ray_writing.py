@@ -31,13 +31,13 @@ class WriterNode:
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
         """Return the manifest that `SampleWriter.manifest` describes; reads the bundle."""
-        return self._here().manifest(problems)
+        return self._writer_of_node().manifest(problems)
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
         """Return the samples of a batch."""
-        return self._here().rows(jobs)
+        return self._writer_of_node().rows(jobs)
 
-    def _here(self) -> Writer:
+    def _writer_of_node(self) -> Writer:
         # The bundle is not read in __init__, because an error there would only kill the actor, without a message.
         if self._writer is None:
             request, name = self._request_and_name

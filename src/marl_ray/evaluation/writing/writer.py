@@ -112,7 +112,7 @@ class Writer:
             "num_samples": request.num_samples,
             "seed": request.seed,
             "greedy": request.greedy,
-            "generation": {name: own.model_dump(mode="json") for name, own in self.generations.items()},
+            "generation": {name: generation.model_dump(mode="json") for name, generation in self.generations.items()},
         }
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:

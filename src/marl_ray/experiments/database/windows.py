@@ -64,8 +64,8 @@ class ReportRules(NamedTuple):
 
 def report_rules_of(connection: sa.Connection, experiment: str) -> ReportRules:
     """Return the rules in the experiment's stored config."""
-    here = schema.experiments.c
-    config = connection.execute(sa.select(here.config).where(here.name == experiment)).scalar_one()
+    experiments = schema.experiments.c
+    config = connection.execute(sa.select(experiments.config).where(experiments.name == experiment)).scalar_one()
     limits = {rail["name"]: rail.get("bounds") for rail in config.get("guardrails", ())} | {
         "outcome": config.get("bounds")
     }

@@ -112,10 +112,10 @@ def imbalance(units: Units, covariate: str, treatments: Sequence[str], control: 
 def _values(units: Units, metric: str) -> np.ndarray:
     values = units.values.get(metric)
     if values is None or np.isnan(values).all():
-        known = (
+        metrics = (
             ", ".join(sorted(name for name, column in units.values.items() if not np.isnan(column).all())) or "none yet"
         )
-        raise MarlRayError(f"metric: no judged unit has {metric!r}; expected one of {known}")
+        raise MarlRayError(f"metric: no judged unit has {metric!r}; expected one of {metrics}")
     return values
 
 

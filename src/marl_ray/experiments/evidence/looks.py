@@ -125,7 +125,9 @@ class Look(Observations):
             return NONE
         names = metric, treatment, control
         if names not in self.sources.pooled:
-            parts = (here for key, here in self.sources.values.items() if key[0] == metric and key[2] in names[1:])
+            parts = (
+                moments for key, moments in self.sources.values.items() if key[0] == metric and key[2] in names[1:]
+            )
             self.sources.pooled[names] = reduce(merged, parts, NONE)
         return self.sources.pooled[names]
 
@@ -234,8 +236,8 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
 
 
 def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
-    here = counts.setdefault(epoch, {})
-    here[arm] = here.get(arm, 0) + n
+    arm_counts = counts.setdefault(epoch, {})
+    arm_counts[arm] = arm_counts.get(arm, 0) + n
 
 
 def _filled(values: MetricMoments, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> MetricMoments:

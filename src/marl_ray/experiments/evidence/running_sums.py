@@ -121,8 +121,8 @@ class Sums:
 
     def _exposures(self, name: str, row: int, sqlite: bool) -> Any:
         """Return the query of the units since the last look; those before position `row` are counted apart."""
-        here = sa.and_(schema.exposures.c.experiment == name, _position(sqlite) >= self.row)
-        keys = sa.select(*self._keys(row, sqlite)).where(here).cte("units").c
+        since_last = sa.and_(schema.exposures.c.experiment == name, _position(sqlite) >= self.row)
+        keys = sa.select(*self._keys(row, sqlite)).where(since_last).cte("units").c
         return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
 
     def _due(self, name: str, row: int, stored: float, sqlite: bool) -> Any:
@@ -166,8 +166,8 @@ def moved(table: sa.Table, design: Design) -> Any:
     """Return the SQL for the value of a row of outcomes or metrics, moved into its metric's range."""
     value, of_metric = table.c.value, []
     for metric, low, high in design.ranges:
-        here = sa.literal(metric == "outcome") if table is schema.outcomes else table.c.metric == metric
-        of_metric += [(sa.and_(here, value < low), low), (sa.and_(here, value > high), high)]
+        is_metric = sa.literal(metric == "outcome") if table is schema.outcomes else table.c.metric == metric
+        of_metric += [(sa.and_(is_metric, value < low), low), (sa.and_(is_metric, value > high), high)]
     return sa.case(*of_metric, else_=value) if of_metric else value
 
 

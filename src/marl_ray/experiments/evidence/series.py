@@ -36,13 +36,13 @@ def series(connection: sa.Connection, name: str, design: Design, points: int, no
         by_place = by_arm.setdefault(row.arm, {})
         # The edges belong to the places inside.
         inside = min(max(int(row.place), 0), points - 1)
-        here = moments_of(row)
-        by_place[inside] = merged(by_place.get(inside, NONE), here)
+        point_moments = moments_of(row)
+        by_place[inside] = merged(by_place.get(inside, NONE), point_moments)
     series_of: Series = {}
     for arm, by_place in sorted(by_arm.items()):
         total = NONE
-        for inside, here in sorted(by_place.items()):
-            total = merged(total, here)
+        for inside, point_moments in sorted(by_place.items()):
+            total = merged(total, point_moments)
             series_of.setdefault(arm, []).append((first + (inside + 1) * step, total.summary()))
     return series_of
 
@@ -63,12 +63,14 @@ def _units(name: str, design: Design, now: float) -> Any:
 
 def _clusters(units: sa.CTE, design: Design, now: float) -> Any:
     """Return the query of the means of clusters or blocks, chosen by the rules of `looks.look_at`."""
-    here = units.c
-    first = sa.func.first_value(here.arm).over(partition_by=here.cluster, order_by=here.epoch)
-    epochs = [end(here.epoch).over(partition_by=here.cluster) for end in (sa.func.min, sa.func.max)]
-    judged = sa.func.min(here.judged).over(partition_by=here.cluster)
-    homes = sa.select(*here, first.label("home"), (epochs[1] - epochs[0]).label("changes"), judged.label("all_judged"))
-    home = homes.where(here.cluster.is_not(None)).subquery().c
+    columns = units.c
+    first = sa.func.first_value(columns.arm).over(partition_by=columns.cluster, order_by=columns.epoch)
+    epochs = [end(columns.epoch).over(partition_by=columns.cluster) for end in (sa.func.min, sa.func.max)]
+    judged = sa.func.min(columns.judged).over(partition_by=columns.cluster)
+    homes = sa.select(
+        *columns, first.label("home"), (epochs[1] - epochs[0]).label("changes"), judged.label("all_judged")
+    )
+    home = homes.where(columns.cluster.is_not(None)).subquery().c
     query = sa.select(home.arm, sa.func.avg(home.value).label("value"), sa.func.max(home.at).label("at"))
     query = query.where(home.arm == home.home, home.counts == 1, home.value.is_not(None))
     if design.randomize == "switchback":

@@ -51,14 +51,14 @@ def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summ
     both over all strata: the few outcomes of a short epoch may be alike by luck. Of one stratum the summaries are the
     plain ones.
     """
-    kept = [(left, right) for left, right in strata if left.n and right.n]
-    if len(kept) < 2:
-        return kept[0] if kept else (Summary(0, math.nan, 0.0), Summary(0, math.nan, 0.0))
-    weights = [left.n * right.n / (left.n + right.n) for left, right in kept]
+    usable = [(left, right) for left, right in strata if left.n and right.n]
+    if len(usable) < 2:
+        return usable[0] if usable else (Summary(0, math.nan, 0.0), Summary(0, math.nan, 0.0))
+    weights = [left.n * right.n / (left.n + right.n) for left, right in usable]
     shares = [weight / math.fsum(weights) for weight in weights]
-    arms = [left for left, _ in kept], [right for _, right in kept]
+    arms = [left for left, _ in usable], [right for _, right in usable]
     overall = max(_within(parts) for parts in arms)
-    larger = [max(left.variance, right.variance, overall) for left, right in kept]
+    larger = [max(left.variance, right.variance, overall) for left, right in usable]
     first, second = (
         _combined(shares, parts, [_mixed(part, most) for part, most in zip(parts, larger, strict=True)])
         for parts in arms
@@ -82,7 +82,9 @@ def _combined(shares: list[float], parts: list[Summary], variances: list[float])
     # Between its strata's, whatever the sum rounds to: of sessions that all failed no more than all have.
     mean = math.fsum(share * mean for share, mean in zip(shares, means, strict=True))
     mean = min(max(mean, min(means)), max(means))
-    squared = math.fsum(share**2 / part.n * own for share, part, own in zip(shares, parts, variances, strict=True))
+    squared = math.fsum(
+        share**2 / part.n * variance for share, part, variance in zip(shares, parts, variances, strict=True)
+    )
     # The sum behind it rounds: one stratum's count must not become one less.
     return Summary(int(effective * (1 + 1e-12)), mean, squared * effective)
 
@@ -94,13 +96,13 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
     The variance is raised by one of its standard errors, so that its noise spends no alpha. With fewer than
     `MIN_GROUPS` groups it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
     """
-    kept = [(left, right) for left, right in strata if left and right]
-    summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in kept]
+    usable = [(left, right) for left, right in strata if left and right]
+    summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in usable]
     first, second = stratified(summaries)
     apart = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
     total = math.fsum(left.n * right.n / (left.n + right.n) for left, right in summaries)
     groups: dict[int, float] = {}
-    for blocks, (left, right) in zip(kept, summaries, strict=True):
+    for blocks, (left, right) in zip(usable, summaries, strict=True):
         weight = left.n * right.n / (left.n + right.n) / total
         for sign, values, arm in ((weight, blocks[0], left), (-weight, blocks[1], right)):
             for (group, _), value in values.items():

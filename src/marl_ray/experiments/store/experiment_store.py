@@ -132,9 +132,9 @@ class ExperimentStore(EvidenceStore):
                 state = reconfigured(state, stored.plan, plan, now)
             record = ExperimentRecord(name, config, stored.created, state, plan)
             check_endpoint(connection, record, endpoint)
-            here = schema.experiments.c
-            values = {"config": config, "endpoint": endpoint, "revision": here.revision + 1, **columns_of(state)}
-            connection.execute(sa.update(schema.experiments).where(here.name == name).values(values))
+            experiments = schema.experiments.c
+            values = {"config": config, "endpoint": endpoint, "revision": experiments.revision + 1, **columns_of(state)}
+            connection.execute(sa.update(schema.experiments).where(experiments.name == name).values(values))
             old = None if fresh else {**plain(stored), "config": stored.config}
             self._audit(connection, record, "open", actor, reason, now, old, {**plain(record), "config": config})
             for arm, elsewhere in allowed.items():
@@ -142,13 +142,13 @@ class ExperimentStore(EvidenceStore):
                 self._audit(connection, record, "allow_rolled_back", actor, note, now, None, plain(record), arm)
             return record
 
-    def _register_arms(self, connection: sa.Connection, name: str, given: dict[str, Any], now: float) -> None:
+    def _register_arms(self, connection: sa.Connection, name: str, arm_configs: dict[str, Any], now: float) -> None:
         """Note the arms that are new or have a new digest; one that this experiment has rolled back is marked again."""
         arms = schema.arms.c
         rows = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
         marked = [row for row in rows.values() if row.rolled_back_at is not None]
         barred = {key: row.arm for row in marked for key in (row.digest, row.weights_sha256) if key is not None}
-        for arm, part in given.items():
+        for arm, part in arm_configs.items():
             digest, weights, row = part["digest"], part.get("weights_sha256"), rows.get(arm)
             if row is not None and row.digest == digest:
                 if row.weights_sha256 is None and weights is not None:  # registered before weights were
@@ -250,9 +250,10 @@ class ExperimentStore(EvidenceStore):
 
     def names(self) -> list[str]:
         """Return all experiments, the oldest first."""
-        here = schema.experiments.c
+        experiments = schema.experiments.c
         with self.transaction() as connection:
-            return list(connection.execute(sa.select(here.name).order_by(here.created, here.name)).scalars())
+            query = sa.select(experiments.name).order_by(experiments.created, experiments.name)
+            return list(connection.execute(query).scalars())
 
     def experiments(self) -> list[ExperimentRecord]:
         """Return all experiments, the oldest first. To be polled: a config is read again only when it has changed, and
@@ -296,10 +297,10 @@ class ExperimentStore(EvidenceStore):
         """Return the bundle that serves the endpoint's units that are in no experiment: the winner of the newest
         experiment there if it has been promoted, else its control. None for an endpoint that has never had an
         experiment."""
-        here = schema.experiments.c
-        newest = sa.select(here.name).where(here.endpoint == endpoint)
+        experiments = schema.experiments.c
+        newest = sa.select(experiments.name).where(experiments.endpoint == endpoint)
         # Some of a layer's experiments may be over before others.
-        order = sa.case((here.status.in_(OPEN), 0), else_=1), here.created.desc(), here.name.desc()
+        order = sa.case((experiments.status.in_(OPEN), 0), else_=1), experiments.created.desc(), experiments.name.desc()
         with self.transaction() as connection:
             name = connection.execute(newest.order_by(*order).limit(1)).scalar()
             record = None if name is None else read(connection, name)

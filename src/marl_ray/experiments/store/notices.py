@@ -56,10 +56,10 @@ class Notices:
     def note(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
         """Record a delivery (`delivered_at`), or that the entry is due again at `next_at`; both in seconds since
         1970."""
-        here = schema.notices.c
+        notices = schema.notices.c
         values = {"delivered_at": delivered_at, "next_at": next_at}
         with self._store.transaction(self._store.writer) as connection:
-            connection.execute(sa.update(schema.notices).where(here.audit_id == entry).values(values))
+            connection.execute(sa.update(schema.notices).where(notices.audit_id == entry).values(values))
 
     def preload(self, reference: str, now: float) -> None:
         """Ask all replicas to load a bundle ahead of its experiment."""
@@ -70,7 +70,7 @@ class Notices:
     def preloads(self, since: float) -> list[str]:
         """Return the references of the bundles that were asked for after `since` (seconds since 1970), the oldest
         first."""
-        here = schema.preloads.c
-        query = sa.select(here.reference).where(here.at > since).order_by(here.at)
+        preloads = schema.preloads.c
+        query = sa.select(preloads.reference).where(preloads.at > since).order_by(preloads.at)
         with self._store.transaction() as connection:
             return list(connection.execute(query).scalars())

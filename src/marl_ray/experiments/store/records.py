@@ -97,33 +97,33 @@ class AuditEntry:
 
 def read(connection: sa.Connection, name: str, lock: bool = False) -> ExperimentRecord | None:
     """Read one experiment, or None; with `lock`, nobody else changes it until the transaction is over."""
-    here = schema.experiments.c
+    experiments = schema.experiments.c
     if lock:
         # A statement of its own: the next one then sees the marks of the change that it waited for.
         # Key share lets exposures in, whose foreign keys hold the row too.
-        connection.execute(sa.select(here.name).where(here.name == name).with_for_update(key_share=True))
-    rows = _rows(connection, (here.config,), [name])
+        connection.execute(sa.select(experiments.name).where(experiments.name == name).with_for_update(key_share=True))
+    rows = _rows(connection, (experiments.config,), [name])
     return _record(rows[name], rows[name][0].config) if rows else None
 
 
-def read_all(connection: sa.Connection, known: Configs) -> list[ExperimentRecord]:
-    """Read all experiments, the oldest first. Only configs newer than in `known` are read, and `known` is brought up to
+def read_all(connection: sa.Connection, configs: Configs) -> list[ExperimentRecord]:
+    """Read all experiments, the oldest first. Only configs newer than in `configs` are read, and `configs` is brought up to
     date."""
     rows = _rows(connection, ())
-    stale = [name for name, (row, *_) in rows.items() if known.get(name, (0, {}))[0] != row.revision]
+    stale = [name for name, (row, *_) in rows.items() if configs.get(name, (0, {}))[0] != row.revision]
     if stale:
         # State and config of one statement: a state may have changed with its config since the last one.
         fresh = _rows(connection, (schema.experiments.c.config,), stale)
         rows |= fresh
-        known.update({name: (row.revision, row.config) for name, (row, *_) in fresh.items()})
-    return [_record(rows_of_experiment, known[name][1]) for name, rows_of_experiment in rows.items()]
+        configs.update({name: (row.revision, row.config) for name, (row, *_) in fresh.items()})
+    return [_record(rows_of_experiment, configs[name][1]) for name, rows_of_experiment in rows.items()]
 
 
 def version_of(connection: sa.Connection) -> tuple[int, int]:
     """Return the number of experiments, and the sum of their epochs and revisions. Equal versions mean that nothing has
     changed, because every change raises one of the two. The query reads one row, however many experiments are over."""
-    here = schema.experiments.c
-    changes = sa.func.coalesce(sa.func.sum(here.epoch + here.revision), 0)
+    experiments = schema.experiments.c
+    changes = sa.func.coalesce(sa.func.sum(experiments.epoch + experiments.revision), 0)
     count, total = connection.execute(sa.select(sa.func.count(), changes)).one()
     return int(count), int(total)
 
@@ -132,13 +132,27 @@ def _rows(
     connection: sa.Connection, more: Iterable[sa.ColumnElement[Any]], names: list[str] | None = None
 ) -> dict[str, list[Any]]:
     """Return experiment -> its row, once for every mark on an arm."""
-    here, arms = schema.experiments.c, schema.arms.c
-    columns = (here.name, here.epoch, here.created, here.status, here.stage, here.stage_since, here.stage_epoch)
-    marked = sa.and_(arms.experiment == here.name, arms.rolled_back_at.is_not(None))
-    query = sa.select(*columns, here.winner, here.allocation, here.revision, *more, arms.arm.label("marked"))
-    query = query.select_from(schema.experiments).outerjoin(schema.arms, marked).order_by(here.created, here.name)
+    experiments, arms = schema.experiments.c, schema.arms.c
+    columns = (
+        experiments.name,
+        experiments.epoch,
+        experiments.created,
+        experiments.status,
+        experiments.stage,
+        experiments.stage_since,
+        experiments.stage_epoch,
+    )
+    marked = sa.and_(arms.experiment == experiments.name, arms.rolled_back_at.is_not(None))
+    query = sa.select(
+        *columns, experiments.winner, experiments.allocation, experiments.revision, *more, arms.arm.label("marked")
+    )
+    query = (
+        query.select_from(schema.experiments)
+        .outerjoin(schema.arms, marked)
+        .order_by(experiments.created, experiments.name)
+    )
     by_name: dict[str, list[Any]] = {}
-    for row in connection.execute(query if names is None else query.where(here.name.in_(names))):
+    for row in connection.execute(query if names is None else query.where(experiments.name.in_(names))):
         by_name.setdefault(row.name, []).append(row)
     return by_name
 

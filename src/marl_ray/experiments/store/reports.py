@@ -65,7 +65,7 @@ class Changes:
     now: float
     rules: windows.ReportRules
     units: Mapping[str, tuple[Assignment, float]]
-    known: StoredValues
+    stored: StoredValues
     changed: dict[tuple[str, str], float | None] = field(default_factory=dict)
     """(Unit, metric) -> when it came about."""
     corrections: list[dict[str, Any]] = field(default_factory=list)
@@ -84,29 +84,29 @@ class Changes:
             }
         except MarlRayError as error:
             return error
-        news |= {metric: value for metric, value in report.measured.items() if (report.unit, metric) not in self.known}
+        news |= {metric: value for metric, value in report.measured.items() if (report.unit, metric) not in self.stored}
         for metric, value in news.items():
             key = report.unit, metric
-            if key in self.known:
+            if key in self.stored:
                 names = {"experiment": self.experiment, "unit": report.unit, "metric": metric}
-                change = {"old": self.known[key][0], "new": value, "at": self.now, "actor": self.actor}
+                change = {"old": self.stored[key][0], "new": value, "at": self.now, "actor": self.actor}
                 self.corrections.append(names | change)
-            self.known[key], self.changed[key] = (value, self.now), report.at
+            self.stored[key], self.changed[key] = (value, self.now), report.at
         for metric, amount in report.added.items() if self.now <= closes_at else ():
             key = report.unit, metric
-            value, arrived_at = self.known.get(key, (0.0, self.now))
-            self.known[key] = value + amount, max(arrived_at, self.now)  # what is incomplete stays so
+            value, arrived_at = self.stored.get(key, (0.0, self.now))
+            self.stored[key] = value + amount, max(arrived_at, self.now)  # what is incomplete stays so
             self.changed[key] = report.at
         for metric in report.incomplete if self.now <= closes_at else ():
             key = report.unit, metric
-            self.known[key] = self.known.get(key, (0.0, self.now))[0], NEVER
+            self.stored[key] = self.stored.get(key, (0.0, self.now))[0], NEVER
             self.changed[key] = report.at
-        arrived = [self.known[report.unit, metric][1] for metric in report.values]
+        arrived = [self.stored[report.unit, metric][1] for metric in report.values]
         late = max(arrived, default=self.now) - closes_at
         return RecordedReport(assignment, late if late > 0 else None)
 
     def _differs(self, report: Report, metric: str, value: float, closes_at: float) -> bool:
-        old, arrived_at = self.known.get((report.unit, metric), (None, None))
+        old, arrived_at = self.stored.get((report.unit, metric), (None, None))
         if old is None or (old == value and arrived_at != NEVER) or (metric == "error" and old > value):
             return old is None
         if self.now > closes_at:
@@ -121,7 +121,7 @@ class Changes:
         """Yield the tables and what is written to them."""
         rows_of: dict[bool, list[dict[str, Any]]] = {}
         for (unit, metric), at in sorted(self.changed.items(), key=lambda item: item[0]):
-            value, arrived_at = self.known[unit, metric]
+            value, arrived_at = self.stored[unit, metric]
             row = {"experiment": self.experiment, "unit": unit, "value": float(value), "arrived_at": arrived_at}
             row["at"] = self.now if at is None else at
             is_outcome = metric == "outcome"

@@ -14,21 +14,21 @@ def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any],
     """Raise MarlRayError if a change of `randomize` or of the window would concern units that are already there."""
     before, after = look_design(old), look_design(new)
     # From before there were windows: all that had come counts under any, and nobody could choose one.
-    chosen = "outcome_window_s" in old
+    has_window = "outcome_window_s" in old
     changed = [
-        (key, expected, given, what)
-        for key, expected, given, what in (
+        (key, expected, value, what)
+        for key, expected, value, what in (
             ("randomize", before.randomize, after.randomize, "by which its sessions were assigned"),
             ("outcome_window_s", before.window_s, after.window_s, "by which its sessions are judged"),
         )
-        if expected != given and (chosen or key != "outcome_window_s")
+        if expected != value and (has_window or key != "outcome_window_s")
     ]
     exposed = schema.exposures.c
     any_of_them = sa.select(exposed.unit).where(exposed.experiment == name).limit(1)
     if changed and connection.execute(any_of_them).first() is not None:
-        key, expected, given, what = changed[0]
+        key, expected, value, what = changed[0]
         raise MarlRayError(
-            f"experiment {name!r}: {key}: expected {expected!r}, {what}, got {given!r}; start an experiment with a new name"
+            f"experiment {name!r}: {key}: expected {expected!r}, {what}, got {value!r}; start an experiment with a new name"
         )
 
 
@@ -52,10 +52,14 @@ def check_endpoint(connection: sa.Connection, record: ExperimentRecord, endpoint
     """Raise MarlRayError if another open experiment uses the endpoint and shares no layer with this one."""
     if record.state.status not in OPEN:
         return
-    here = schema.experiments.c
-    others = sa.select(here.name, here.status, here.config).where(here.endpoint == endpoint, here.status.in_(OPEN))
+    experiments = schema.experiments.c
+    others = sa.select(experiments.name, experiments.status, experiments.config).where(
+        experiments.endpoint == endpoint, experiments.status.in_(OPEN)
+    )
     layer, (low, high) = record.config.get("layer"), record.config.get("layer_share", (0.0, 1.0))
-    for row in connection.execute(others.where(here.name != record.name).order_by(here.created, here.name)):
+    for row in connection.execute(
+        others.where(experiments.name != record.name).order_by(experiments.created, experiments.name)
+    ):
         other_low, other_high = row.config.get("layer_share", (0.0, 1.0))
         if layer is not None and layer == row.config.get("layer") and (high <= other_low or other_high <= low):
             continue

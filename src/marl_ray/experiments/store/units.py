@@ -165,8 +165,8 @@ class UnitStore:
                 self._arrival(connection),
                 windows.report_rules_of(connection, experiment) if units else NO_REPORT_RULES,
             )
-            known = self._values(connection, experiment, list(units))
-            changes = Changes(experiment, actor, now, rules, units, known)
+            stored_values = self._values(connection, experiment, list(units))
+            changes = Changes(experiment, actor, now, rules, units, stored_values)
             results = [changes.add(report) for report in reports]
             for table, rows in changes.rows():
                 insert = self.insert(table)
@@ -202,10 +202,10 @@ class UnitStore:
 
     def corrections(self, experiment: str) -> list[Correction]:
         """Return all replaced values of the experiment, the oldest first."""
-        here = schema.corrections.c
-        query = sa.select(*(here[name.name] for name in fields(Correction)))
+        corrections = schema.corrections.c
+        query = sa.select(*(corrections[name.name] for name in fields(Correction)))
         with self.transaction() as connection:
-            rows = connection.execute(query.where(here.experiment == experiment).order_by(here.id))
+            rows = connection.execute(query.where(corrections.experiment == experiment).order_by(corrections.id))
             return [Correction(*row) for row in rows]
 
     def _is_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:

@@ -86,12 +86,12 @@ class Connection:
         """
         try:
             response = self._send("GET", path, query, None, "application/json", read_s)
-            kept = b""
+            partial_line = b""
             for chunk in response.response.stream(None, decode_content=True):
-                *lines, kept = (kept + chunk).split(b"\n")
+                *lines, partial_line = (partial_line + chunk).split(b"\n")
                 yield from lines
-            if kept:
-                yield kept
+            if partial_line:
+                yield partial_line
         except (_UnreachableError, urllib3.exceptions.HTTPError, OSError):
             return
 
@@ -170,10 +170,10 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
             raise MarlRayError(f"--context {context}: the kubeconfig has {', '.join(names)}")
         loader = KubeConfigLoader(contents, context, config_base_path=None)  # paths are relative to their file
         loader.load_and_set(configuration)
-        chosen = loader.current_context["context"]
+        current = loader.current_context["context"]
     except (config.ConfigException, *_NO_KUBECONFIG) as error:
         raise MarlRayError(f"kubeconfig {path}: expected a kubeconfig ({one_line(error)})") from None
-    return _connection(configuration, namespace or chosen.get("namespace") or "default")
+    return _connection(configuration, namespace or current.get("namespace") or "default")
 
 
 def _of_the_pod(namespace: str | None) -> Connection:
@@ -184,8 +184,8 @@ def _of_the_pod(namespace: str | None) -> Connection:
         raise MarlRayError(
             "no cluster is named: expected KUBECONFIG, ~/.kube/config or a pod's service account"
         ) from None
-    own = Path("/run/secrets/kubernetes.io/serviceaccount/namespace")
-    name = namespace or (own.read_text().strip() if own.is_file() else "default")
+    namespace_file = Path("/run/secrets/kubernetes.io/serviceaccount/namespace")
+    name = namespace or (namespace_file.read_text().strip() if namespace_file.is_file() else "default")
     return _connection(configuration, name)
 
 

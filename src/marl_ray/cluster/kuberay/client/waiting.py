@@ -50,5 +50,5 @@ def wait(
             waiting = time.monotonic()
         elif start_s is not None and time.monotonic() - waiting > start_s:
             raise WaitTimeoutError(f"{kind} {name} did not start within {start_s:g} s: {state}")
-    wanted = " or ".join(goals)
-    raise WaitTimeoutError(f"{kind} {name} is not {wanted} after {timeout_s:g} s: {last}")
+    expected = " or ".join(goals)
+    raise WaitTimeoutError(f"{kind} {name} is not {expected} after {timeout_s:g} s: {last}")

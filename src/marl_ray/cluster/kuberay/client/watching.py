@@ -32,8 +32,8 @@ def look(connection: Connection, kind: ResourceKind, name: str) -> View:
         objects += list_all(connection, "Pod", "v1", labels=f"ray.io/cluster in ({','.join(names)})")
     if kind == "RayJob":
         objects += list_all(connection, "Pod", "v1", labels=f"job-name={name}")
-    new = [own["metadata"]["name"] for own in clusters if not (own.get("status") or {}).get("state")]
-    for about in [(kind, name), *(("RayCluster", own) for own in new)]:
+    new = [cluster["metadata"]["name"] for cluster in clusters if not (cluster.get("status") or {}).get("state")]
+    for about in [(kind, name), *(("RayCluster", cluster) for cluster in new)]:
         fields = f"involvedObject.kind={about[0]},involvedObject.name={about[1]}"
         objects += list_all(connection, "Event", "v1", fields=fields)
     return view_of(kind, name, [*objects, *clusters])
@@ -49,11 +49,11 @@ def follow(connection: Connection, kind: ResourceKind, name: str, deadline: floa
         began = time.monotonic()
         view = look(connection, kind, name)
         yield resource_state(view, time.time())
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             return
         version = view.resource["metadata"]["resourceVersion"] if view.resource is not None else "0"
-        _until_changed(connection, kind, name, version, min(TURN_S, left))
+        _until_changed(connection, kind, name, version, min(TURN_S, remaining_s))
         time.sleep(max(0.0, min(SHORTEST_TURN_S - (time.monotonic() - began), deadline - time.monotonic())))
 
 

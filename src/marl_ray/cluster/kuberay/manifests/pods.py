@@ -134,13 +134,13 @@ def _mounted(name: str, path: str, source: dict[str, Any], read_only: bool = Fal
 
 
 def _environment(config: ClusterConfig) -> list[dict[str, Any]]:
-    own = {
+    variables = {
         "HOME": "/tmp",
         DRAIN_VARIABLE: str(config.drain_s),
         # How often a training run asks whether one of its nodes drains.
         "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
     }
-    return [{"name": name, "value": value} for name, value in (own | config.env).items()]
+    return [{"name": name, "value": value} for name, value in (variables | config.env).items()]
 
 
 def _ports(config: ClusterConfig, head: bool) -> list[dict[str, Any]]:

@@ -222,7 +222,7 @@ def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
 
 def _network_policy(config: ClusterConfig) -> dict[str, Any]:
     """Let the pods be reached by each other, KubeRay's operator, clients that carry a label, and Prometheus."""
-    own = {"podSelector": {"matchLabels": {LABEL: config.name}}}
+    pods = {"podSelector": {"matchLabels": {LABEL: config.name}}}
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}
     clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"marl-ray/client": "true"}}}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -235,10 +235,10 @@ def _network_policy(config: ClusterConfig) -> dict[str, Any]:
         "kind": "NetworkPolicy",
         "metadata": {"name": config.name, "labels": {LABEL: config.name}},
         "spec": {
-            "podSelector": own["podSelector"],
+            "podSelector": pods["podSelector"],
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [own]},
+                {"from": [pods]},
                 {"from": [operator], "ports": ports(8265, 8000)},
                 {"from": [clients], "ports": ports(8000, 8265)},
                 {"from": [monitoring], "ports": ports(8080, 44217, 44227)},

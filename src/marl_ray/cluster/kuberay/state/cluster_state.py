@@ -58,7 +58,9 @@ def _refused_cluster(view: View) -> tuple[str, str] | None:
     """Return the reason and message by which the operator refuses the cluster that it has made for a job or a
     service."""
     new = {
-        ("RayCluster", own["metadata"]["name"]) for own in view.clusters if not (own.get("status") or {}).get("state")
+        ("RayCluster", cluster["metadata"]["name"])
+        for cluster in view.clusters
+        if not (cluster.get("status") or {}).get("state")
     }
     warnings = (event for event in reversed(view.warnings) if event.get("reason") in REFUSED and subject(event) in new)
     last = next(warnings, None)

@@ -49,12 +49,12 @@ def _without_node(pod: Object) -> tuple[str, str] | None:
 
 
 def _requests(pod: Object) -> str:
-    wanted = [
+    requests = [
         f"{name} {amount}"
         for container in pod["spec"].get("containers") or ()
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items()
     ]
-    return ", ".join(dict.fromkeys(wanted))
+    return ", ".join(dict.fromkeys(requests))
 
 
 def _named(pod: Object) -> str:

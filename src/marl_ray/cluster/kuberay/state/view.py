@@ -50,7 +50,7 @@ def view_of(kind: ResourceKind, name: str, objects: Iterable[Object]) -> View:
     owned = [item for item in objects if item["kind"] == "RayCluster" and is_owned(item, kind, name)]
     names = {item["metadata"]["name"] for item in owned} | ({name} if kind == "RayCluster" else set())
     pods = [item for item in objects if item["kind"] == "Pod" and is_pod_of(item, kind, name, names)]
-    about = {(kind, name), *(("RayCluster", own) for own in names)}
+    about = {(kind, name), *(("RayCluster", cluster_name) for cluster_name in names)}
     events = [item for item in objects if item["kind"] == "Event" and is_warning_about(item, about)]
     return View(kind, name, next(named, None), tuple(owned), tuple(pods), tuple(sorted(events, key=event_time)))
 

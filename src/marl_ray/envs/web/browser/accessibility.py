@@ -97,10 +97,10 @@ def snapshot_bounds(snapshot: Mapping[str, Any]) -> dict[int, Bounds]:
     `DOMSnapshot.captureSnapshot`."""
     document = snapshot["documents"][0]
     numbers = document["nodes"]["backendNodeId"]
-    left, top = document.get("scrollOffsetX", 0.0), document.get("scrollOffsetY", 0.0)
+    scrolled_x, scrolled_y = document.get("scrollOffsetX", 0.0), document.get("scrollOffsetY", 0.0)
     layout = document["layout"]
     return {
-        numbers[node]: (x - left, y - top, width, height)
+        numbers[node]: (x - scrolled_x, y - scrolled_y, width, height)
         for node, (x, y, width, height) in zip(layout["nodeIndex"], layout["bounds"], strict=True)
     }
 

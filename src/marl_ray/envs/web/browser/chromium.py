@@ -138,10 +138,10 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
 
 def find_chromium() -> str:
     """Return the path of Chromium. Raises MarlRayError where there is none."""
-    wanted = os.environ.get(EXECUTABLE)
-    path = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, _NAMES)), None)
+    program = os.environ.get(EXECUTABLE)
+    path = shutil.which(program) if program else next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
-        where = f"{EXECUTABLE}={wanted} is no program" if wanted else "there is none on the path"
+        where = f"{EXECUTABLE}={program} is no program" if program else "there is none on the path"
         raise MarlRayError(f"web environments need Chromium, and {where}; on Debian: apt-get install chromium")
     return path
 
@@ -159,13 +159,13 @@ def shared_chromium(user: object) -> Chromium:
     """
     with _lock:
         _users.setdefault(os.getpid(), WeakSet()).add(user)
-        here = _shared.get(os.getpid())  # a forked process starts its own
-        if here is not None and not here.connected:
-            here.close()
-            here = None
-        if here is None:
-            here = _shared[os.getpid()] = Chromium()
-        return here
+        chromium = _shared.get(os.getpid())  # a forked process starts its own
+        if chromium is not None and not chromium.connected:
+            chromium.close()
+            chromium = None
+        if chromium is None:
+            chromium = _shared[os.getpid()] = Chromium()
+        return chromium
 
 
 def done_with_chromium(user: object) -> None:
@@ -173,17 +173,17 @@ def done_with_chromium(user: object) -> None:
     with _lock:
         users = _users.get(os.getpid(), WeakSet())
         users.discard(user)
-        here = _shared.pop(os.getpid(), None) if not users else None
-        if here is not None:
-            here.close()
+        chromium = _shared.pop(os.getpid(), None) if not users else None
+        if chromium is not None:
+            chromium.close()
 
 
 def close_shared_chromium() -> None:
     """End the Chromium of this process, if it has one."""
     with _lock:
-        here = _shared.pop(os.getpid(), None)
-    if here is not None:
-        here.close()
+        chromium = _shared.pop(os.getpid(), None)
+    if chromium is not None:
+        chromium.close()
 
 
 atexit.register(close_shared_chromium)

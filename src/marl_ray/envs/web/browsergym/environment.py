@@ -80,9 +80,9 @@ class BrowserGym(TextEnv):
                 raise ValueError(f"{name}={value}, expected more than 0")
         if held_out < 0:
             raise ValueError(f"held_out={held_out}, expected at least 0")
-        chosen, self._actions = registered(env_id, python)
+        names, self._actions = registered(env_id, python)
         train, test = (
-            [BrowserGymTask(f"{name.removeprefix(PREFIX)}.{k}", name, k) for k in seeds for name in chosen]
+            [BrowserGymTask(f"{name.removeprefix(PREFIX)}.{k}", name, k) for k in seeds for name in names]
             for seeds in (range(held_out, held_out + variants), range(held_out))
         )
         super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)

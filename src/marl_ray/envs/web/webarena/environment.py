@@ -68,8 +68,8 @@ class WebArena(BrowserEnv):
             raise ValueError("sites, test_data: expected with `data`, a file of tasks")
         if data is not None and not sites:
             raise ValueError("sites: expected the base URL of each site, with `data`")
-        given = serve_sites(WORLD) if data is None else sites or {}
-        self.sites = {site: url.rstrip("/") for site, url in given.items()}
+        urls = serve_sites(WORLD) if data is None else sites or {}
+        self.sites = {site: url.rstrip("/") for site, url in urls.items()}
         hosts = hosts_of([*self.sites.values(), *allow])
         if data is None:
             train, test = (self._placed(_made(split)) for split in ("train", "test"))
@@ -116,5 +116,5 @@ class WebArena(BrowserEnv):
 def _made(split: str) -> list[WebTask]:
     """Return the made tasks of a split. Of those that are asked in both, the test has none."""
     tasks = [webarena_task(made.record) for made in made_tasks(WORLD, SEEDS[split])]
-    known = {task.prompt for task in _made("train")} if split == "test" else set()
-    return [task for task in tasks if task.prompt not in known]
+    train_prompts = {task.prompt for task in _made("train")} if split == "test" else set()
+    return [task for task in tasks if task.prompt not in train_prompts]

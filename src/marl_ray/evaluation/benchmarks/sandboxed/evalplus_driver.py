@@ -37,9 +37,9 @@ def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, 
     results, seconds = [], []
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(program, "<reference>", "exec", dont_inherit=True), names)
-        for given in loads(inputs):
+        for arguments in loads(inputs):
             begin = time.process_time()
-            results.append(names[name](*given))
+            results.append(names[name](*arguments))
             seconds.append(time.process_time() - begin)
     return dumps([output is not None for output in results] if not_none else results), seconds
 
@@ -59,7 +59,7 @@ def check(
     name: str,
     part: str,
     inputs: str,
-    wanted: str,
+    expected: str,
     atol: float,
     seconds: Sequence[float],
     clock: int = signal.ITIMER_REAL,
@@ -70,42 +70,44 @@ def check(
     that is not exactly the expected one may be near: `atol` bounds the difference; it is 1e-6 where `atol` is 0 and
     floats are expected, and then for all later inputs too, as in evalplus.
     """
-    for number, (given, want, limit) in enumerate(zip(loads(inputs), loads(wanted), seconds, strict=True), 1):
+    for number, (arguments, expected_output, limit) in enumerate(
+        zip(loads(inputs), loads(expected), seconds, strict=True), 1
+    ):
         where = f"{part} input {number} of {len(seconds)}"
-        original = copy.deepcopy(given)  # what the function does to its arguments changes no oracle
+        original = copy.deepcopy(arguments)  # what the function does to its arguments changes no oracle
         try:
             with time_limit(limit, clock):  # an output may be an iterator, which computes when it is compared
-                output = function(*given)
+                output = function(*arguments)
                 if name == "find_zero":
                     right = abs(_polynomial(original[0], output)) <= atol
                 else:
-                    right = same(name, original, output, want, atol)
+                    right = same(name, original, output, expected_output, atol)
         except TimeLimitError:
             raise AssertionError(f"{where}: took over {limit:g} s") from None
         if name != "find_zero":
-            if atol == 0 and _floats(want):
+            if atol == 0 and _floats(expected_output):
                 atol = FLOAT_ATOL
             if not right and atol != 0:
-                right = type(output) is type(want) and near(output, want, atol)
+                right = type(output) is type(expected_output) and near(output, expected_output, atol)
         if not right:
             raise AssertionError(where)
 
 
-def same(name: str, given: Sequence[Any], output: Any, want: Any, atol: float) -> bool:
+def same(name: str, arguments: Sequence[Any], output: Any, expected: Any, atol: float) -> bool:
     """Return True if an output is the expected one, or one that the function's oracle allows."""
-    exact = output == want
+    exact = output == expected
     if name == "are_equivalent":  # Mbpp/164: the task has no agreed answer
         return True
     if name == "sum_div":  # Mbpp/295
         return bool(exact or output == 0)
     if name == "surface_Area":  # Mbpp/581: the height may be that of the pyramid
-        return bool(exact or abs(output - _surface(*given)) <= atol)
+        return bool(exact or abs(output - _surface(*arguments)) <= atol)
     if name == "digit_distance_nums":  # Mbpp/558: numbers may be filled up with zeros
-        return bool(exact or output == _digit_distance(*given))
+        return bool(exact or output == _digit_distance(*arguments))
     if name in SETS:
-        return set(output) == set(want)
+        return set(output) == set(expected)
     if name in NOT_NONE:
-        return bool(output == want if isinstance(output, bool) else want == (output is not None))
+        return bool(output == expected if isinstance(output, bool) else expected == (output is not None))
     return bool(exact)
 
 
@@ -137,7 +139,7 @@ def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None
     number, now = (
         (signal.SIGALRM, time.monotonic) if clock == signal.ITIMER_REAL else (signal.SIGPROF, time.process_time)
     )
-    left, _ = signal.getitimer(clock)
+    outer_s, _ = signal.getitimer(clock)
     before = signal.signal(number, late)
     begin = now()
     signal.setitimer(clock, seconds)
@@ -146,8 +148,8 @@ def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None
     finally:
         signal.setitimer(clock, 0)
         signal.signal(number, before)
-        if left:
-            signal.setitimer(clock, max(left - (now() - begin), 1e-3))
+        if outer_s:
+            signal.setitimer(clock, max(outer_s - (now() - begin), 1e-3))
 
 
 def dumps(value: Any) -> str:

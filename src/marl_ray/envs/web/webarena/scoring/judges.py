@@ -25,12 +25,12 @@ class WordJudge:
     """
 
     def same_answer(self, answer: str, reference: str, question: str) -> float:
-        given, wanted = _content(answer), _content(reference)
-        numbers = {word for word in wanted if word[0].isdigit()}
-        names = wanted - numbers
-        if not wanted:
+        answer_words, reference_words = _content(answer), _content(reference)
+        numbers = {word for word in reference_words if word[0].isdigit()}
+        names = reference_words - numbers
+        if not reference_words:
             return float(answer.strip().casefold() == reference.strip().casefold())
-        return float(numbers <= given and len(names & given) >= _SHARE * len(names))
+        return float(numbers <= answer_words and len(names & answer_words) >= _SHARE * len(names))
 
     def same_reason(self, reported: str, actual: str, question: str) -> float:
         return self.same_answer(reported, actual, question)

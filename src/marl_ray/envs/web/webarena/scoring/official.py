@@ -53,15 +53,15 @@ def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge
 def address_score(references: Sequence[str], address: str) -> float:
     """Return the score of `url_match`: 1.0 if a reference's host and path are within the address's, and for every
     parameter of the references one of its values is in the address; else 0.0."""
-    given = urlparse(address.rstrip("/"))
-    wanted = [urlparse(reference.rstrip("/")) for reference in references]
-    if not any(url.netloc + url.path in given.netloc + given.path for url in wanted):
+    final = urlparse(address.rstrip("/"))
+    expected = [urlparse(reference.rstrip("/")) for reference in references]
+    if not any(url.netloc + url.path in final.netloc + final.path for url in expected):
         return 0.0
     values: dict[str, set[str]] = {}
-    for url in wanted:
+    for url in expected:
         for name, some in parse_qs(url.query).items():
             values.setdefault(name, set()).update(some)
-    query = parse_qs(given.query)
+    query = parse_qs(final.query)
     return float(all(some & set(query.get(name, [])) for name, some in values.items()))
 
 

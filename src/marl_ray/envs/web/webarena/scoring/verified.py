@@ -38,10 +38,10 @@ def response_score(check: ResponseCheck, answer: str) -> float:
         return 0.0
     if check.task_type != RETRIEVE:
         return 1.0
-    given = response.get("retrieved_data")
-    if _is_empty(check.data) or _is_empty(given):
-        return float(_is_empty(check.data) and _is_empty(given))
-    return float(_same_list(check.data, _listed(given), check.schema, check.ordered))
+    retrieved = response.get("retrieved_data")
+    if _is_empty(check.data) or _is_empty(retrieved):
+        return float(_is_empty(check.data) and _is_empty(retrieved))
+    return float(_same_list(check.data, _listed(retrieved), check.schema, check.ordered))
 
 
 def unread_formats(schema: Mapping[str, Any]) -> list[str]:
@@ -55,25 +55,25 @@ def unread_formats(schema: Mapping[str, Any]) -> list[str]:
     return [] if name in _COMPARED or name == "null" else [name]
 
 
-def same_string(expected: Any, given: Any) -> bool:
+def same_string(expected: Any, answer: Any) -> bool:
     """Return True if two texts are equal without regard to case, accents, spaces, hyphens in words and punctuation
     around them. An expected text from ^ to $ is a regular expression."""
     if is_pattern(expected):
-        return re.fullmatch(expected, _plain(given), re.IGNORECASE) is not None
-    wanted, text = _plain(expected), _plain(given)
-    return wanted == text or wanted.strip(_QUOTES) == text.strip(_QUOTES)
+        return re.fullmatch(expected, _plain(answer), re.IGNORECASE) is not None
+    expected_text, text = _plain(expected), _plain(answer)
+    return expected_text == text or expected_text.strip(_QUOTES) == text.strip(_QUOTES)
 
 
-def _same_number(expected: Any, given: Any) -> bool:
-    return _number(expected) == _number(given)
+def _same_number(expected: Any, answer: Any) -> bool:
+    return _number(expected) == _number(answer)
 
 
-def _same_boolean(expected: Any, given: Any) -> bool:
-    return _boolean(expected) is _boolean(given)
+def _same_boolean(expected: Any, answer: Any) -> bool:
+    return _boolean(expected) is _boolean(answer)
 
 
-def _same_amount(expected: Any, given: Any) -> bool:
-    return abs(_amount(expected) - _amount(given)) <= MONEY_TOLERANCE
+def _same_amount(expected: Any, answer: Any) -> bool:
+    return abs(_amount(expected) - _amount(answer)) <= MONEY_TOLERANCE
 
 
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -85,49 +85,49 @@ _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _same(expected: Any, given: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
+def _same(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
     """Compare a value by its schema. A list that is expected where the schema has none holds alternatives."""
     kind = schema.get("type", "string")
     if kind == "array":
-        return _same_list(expected, _listed(given), schema, ordered)
+        return _same_list(expected, _listed(answer), schema, ordered)
     if kind == "object":
-        return _same_object(expected, given, schema, ordered)
+        return _same_object(expected, answer, schema, ordered)
     compare = _COMPARED[schema.get("format", kind)]
     alternatives = expected if isinstance(expected, list) else [expected]
-    return any(_holds(compare, alternative, given) for alternative in alternatives)
+    return any(_holds(compare, alternative, answer) for alternative in alternatives)
 
 
-def _same_list(expected: Sequence[Any], given: Sequence[Any], schema: Mapping[str, Any], ordered: bool) -> bool:
+def _same_list(expected: Sequence[Any], answers: Sequence[Any], schema: Mapping[str, Any], ordered: bool) -> bool:
     """Compare lists, by place if `ordered`; else each expected value takes the first given one that is the same."""
-    items, left = schema.get("items", {}), list(given)
-    if len(expected) != len(left):
+    items, unmatched = schema.get("items", {}), list(answers)
+    if len(expected) != len(unmatched):
         return False
     if ordered:
-        return all(_same(value, other, items, ordered) for value, other in zip(expected, left, strict=True))
+        return all(_same(value, other, items, ordered) for value, other in zip(expected, unmatched, strict=True))
     for value in expected:
-        match = next((k for k, other in enumerate(left) if _same(value, other, items, ordered)), None)
+        match = next((k for k, other in enumerate(unmatched) if _same(value, other, items, ordered)), None)
         if match is None:
             return False
-        del left[match]
+        del unmatched[match]
     return True
 
 
-def _same_object(expected: Any, given: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
+def _same_object(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
     """Compare the properties that the schema names; one that neither has is the same, and further ones do not count."""
-    given = _parsed(given, dict)
-    if not isinstance(given, dict):
+    answer = _parsed(answer, dict)
+    if not isinstance(answer, dict):
         return False
     for name, part in schema.get("properties", {}).items():
-        if (name in expected) != (name in given):
+        if (name in expected) != (name in answer):
             return False
-        if name in expected and not _same(expected[name], given[name], part, ordered):
+        if name in expected and not _same(expected[name], answer[name], part, ordered):
             return False
     return True
 
 
-def _holds(compare: Callable[[Any, Any], bool], expected: Any, given: Any) -> bool:
+def _holds(compare: Callable[[Any, Any], bool], expected: Any, answer: Any) -> bool:
     try:
-        return compare(expected, given)
+        return compare(expected, answer)
     except (ValueError, TypeError, ArithmeticError):
         return False
 

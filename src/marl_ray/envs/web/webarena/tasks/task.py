@@ -126,8 +126,8 @@ def is_pattern(value: Any) -> bool:
 
 def unknown_placeholders(text: str) -> list[str]:
     """Return the placeholders in a text that belong to no site of `SITES`."""
-    known = {placeholder(site) for site in SITES}
-    return [name for name in _PLACEHOLDER.findall(text) if name not in known]
+    placeholders = {placeholder(site) for site in SITES}
+    return [name for name in _PLACEHOLDER.findall(text) if name not in placeholders]
 
 
 def on_sites(value: T, sites: Mapping[str, str]) -> T:
@@ -147,9 +147,9 @@ def _replaced(value: Any, urls: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         for name, url in urls.items():
             value = value.replace(name, url)
-        left = [site for site in SITES if placeholder(site) in value]
-        if left:
-            raise MarlRayError(f"sites: expected the base URL of {left[0]}, which {value[:80]!r} needs")
+        unreplaced = [site for site in SITES if placeholder(site) in value]
+        if unreplaced:
+            raise MarlRayError(f"sites: expected the base URL of {unreplaced[0]}, which {value[:80]!r} needs")
         return value
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: _replaced(getattr(value, field.name), urls) for field in fields(value)})

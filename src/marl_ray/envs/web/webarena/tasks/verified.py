@@ -151,11 +151,11 @@ def verified_task(record: VerifiedRecord) -> WebTask:
 
 def _check(record: ResponseEvaluatorRecord | RequestEvaluatorRecord) -> Check:
     if isinstance(record, ResponseEvaluatorRecord):
-        wanted = record.expected
+        expected = record.expected
         return ResponseCheck(
-            wanted.task_type,
-            wanted.status,
-            wanted.retrieved_data,
+            expected.task_type,
+            expected.status,
+            expected.retrieved_data,
             record.results_schema.model_dump(exclude_none=True),
             record.ordered,
         )
