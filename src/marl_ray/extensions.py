@@ -193,7 +193,9 @@ def imported(reference: str) -> Any:
         ) from error
     for part in name.split("."):
         if not hasattr(target, part):
-            raise MarlRayError(f"{part!r} of {reference!r} is not in the module{did_you_mean(part, _own(target))}")
+            raise MarlRayError(
+                f"{part!r} of {reference!r} is not in the module{did_you_mean(part, _defined_names(target))}"
+            )
         target = getattr(target, part)
     return target
 
@@ -209,15 +211,15 @@ def with_colon(name: str) -> str:
     return f"; did you mean {module}:{last}?" if spec else ""
 
 
-def _own(target: Any) -> list[str]:
+def _defined_names(target: Any) -> list[str]:
     """Return the names that a module or its package defines, without those that it imports; of anything else all
     names."""
     names = dir(target)
     if not inspect.ismodule(target):
         return names
     package = target.__name__.partition(".")[0]
-    own = [n for n in names if (getattr(getattr(target, n), "__module__", None) or "").partition(".")[0] == package]
-    return own or names
+    defined = [n for n in names if (getattr(getattr(target, n), "__module__", None) or "").partition(".")[0] == package]
+    return defined or names
 
 
 def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:
@@ -232,15 +234,15 @@ def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, A
         raise MarlRayError(f"{name} rejected {dict(options)} ({one_line(error)})") from error
 
 
-def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], *given: str) -> None:
+def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], *passed: str) -> None:
     """Raise MarlRayError for an option that is no parameter of the function, or one of those that others give it."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [parameter.name for parameter in parameters if parameter.name not in given]
+    accepted = [parameter.name for parameter in parameters if parameter.name not in passed]
     for option in options:
-        if option not in known:
-            expected = did_you_mean(str(option), known) if known else "; it has no options"
+        if option not in accepted:
+            expected = did_you_mean(str(option), accepted) if accepted else "; it has no options"
             raise MarlRayError(f"{name} has no option {str(option)!r}{expected}")
 
 

@@ -267,9 +267,9 @@ def for_ray_of_one_run(trainer: Any) -> None:
 
     run = trainer._initialize_and_run_controller
 
-    def run_lean(**given: Any) -> Any:
-        kept = [each for each in given["callbacks"] if not isinstance(each, PlacementGroupCleanerCallback)]
-        return run(**given | {"callbacks": kept, "scaling_policy": WithoutAutoscaler(trainer.scaling_config)})
+    def run_lean(**options: Any) -> Any:
+        callbacks = [each for each in options["callbacks"] if not isinstance(each, PlacementGroupCleanerCallback)]
+        return run(**options | {"callbacks": callbacks, "scaling_policy": WithoutAutoscaler(trainer.scaling_config)})
 
     trainer._initialize_and_run_controller = run_lean
 
@@ -340,8 +340,8 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
     """
     from ray._private import parameter, ray_constants
 
-    given: dict[str, Any] = {"dashboard_agent_listen_port": 0, "include_log_monitor": log_monitor}
-    parameters = partial(parameter.RayParams, **given)
+    options: dict[str, Any] = {"dashboard_agent_listen_port": 0, "include_log_monitor": log_monitor}
+    parameters = partial(parameter.RayParams, **options)
     with (
         patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
         patch.object(parameter, "RayParams", parameters),

@@ -114,8 +114,8 @@ def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
             stack.close()
 
 
-def tell(result: DemoResult, kept: bool) -> None:
-    """Print what the demo has come to for people, and where its gateway is if that is `kept`."""
+def tell(result: DemoResult, is_served: bool) -> None:
+    """Print what the demo has come to for people, and where its gateway is if that is `is_served`."""
     console = plain_console()
     for played in result.experiments:
         console.print(table(played))
@@ -123,7 +123,7 @@ def tell(result: DemoResult, kept: bool) -> None:
             console.print(line, soft_wrap=True)
     lines = {"curves": result.curves, "runs": f"mlflow ui --backend-store-uri {result.tracking_uri}"}
     lines |= {"outcomes": result.database}
-    if kept:
+    if is_served:
         lines["gateway"] = f"{result.url}/ui  (also /v1/experiments, /metrics, /openapi.json)"
         lines["admin key"] = result.key
         lines["dashboard"] = f"{result.dashboard}  (token: {result.token})"

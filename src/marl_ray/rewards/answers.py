@@ -59,15 +59,15 @@ class ExactMatch:
         return float(pair[0] == pair[1] or (self.ignore_case and pair[0].casefold() == pair[1].casefold()))
 
 
-def same_answer(given: str, wanted: str) -> bool:
+def same_answer(answer: str, expected: str) -> bool:
     """Return True if two answers are equal by `marl_ray.rewards.math_reward`, or as words without punctuation and
     articles."""
-    given = given.strip().strip("*")
-    if answers_match(given, wanted):
+    answer = answer.strip().strip("*")
+    if answers_match(answer, expected):
         return True
-    if number(wanted) is not None or _FORMULA.search(given) or _FORMULA.search(wanted):
+    if number(expected) is not None or _FORMULA.search(answer) or _FORMULA.search(expected):
         return False
-    return bool(_bare(wanted)) and _bare(given) == _bare(wanted)
+    return bool(_bare(expected)) and _bare(answer) == _bare(expected)
 
 
 def _bare(text: str) -> str:

@@ -98,18 +98,18 @@ def number(answer: str) -> Fraction | None:
     return quantity[0] if quantity else None
 
 
-def answers_match(given: str, wanted: str, tolerance: float = TOLERANCE) -> bool:
+def answers_match(answer: str, expected: str, tolerance: float = TOLERANCE) -> bool:
     """Return True if two answers are the same, by the rules above.
 
     A whole number must match exactly, any other number within `tolerance`, relative to the expected value.
     """
-    if max(len(given), len(wanted)) > LONGEST_ANSWER:
-        return bool(normalized(given)) and normalized(given) == normalized(wanted)
-    given, wanted = _clean(given), _clean(wanted)
-    choice = _CHOICE.fullmatch(wanted)
+    if max(len(answer), len(expected)) > LONGEST_ANSWER:
+        return bool(normalized(answer)) and normalized(answer) == normalized(expected)
+    answer, expected = _clean(answer), _clean(expected)
+    choice = _CHOICE.fullmatch(expected)
     if choice and (letter := choice[1] or choice[2]):
-        return _chosen(given) == letter.upper()
-    return _same(given, wanted, tolerance, 0)
+        return _choice_of(answer) == letter.upper()
+    return _same(answer, expected, tolerance, 0)
 
 
 def _clean(answer: str) -> str:
@@ -122,30 +122,30 @@ def _clean(answer: str) -> str:
     return re.sub(r"(?<=\d) (?=\d{3}(?: \d{3})*(?!\d|/| ?/))", "", answer).strip().rstrip(".").strip()
 
 
-def _same(given: str, wanted: str, tolerance: float, depth: int) -> bool:
-    if not given or not wanted or depth > DEEPEST:
+def _same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
+    if not answer or not expected or depth > DEEPEST:
         return False
-    if _squeezed(given) == _squeezed(wanted):
+    if _squeezed(answer) == _squeezed(expected):
         return True
-    left, right = _quantity(given), _quantity(wanted)
+    left, right = _quantity(answer), _quantity(expected)
     if left and right:
         return _near(left[0], right[0], tolerance) and (not left[1] or not right[1] or left[1] == right[1])
-    items, wanted_items = _items(given), _items(wanted)
-    name, value = _named(given) if items is None else ("", given)
-    wanted_name, wanted_value = _named(wanted) if wanted_items is None else ("", wanted)
-    if name or wanted_name:
-        return name in ("", wanted_name or name) and _same(value, wanted_value, tolerance, depth + 1)
-    if items is None or wanted_items is None or items[0] != wanted_items[0]:
+    answer_items, expected_group = _items(answer), _items(expected)
+    name, value = _named(answer) if answer_items is None else ("", answer)
+    expected_name, expected_value = _named(expected) if expected_group is None else ("", expected)
+    if name or expected_name:
+        return name in ("", expected_name or name) and _same(value, expected_value, tolerance, depth + 1)
+    if answer_items is None or expected_group is None or answer_items[0] != expected_group[0]:
         return False
 
     def same(left: str, right: str) -> bool:
         return _same(left, right, tolerance, depth + 1)
 
-    given_items, expected_items = items[1], wanted_items[1]
-    if items[0] in ("(", "[", "()", "[]", "(]", "[)"):
-        return len(given_items) == len(expected_items) and all(map(same, given_items, expected_items))
+    items_of_answer, expected_items = answer_items[1], expected_group[1]
+    if answer_items[0] in ("(", "[", "()", "[]", "(]", "[)"):
+        return len(items_of_answer) == len(expected_items) and all(map(same, items_of_answer, expected_items))
     unmatched = list(expected_items)
-    for item in given_items:
+    for item in items_of_answer:
         place = next((number for number, other in enumerate(unmatched) if same(item, other)), None)
         if place is None:
             return False
@@ -257,12 +257,12 @@ def _split(text: str, mark: str) -> list[str] | None:
     return [*parts, text[begin:].removeprefix(" and ").removeprefix(" or ").strip()] if depth == 0 else None
 
 
-def _chosen(given: str) -> str:
+def _choice_of(answer: str) -> str:
     """Return the letter of the choice that an answer begins with, if it names no second one."""
-    alone = _CHOICE.fullmatch(given) or re.fullmatch(r"(?:(?:option|choice) )?\(?([A-J])\)?()", given, re.IGNORECASE)
+    alone = _CHOICE.fullmatch(answer) or re.fullmatch(r"(?:(?:option|choice) )?\(?([A-J])\)?()", answer, re.IGNORECASE)
     if alone:
         return (alone[1] or alone[2]).upper()
-    match = _CHOSEN.fullmatch(given)
+    match = _CHOSEN.fullmatch(answer)
     if match is None or _OTHER_CHOICE.search(match["rest"]):
         return ""
     return (match[1] or match[2]).upper()

@@ -91,21 +91,21 @@ class NamedReward:
     ) -> tuple[float, dict[str, float]]:
         """Return the result of `pay`; raises what the reward raises, and ValueError where it returns no finite
         number."""
-        given = {METRICS: dict(metrics)} if self.takes_metrics else {}
-        result = self.function(prompt, answer, task, **given)
+        keywords = {METRICS: dict(metrics)} if self.takes_metrics else {}
+        result = self.function(prompt, answer, task, **keywords)
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(more, Mapping):
             raise ValueError(f"returned metrics {more!r}, expected a mapping of names to numbers")
         return _number(value, "returned"), {str(name): _number(part, f"metric {name}:") for name, part in more.items()}
 
 
-def make_reward(chosen: ChosenReward) -> NamedReward:
+def make_reward(reward: ChosenReward) -> NamedReward:
     """Return the reward that a config chooses; built-ins are made as users' own are.
 
     Raises MarlRayError naming what cannot be imported, an option that the reward does not have or rejects, and what cannot
     be called with a prompt, an answer and a task.
     """
-    name, options = _parted(chosen)
+    name, options = _parted(reward)
     try:
         target = REWARD.load(name)
         if not callable(target):
@@ -121,14 +121,14 @@ def make_reward(chosen: ChosenReward) -> NamedReward:
     return NamedReward(name, function, takes_metrics, tuple(getattr(function, "needs", ())))
 
 
-def _parted(chosen: ChosenReward) -> tuple[str, dict[str, Any]]:
-    if isinstance(chosen, str):
-        return chosen, {}
-    if isinstance(chosen, Mapping) and len(chosen) == 1:
-        [(name, options)] = chosen.items()
+def _parted(reward: ChosenReward) -> tuple[str, dict[str, Any]]:
+    if isinstance(reward, str):
+        return reward, {}
+    if isinstance(reward, Mapping) and len(reward) == 1:
+        [(name, options)] = reward.items()
         if isinstance(name, str) and isinstance(options or {}, Mapping):
             return name, dict(options or {})
-    raise MarlRayError(f"reward: expected NAME or {{NAME: {{OPTION: VALUE}}}}, got {chosen!r}")
+    raise MarlRayError(f"reward: expected NAME or {{NAME: {{OPTION: VALUE}}}}, got {reward!r}")
 
 
 def _takes_metrics(name: str, function: Callable[..., Any]) -> bool:

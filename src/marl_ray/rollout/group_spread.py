@@ -24,7 +24,7 @@ class GroupSums(NamedTuple):
     @classmethod
     def from_scores(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
         """Add up over groups, each given as scores (members, agents)."""
-        return cls(len(scores), sum(map(informative, scores)), float(sum(own.std(axis=0).mean() for own in scores)))
+        return cls(len(scores), sum(map(informative, scores)), float(sum(group.std(axis=0).mean() for group in scores)))
 
     def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]
         return GroupSums(self.groups + other.groups, self.informative + other.informative, self.spread + other.spread)

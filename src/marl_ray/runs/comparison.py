@@ -64,18 +64,20 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     rows = {run.name: [row for row in run.rows() if iteration_of(row) >= 0] for run in runs}
     metric = _shared(rows, metric)
     groups: dict[str, list[RunCurve]] = {}
-    given: dict[str, Mapping[str, Any]] = {}
+    overrides: dict[str, Mapping[str, Any]] = {}
     repeats: Counter[str] = Counter()
     for run in runs:
         config = {key: value for key, value in run.record["identity"].items() if key not in ("name", "seed", "storage")}
         # A run's identity leaves out its length, because a run may go on.
         key = json.dumps([config, run.config["train"]["total_steps"]], sort_keys=True)
-        repeats[own := f"{key} {run.config['seed']}"] += 1
-        key = f"{key} {repeats[own]}"
+        repeats[seed_key := f"{key} {run.config['seed']}"] += 1
+        key = f"{key} {repeats[seed_key]}"
         groups.setdefault(key, []).append(_curve(run, rows[run.name], metric))
-        given.setdefault(key, _given(run))
-    differing = _differing(list(given.values()))
-    compared = [_group(curves, {name: given[key].get(name) for name in differing}) for key, curves in groups.items()]
+        overrides.setdefault(key, _overrides_of(run))
+    differing = _differing(list(overrides.values()))
+    compared = [
+        _group(curves, {name: overrides[key].get(name) for name in differing}) for key, curves in groups.items()
+    ]
     if metric not in METRICS:
         return compared
     return sorted(compared, key=lambda group: -math.inf if group.score is None else group.score.value, reverse=True)
@@ -91,7 +93,7 @@ def student(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def _given(run: StoredRun) -> dict[str, Any]:
+def _overrides_of(run: StoredRun) -> dict[str, Any]:
     """Return the given keys by which a run may differ from others."""
     return {
         key: value
@@ -100,32 +102,32 @@ def _given(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _differing(given: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys that do not have one value in all configs."""
-    keys = dict.fromkeys(key for each in given for key in each)
-    return [key for key in keys if any(each.get(key) != given[0].get(key) for each in given)]
+    keys = dict.fromkeys(key for each in overrides for key in each)
+    return [key for key in keys if any(each.get(key) != overrides[0].get(key) for each in overrides)]
 
 
 def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
     """Return the metric, which all runs have; the error names the run that lacks it."""
-    known = {name: set().union(*each) - {"iteration", "steps", "timestamp"} for name, each in rows.items()}
-    for name, metrics in known.items():
+    metrics_of = {name: set().union(*each) - {"iteration", "steps", "timestamp"} for name, each in rows.items()}
+    for name, metrics in metrics_of.items():
         if not metrics:
             raise MarlRayError(f"runs compare: {name} has no metrics yet")
-    shared = set.intersection(*known.values())
+    shared = set.intersection(*metrics_of.values())
     if metric is not None:
-        for name, metrics in known.items():
+        for name, metrics in metrics_of.items():
             if metric not in metrics:
                 raise MarlRayError(
                     f"runs compare: {name} has no metric {metric!r}{did_you_mean(metric, _by_use(shared))}"
                 )
         return metric
     for candidate in METRICS:
-        lacking = [name for name, metrics in known.items() if candidate not in metrics]
+        lacking = [name for name, metrics in metrics_of.items() if candidate not in metrics]
         if not lacking:
             return candidate
-        if len(lacking) < len(known) and candidate == METRICS[0]:
-            having = next(name for name in known if name not in lacking)
+        if len(lacking) < len(metrics_of) and candidate == METRICS[0]:
+            having = next(name for name in metrics_of if name not in lacking)
             raise MarlRayError(
                 f"runs compare: {having} is measured by {candidate} and {lacking[0]} is not; "
                 f"name a metric of both with --metric, such as {METRICS[1]}"

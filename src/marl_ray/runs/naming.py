@@ -26,8 +26,10 @@ def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConf
 
 def parse_named(data: Any, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
     """Return the result of `load_named` for plain data; `source` names them in errors. Raises MarlRayError."""
-    given = (isinstance(data, dict) and "name" in data) or any(override.startswith("name=") for override in overrides)
-    if not given:
+    has_name = (isinstance(data, dict) and "name" in data) or any(
+        override.startswith("name=") for override in overrides
+    )
+    if not has_name:
         draft = parse_config(RunConfig, data, [*overrides, "name=run"], source=source)
         overrides = [*overrides, f"name={made_name(draft)}"]
     return parse_config(RunConfig, data, overrides, source=source), list(overrides)

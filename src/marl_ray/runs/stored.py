@@ -115,8 +115,8 @@ def find_entry(
     filesystem, root = open_storage(storage)
     entry = _read(filesystem, root, storage, name)
     if entry is None:
-        known = [each.name for each in stored(storage) if isinstance(each, kind)]
-        instead = did_you_mean(name, known) if known else f"; there is no {what}"
+        stored_names = [each.name for each in stored(storage) if isinstance(each, kind)]
+        instead = did_you_mean(name, stored_names) if stored_names else f"; there is no {what}"
         raise MarlRayError(f"{what} {name!r} is not under {storage!r}{instead}")
     return entry
 

@@ -64,7 +64,7 @@ class Packer:
     """
 
     def __init__(self, stream: StreamCodec | None = None, most: int = 1 << 62):
-        self._stream, self._left = stream, most
+        self._stream, self._room = stream, most
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
@@ -96,8 +96,8 @@ class Packer:
         return self._rare(value, kind, depth)
 
     def _items(self, items: Any, depth: int) -> list[Any]:
-        self._left -= len(items)
-        if self._left < 0:
+        self._room -= len(items)
+        if self._room < 0:
             raise MalformedMessageError("too many items")
         if len(items) < _FEW:
             return [self(item, depth) for item in items]
@@ -107,8 +107,8 @@ class Packer:
         return [self(item, depth) for item in items]
 
     def _pairs(self, items: dict[Any, Any], depth: int) -> list[Any]:
-        self._left -= len(items)
-        if self._left < 0:
+        self._room -= len(items)
+        if self._room < 0:
             raise MalformedMessageError("too many items")
         return [[self(key, depth), self(item, depth)] for key, item in items.items()]
 
@@ -120,8 +120,8 @@ class Packer:
             return {kind.__name__: self._pairs(value, depth)}
         if kind is defaultdict:
             factory = value.default_factory
-            known = factory.__name__ if any(factory is item for item in _NAMED.values()) else None
-            return {"defaultdict": [known, self._pairs(value, depth)]}
+            factory_name = factory.__name__ if any(factory is item for item in _NAMED.values()) else None
+            return {"defaultdict": [factory_name, self._pairs(value, depth)]}
         if kind in _VIEWS:
             return {_VIEWS[kind]: self._items(value, depth)}
         if _is_named_tuple(kind):

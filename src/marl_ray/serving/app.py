@@ -30,16 +30,16 @@ class GatewayReplica:
         listen_on_node_address()
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
         torch.set_num_threads(1)
-        given = parse_config(GatewayConfig, config, source="args")
+        gateway_config = parse_config(GatewayConfig, config, source="args")
         # The request's deadline must leave the control time to answer if the arm hangs.
         make_arm = partial(
             host,
-            tracking_uri=given.tracking_uri,
-            max_batch=given.max_batch,
-            deadline_s=given.request_timeout_s / 2,
+            tracking_uri=gateway_config.tracking_uri,
+            max_batch=gateway_config.max_batch,
+            deadline_s=gateway_config.request_timeout_s / 2,
         )
         # In a thread, because bundles may be large and the replica must keep answering Serve's health checks.
-        self._gateway = await asyncio.to_thread(Gateway, given, host=make_arm, replica=replica())
+        self._gateway = await asyncio.to_thread(Gateway, gateway_config, host=make_arm, replica=replica())
         RayMetrics(self._gateway.service.samples).start()
         # Exclude all objects loaded so far from garbage collection: walking through them would delay requests by 0.1 s.
         gc.collect()

@@ -77,7 +77,7 @@ def serving_engine(engine: str) -> str:
     except MarlRayError as error:
         raise ValueError(str(error)) from error
     if spec.server is None:
-        serving = " or ".join(name for name, spec in ENGINES.items() if spec.server is not None)
+        serving = " or ".join(name for name, other in ENGINES.items() if other.server is not None)
         raise ValueError(f"{engine!r} does not serve; expected {serving}, or an engine whose spec has a `server`")
     return engine
 

@@ -33,11 +33,11 @@ class EncodedRows:
         distinct, index = distinct_rows(rows)
         return cls(*network.prepare(distinct), index)
 
-    def rows(self, chosen: Tensor) -> "EncodedRows":
-        """Return the part of the batch at the positions `chosen`."""
+    def rows(self, positions: Tensor) -> "EncodedRows":
+        """Return the part of the batch at these `positions`."""
         if self.index is None:
-            return EncodedRows(self.values[chosen], self.columns, None)
-        used, index = torch.unique(self.index[chosen], return_inverse=True)
+            return EncodedRows(self.values[positions], self.columns, None)
+        used, index = torch.unique(self.index[positions], return_inverse=True)
         return EncodedRows(self.values[used], self.columns, index)
 
     def spread(self, outputs: Tensor) -> Tensor:

@@ -127,13 +127,13 @@ class _StackedPolicy:
             part = outputs[:, begin:end] - outputs[:, begin:end].max(1, keepdims=True)
             weights = np.exp(part)
             if noise is None:
-                chosen = part.argmax(1)
+                choices = part.argmax(1)
             else:
                 # Like `Categorical.sample`, this scales the uniform by the rounded sum of the probabilities.
                 edges = weights.cumsum(1).astype(np.float64)
-                chosen = np.count_nonzero(noise[:, k : k + 1] * edges[:, -1:] >= edges[:, :-1], axis=1)
-            log_probs += part[each, chosen] - np.log(weights.sum(1))
-            columns.append(chosen)
+                choices = np.count_nonzero(noise[:, k : k + 1] * edges[:, -1:] >= edges[:, :-1], axis=1)
+            log_probs += part[each, choices] - np.log(weights.sum(1))
+            columns.append(choices)
         actions = np.stack(columns, 1) if self._distribution.shape else columns[0]
         return actions + self._distribution.start, log_probs
 
@@ -186,8 +186,8 @@ def _alike(policies: Sequence[ServedPolicy]) -> bool:
         and isinstance(first.distribution, Categorical)
         and sum(layer.weight.numel() for layer in first.actor.modules() if isinstance(layer, nn.Linear)) <= LARGEST
         and all(parameter.dtype is torch.float32 for policy in policies for parameter in policy.actor.parameters())
-        and all(own == shapes[0] for own in shapes)
-        and all(own == layers[0] for own in layers)
+        and all(shape == shapes[0] for shape in shapes)
+        and all(shape == layers[0] for shape in layers)
         and all(policy.distribution == first.distribution for policy in policies)
         and all(policy.observation_space == first.observation_space for policy in policies)
     )

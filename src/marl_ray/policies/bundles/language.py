@@ -121,28 +121,28 @@ def save_token_bundle(
     return publish(folder, write)
 
 
-def _write_policy(folder: Path, given: TokenPolicy | PartedPolicy) -> TokenPolicyManifest:
-    still = given.still if isinstance(given, PartedPolicy) else None
-    policy = given.still.policy if isinstance(given, PartedPolicy) else given
+def _write_policy(folder: Path, policy: TokenPolicy | PartedPolicy) -> TokenPolicyManifest:
+    still = policy.still if isinstance(policy, PartedPolicy) else None
+    token_policy = policy.still.policy if isinstance(policy, PartedPolicy) else policy
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # else a progress bar for each file would stand among the lines of a run
     try:
-        if isinstance(given, PartedPolicy):
-            write_model(folder, policy.lm, given.still.shapes, given.weights)
+        if isinstance(policy, PartedPolicy):
+            write_model(folder, token_policy.lm, policy.still.shapes, policy.weights)
         else:
-            save_merged(policy, folder)
+            save_merged(token_policy, folder)
     finally:
         if shown:
             logging.enable_progress_bar()
-    policy.tokenizer.save_pretrained(folder)
-    if policy.config.lora is not None:
-        save_adapters(policy.lm, policy.config.lora, policy.base, folder / ADAPTER_FOLDER)
+    token_policy.tokenizer.save_pretrained(folder)
+    if token_policy.config.lora is not None:
+        save_adapters(token_policy.lm, token_policy.config.lora, token_policy.base, folder / ADAPTER_FOLDER)
         (folder / ADAPTER_FOLDER / BASE_SHA256).write_text(
-            base_sha256(policy.lm, None if still is None else still.base())
+            base_sha256(token_policy.lm, None if still is None else still.base())
         )
     return TokenPolicyManifest(
-        generation=policy.generation,
-        context=policy.config.context,
-        chat=policy.config.chat,
+        generation=token_policy.generation,
+        context=token_policy.config.context,
+        chat=token_policy.config.chat,
         files={str(path.relative_to(folder)): file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()},
     )

@@ -89,8 +89,8 @@ class EngineHost(Protocol):
         raise MarlRayError("the engine takes no weights from the trainer's GPU")
 
     @staticmethod
-    def reports_trained(own: GenerationConfig, generation: GenerationConfig) -> bool:
-        """Return True if the host of a policy with the options `own` reports for `generation` the log-probabilities
+    def reports_trained(trained: GenerationConfig, generation: GenerationConfig) -> bool:
+        """Return True if the host of a policy with the options `trained` reports for `generation` the log-probabilities
         that are trained on: at its temperature, over all tokens. Otherwise the worker that asks computes them in a
         pass."""
         return True
@@ -132,5 +132,5 @@ def engine_host(engine: str) -> type[EngineHost]:
     host = engine_spec(engine).host
     if host is None:
         raise MarlRayError(f"generation.engine={engine} cannot run in actors")
-    own: type[EngineHost] = imported(host)
-    return own
+    host_class: type[EngineHost] = imported(host)
+    return host_class

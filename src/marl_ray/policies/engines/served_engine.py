@@ -66,5 +66,5 @@ def served_engine(engine: str) -> type[ServedEngine]:
     server = engine_spec(engine).server
     if server is None:
         raise MarlRayError(f"engine={engine} does not serve")
-    own: type[ServedEngine] = imported(server)
-    return own
+    server_class: type[ServedEngine] = imported(server)
+    return server_class

@@ -78,9 +78,9 @@ class _Draw(ContinuousBatchingLogitsProcessor):
         for row, token, log_prob in zip(self._rows, tokens.tolist(), log_probs.tolist(), strict=True):
             self.ids[row].append(token)
             self.log_probs[row].append(log_prob)
-        chosen = torch.zeros(len(scores), 1, dtype=torch.int64, device=device)
-        chosen[: len(tokens), 0] = tokens
-        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
+        token_column = torch.zeros(len(scores), 1, dtype=torch.int64, device=device)
+        token_column[: len(tokens), 0] = tokens
+        return torch.full_like(scores, -torch.inf).scatter(1, token_column, 0.0)
 
 
 class PagedEngine(Engine):
@@ -101,28 +101,28 @@ class PagedEngine(Engine):
         check_prompts(prompts, generation, self._policy.config.context)
         if not prompts:
             return []
-        chosen = _Draw(prompts, seed, generation)
+        sampler = _Draw(prompts, seed, generation)
         with torch.inference_mode():
-            self._run(prompts, generation, chosen)
+            self._run(prompts, generation, sampler)
         return [
-            self._cut(ids, log_probs, generation) for ids, log_probs in zip(chosen.ids, chosen.log_probs, strict=True)
+            self._cut(ids, log_probs, generation) for ids, log_probs in zip(sampler.ids, sampler.log_probs, strict=True)
         ]
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         # A single response gains nothing from continuous batching.
         return TorchEngine(self._policy).stream(prompt, seed, generation)
 
-    def _run(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:
+    def _run(self, prompts: Sequence[Prompt], generation: GenerationConfig, sampler: _Draw) -> None:
         if self._policy.packs:  # transformers pages the attention functions that it knows
             self._policy.lm.set_attn_implementation("sdpa")
         try:
-            self._run_paged(prompts, generation, chosen)
+            self._run_paged(prompts, generation, sampler)
         finally:
             if self._policy.packs:
                 packing.use(self._policy.lm)
 
-    def _run_paged(self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw) -> None:
-        manager = self._manager(prompts, generation, chosen)
+    def _run_paged(self, prompts: Sequence[Prompt], generation: GenerationConfig, sampler: _Draw) -> None:
+        manager = self._manager(prompts, generation, sampler)
         manager.start()
         try:
             for number, prompt in enumerate(prompts):
@@ -140,14 +140,14 @@ class PagedEngine(Engine):
                     number, last_answer_at = int(result.request_id), time.monotonic()
                     # The engine reads the prompt's ids and returns the drawn ids, without text in between.
                     assert result.prompt_ids == list(prompts[number].ids)
-                    assert result.generated_tokens == chosen.ids[number]
+                    assert result.generated_tokens == sampler.ids[number]
                     waiting.discard(number)
         finally:
             manager.stop(block=True, timeout=SILENCE)
             manager.destroy()
 
     def _manager(
-        self, prompts: Sequence[Prompt], generation: GenerationConfig, chosen: _Draw
+        self, prompts: Sequence[Prompt], generation: GenerationConfig, sampler: _Draw
     ) -> ContinuousBatchingManager:
         lm = self._policy.lm
         settings = TransformersGeneration(
@@ -172,7 +172,7 @@ class PagedEngine(Engine):
             use_async_batching=False, use_cuda_graph=False, auto_switch_to_flash=False, **sizes
         )
         manager: ContinuousBatchingManager = lm.init_continuous_batching(settings, batching)
-        processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([chosen]))
+        processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([sampler]))
         processors.tensors_required = 1
         manager.logit_processor = processors
         return manager

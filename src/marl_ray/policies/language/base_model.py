@@ -73,13 +73,13 @@ def share_base(lm: nn.Module, other: nn.Module) -> None:
 
     Raises MarlRayError if these are not the same weights.
     """
-    own, others = bare_weights(lm), bare_weights(other)
-    if own.keys() != others.keys():
-        raise MarlRayError(f"{min(own.keys() ^ others.keys())} is in one of them only")
-    for name, tensor in own.items():
-        _check_same(name, tensor, others[name])
+    weights, other_weights = bare_weights(lm), bare_weights(other)
+    if weights.keys() != other_weights.keys():
+        raise MarlRayError(f"{min(weights.keys() ^ other_weights.keys())} is in one of them only")
+    for name, tensor in weights.items():
+        _check_same(name, tensor, other_weights[name])
     targets: dict[str, Any] = {name.replace(".base_layer.", "."): value for name, value in lm.named_parameters()}
-    for name, tensor in others.items():
+    for name, tensor in other_weights.items():
         if name in targets:  # a tied weight has one name among the parameters
             targets[name].data = tensor
 

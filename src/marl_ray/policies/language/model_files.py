@@ -67,12 +67,12 @@ def _further_blocks(lm: Any, names: Collection[str]) -> list[str]:
     architecture has for more than the next token, which transformers leaves out, do not count."""
     if getattr(lm.config.get_text_config(), "num_nextn_predict_layers", None):
         return []
-    known = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
-    forms = {re.sub(r"\.\d+\.", ".*.", name) for name in known}
+    parameter_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
+    forms = {re.sub(r"\.\d+\.", ".*.", name) for name in parameter_names}
     left_out = lm._keys_to_ignore_on_load_unexpected or ()
     return sorted(
         name
-        for name in set(names) - known
+        for name in set(names) - parameter_names
         if re.sub(r"\.\d+\.", ".*.", name) in forms and not any(re.search(pattern, name) for pattern in left_out)
     )
 
@@ -114,7 +114,7 @@ def reads_by_shards(path: str, context: int) -> bool:
 def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
     """Raise MarlRayError unless files contain each weight of a model once, in its shape, and no others. The model may have
     adapters, whose weights the files do not have."""
-    known = {bare_name(name): list(value.shape) for name, value in lm.named_parameters(remove_duplicate=False)}
+    shapes = {bare_name(name): list(value.shape) for name, value in lm.named_parameters(remove_duplicate=False)}
     alike = [[bare_name(name) for name in names] for names in tied_names(lm) if not is_adapter(names[0])]
     for names in alike:
         held = [name for name in names if name in stored.tensors]
@@ -122,7 +122,7 @@ def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
             raise MarlRayError(f"holds a language model of another shape: it lacks {names[0]}")
         for name in held[1:] or held:
             shape, kind = list(stored.tensors[name].shape), stored.tensors[name].kind
-            if len(held) > 1 or shape != known[name] or kind not in FLOATS:
+            if len(held) > 1 or shape != shapes[name] or kind not in FLOATS:
                 raise MarlRayError(f"holds a language model of another shape: {name} is {shape}")
     for name in sorted(stored.tensors.keys() - {name for names in alike for name in names}):
         shape = list(stored.tensors[name].shape)
@@ -174,9 +174,11 @@ def _files(path: str) -> list[str]:
 
 def _check_index(index: Path) -> None:
     try:
-        known = json.loads(index.read_text(encoding="utf-8"))
-        files = known["weight_map"].values()
-        is_valid = bool(files) and all(isinstance(file, str) for file in files) and isinstance(known["metadata"], dict)
+        content = json.loads(index.read_text(encoding="utf-8"))
+        files = content["weight_map"].values()
+        is_valid = (
+            bool(files) and all(isinstance(file, str) for file in files) and isinstance(content["metadata"], dict)
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         is_valid = False
     if not is_valid:
@@ -195,13 +197,13 @@ def check_files(path: str, lm: nn.Module) -> None:
     except Exception as error:  # a SafetensorError or an OSError
         raise MarlRayError(f"{where}: {_broken_file(path) or one_line(error)}") from error
     stored = files.tensors
-    known = dict(lm.named_parameters(remove_duplicate=False))
-    for name in sorted(known.keys() & stored.keys()):
-        shape, expected = list(stored[name].shape), list(known[name].shape)
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    for name in sorted(parameters.keys() & stored.keys()):
+        shape, expected = list(stored[name].shape), list(parameters[name].shape)
         if shape != expected:
             raise MarlRayError(f"{where}: its weight {name} is {shape}, expected {expected}")
     missing = [names[0] for names in tied_names(lm) if not stored.keys() & set(names)]
-    if missing and stored.keys() <= known.keys():
+    if missing and stored.keys() <= parameters.keys():
         raise MarlRayError(f"{where} lacks {len(missing)} weights of its model, such as {missing[0]}")
     if missing:  # transformers may read others under these names
         _loaded(path, lm.config, device_map="meta")

@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     responses: Tensor
     """(R, T) the responses' tokens in S, padded on the right. The last token of each is left out, because nothing
     follows it."""
-    own: Tensor
+    prompt_numbers: Tensor
     """(R,) number of each response's prompt."""
     hidden: Tensor
     """(R, 1, T, P + T) float32: HIDDEN for keys of prompt and response that a response's token must not see; else 0."""
@@ -62,7 +62,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
     """
     device = mask.device
     rows, steps = mask.nonzero(as_tuple=True)
-    distinct, own = torch.unique(prompts, dim=0, return_inverse=True)
+    distinct, prompt_numbers = torch.unique(prompts, dim=0, return_inverse=True)
     read = (distinct >= 0).sum(1)
     # The model reads all tokens of a response but the last.
     width = mask.shape[1]
@@ -71,19 +71,21 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
     begun, answered = _there(written, int(read.sum()))
     ids = torch.cat([distinct[distinct >= 0], responses[:, : answered.shape[1]][answered]])
     ahead = torch.arange(seen.shape[1], device=device).expand_as(seen)[seen]
-    behind = (read[own][:, None] + torch.arange(answered.shape[1], device=device))[answered]
+    behind = (read[prompt_numbers][:, None] + torch.arange(answered.shape[1], device=device))[answered]
     # The last token of a prompt predicts the first token of a response.
     last = read.cumsum(0) - 1
     starts = written.cumsum(0) - written + read.sum()
-    places = torch.where(steps == 0, last[own][rows], starts[rows] + steps - 1)
+    places = torch.where(steps == 0, last[prompt_numbers][rows], starts[rows] + steps - 1)
     back = torch.cat([seen.flatten().nonzero()[:, 0], seen.numel() + answered.flatten().nonzero()[:, 0]])
     ids, positions, back = (
         functional.pad(part, (0, -len(part) % (MULTIPLE * parts))) for part in (ids, torch.cat([ahead, behind]), back)
     )
     causal = torch.ones(answered.shape[1], answered.shape[1], dtype=torch.bool, device=device).tril()
-    visible = torch.cat([seen[own][:, None].expand(-1, len(causal), -1), causal.expand(len(own), -1, -1)], 2)
+    visible = torch.cat(
+        [seen[prompt_numbers][:, None].expand(-1, len(causal), -1), causal.expand(len(prompt_numbers), -1, -1)], 2
+    )
     hidden = torch.zeros(visible.shape, device=device).masked_fill(~visible, HIDDEN)[:, None]
-    layout = Layout(first, begun, own, hidden, back)
+    layout = Layout(first, begun, prompt_numbers, hidden, back)
     return Packed(ids[None], positions[None], layout), places, rows, steps
 
 
@@ -145,7 +147,8 @@ def _attend(
     parts = [mixed.transpose(1, 2).flatten(0, 1)]
     if layout.responses.shape[1]:
         queries, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
-        keys, values = torch.cat([keys[layout.own], new_keys], 2), torch.cat([values[layout.own], new_values], 2)
+        keys = torch.cat([keys[layout.prompt_numbers], new_keys], 2)
+        values = torch.cat([values[layout.prompt_numbers], new_values], 2)
         if q.is_cuda:  # on devices whose kernels take a mask or shared keys, but not both
             keys, values = (part.repeat_interleave(queries.shape[1] // part.shape[1], 1) for part in (keys, values))
         mixed = functional.scaled_dot_product_attention(

@@ -152,11 +152,11 @@ class TokenPolicy(nn.Module):
 
     def _score(self, states: Tensor, targets: Tensor, need_entropy: bool, learn_entropy: bool) -> tuple[Tensor, Tensor]:
         log_p = (self.logits(states) / self.generation.temperature).log_softmax(-1)
-        chosen = log_p.gather(-1, targets[:, None]).squeeze(-1)
+        target_log_p = log_p.gather(-1, targets[:, None]).squeeze(-1)
         if not need_entropy:
-            return chosen, torch.zeros_like(chosen)
-        own = log_p if learn_entropy else log_p.detach()
-        return chosen, -(own.exp() * own).sum(-1)
+            return target_log_p, torch.zeros_like(target_log_p)
+        entropy_log_p = log_p if learn_entropy else log_p.detach()
+        return target_log_p, -(entropy_log_p.exp() * entropy_log_p).sum(-1)
 
     def logits(self, states: Tensor) -> Tensor:
         """Return float32 logits (N, V) of last hidden states (N, H), scaled and capped as some architectures do."""
@@ -184,10 +184,12 @@ class TokenPolicy(nn.Module):
         if joint is None:
             log_probs, entropy, values, costs = self(sequences, places, targets, need_entropy, learn_entropy)
         else:
-            chosen, own_places = joint.share(places, sequences[0].numel(), parted)
-            scored = self(sequences, own_places, targets[chosen], need_entropy, learn_entropy)
-            (log_probs, entropy, values, costs), rows, own = every.own(joint.joined(scored, chosen, len(targets)), rows)
-            steps = steps[own]
+            numbers, own_places = joint.share(places, sequences[0].numel(), parted)
+            scored = self(sequences, own_places, targets[numbers], need_entropy, learn_entropy)
+            (log_probs, entropy, values, costs), rows, of_worker = every.of_worker(
+                joint.joined(scored, numbers, len(targets)), rows
+            )
+            steps = steps[of_worker]
 
         def spread(flat: Tensor) -> Tensor:
             return flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put((rows, steps), flat)

@@ -174,11 +174,13 @@ def _framed(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping
 def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
     """Return the messages in the chat template, as text."""
     if parts:
-        given: Sequence[Any] = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        template_messages: Sequence[Any] = [
+            {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
+        ]
     else:
-        given = messages
+        template_messages = messages
     try:
-        text: str = tokenizer.apply_chat_template(given, tokenize=False, **settings)
+        text: str = tokenizer.apply_chat_template(template_messages, tokenize=False, **settings)
     except (TemplateError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise FieldError("prompt", f"the chat template refuses these messages: {one_line(error)}") from error
     return text
@@ -199,9 +201,9 @@ def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "
         )
 
 
-def _cut(text: str, kept: int) -> str:
-    head = (kept + 1) // 2
-    return f"{text[:head]}{LEFT_OUT}{text[len(text) - (kept - head) :]}"
+def _cut(text: str, length: int) -> str:
+    head = (length + 1) // 2
+    return f"{text[:head]}{LEFT_OUT}{text[len(text) - (length - head) :]}"
 
 
 def _marked(facts: _Facts, text: str) -> str:
@@ -230,9 +232,9 @@ def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
     if rest:
         # The token is encoded after a line break, because some tokenizers put a space before the first word of a text.
         behind = tokenizer([f"\n{piece}" for piece in rest], add_special_tokens=False, verbose=False)["input_ids"]
-        for piece, own in zip(rest, behind, strict=True):
-            if own[: len(facts.newline)] == facts.newline:
-                ids += own[len(facts.newline) :]
+        for piece, piece_ids in zip(rest, behind, strict=True):
+            if piece_ids[: len(facts.newline)] == facts.newline:
+                ids += piece_ids[len(facts.newline) :]
             else:
                 ids += tokenizer.encode(piece, add_special_tokens=False, verbose=False)
     return ids

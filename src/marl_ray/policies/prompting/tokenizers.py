@@ -40,6 +40,6 @@ def load_tokenizer(path: str) -> Any:
 
 def check_vocabulary(tokenizer: Any, lm: Any, path: str) -> None:
     """Raise MarlRayError if a tokenizer has tokens that its model lacks."""
-    needed, known = 1 + max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
-    if needed > known:
-        raise MarlRayError(f"model.path {path!r}: its tokenizer has {needed} tokens, it has {known}")
+    needed, embedded = 1 + max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
+    if needed > embedded:
+        raise MarlRayError(f"model.path {path!r}: its tokenizer has {needed} tokens, it has {embedded}")

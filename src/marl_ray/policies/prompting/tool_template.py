@@ -135,7 +135,7 @@ def calls_in(text: str) -> list[WrittenCall]:
 def _call(part: Any) -> WrittenCall | None:
     if not isinstance(part, dict) or not isinstance(part.get("name"), str) or not part["name"]:
         return None
-    given = part.get("arguments", part.get("parameters", {}))
-    if isinstance(given, str):
-        return WrittenCall(part["name"], given)
-    return WrittenCall(part["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
+    arguments = part.get("arguments", part.get("parameters", {}))
+    if isinstance(arguments, str):
+        return WrittenCall(part["name"], arguments)
+    return WrittenCall(part["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None

@@ -48,16 +48,16 @@ def tell_ends(lm: Any, ends: frozenset[int]) -> None:
     except (
         ValueError
     ):  # transformers saves a changed config only if all of it is valid, and some published ones are not
-        kept = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
-        lm.generation_config = type(config)(**kept)
+        token_ids = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
+        lm.generation_config = type(config)(**token_ids)
 
 
 def _stated(lm: Any, tokenizer: Any) -> frozenset[int]:
-    given = getattr(getattr(lm, "generation_config", None), "eos_token_id", None)
-    several = given if isinstance(given, list | tuple) else [given]
-    known = lm.get_input_embeddings().weight.shape[0]  # the defaults of a config may belong to another vocabulary
+    stated = getattr(getattr(lm, "generation_config", None), "eos_token_id", None)
+    several = stated if isinstance(stated, list | tuple) else [stated]
+    embedded = lm.get_input_embeddings().weight.shape[0]  # the defaults of a config may belong to another vocabulary
     return frozenset(
-        number for number in (*several, tokenizer.eos_token_id) if number is not None and 0 <= number < known
+        number for number in (*several, tokenizer.eos_token_id) if number is not None and 0 <= number < embedded
     )
 
 

@@ -136,7 +136,7 @@ class JudgeClient:
         with self._lock:
             running = self._running.get(key)
             if running is None:
-                own = self._running[key] = Future()
+                answer = self._running[key] = Future()
         if running is not None:
             return _of_another(running, self.terms.deadline_s + _SLACK_S)
         try:
@@ -147,10 +147,10 @@ class JudgeClient:
                 reply = self._reply(request, len(content), deadline)
                 if not reply.problem and readable(reply.text):
                     self._ledger.put(key, reply.text)
-            own.set_result(reply)
+            answer.set_result(reply)
             return reply
         except BaseException as error:
-            own.set_exception(error)
+            answer.set_exception(error)
             raise
         finally:
             with self._lock:
@@ -196,11 +196,11 @@ class JudgeClient:
 
     def _post(self, request: Mapping[str, Any], deadline: float) -> tuple[int, bytes, float]:
         """Return the status, body, and the pause in seconds that the service asks for."""
-        with self._client.stream("POST", self._url, json=request, timeout=_left(deadline)) as response:
+        with self._client.stream("POST", self._url, json=request, timeout=_seconds_until(deadline)) as response:
             body = bytearray()
             for chunk in response.iter_bytes():
                 body += chunk
-                _left(deadline)
+                _seconds_until(deadline)
                 if len(body) > _MOST_BYTES:
                     break
             wait = response.headers.get("retry-after", "")
@@ -276,7 +276,7 @@ def _key(variable: str) -> str:
     return key
 
 
-def _left(deadline: float) -> float:
+def _seconds_until(deadline: float) -> float:
     """Return the seconds until the deadline; raises httpx.ReadTimeout if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:

@@ -50,9 +50,11 @@ def grade_of(reply: str, scale: int) -> float | None:
 def offline_reply(scale: int, task: str, reference: str, answer: str) -> str:
     """Return a reply without a model, the same for the same texts: the F1 of the answer's words and those of the
     reference, or of the task where it has none (Rajpurkar et al. 2016, arXiv 1606.05250, section 6.1)."""
-    given, wanted = (Counter(re.findall(r"\w+", text.casefold())) for text in (answer, reference or task))
-    common = sum((given & wanted).values())
-    share = 2 * common / (sum(given.values()) + sum(wanted.values())) if common else 0.0
+    answer_words, expected_words = (
+        Counter(re.findall(r"\w+", text.casefold())) for text in (answer, reference or task)
+    )
+    common = sum((answer_words & expected_words).values())
+    share = 2 * common / (sum(answer_words.values()) + sum(expected_words.values())) if common else 0.0
     return f"{common} words in common.\nGRADE: {share * scale:.4f}"
 
 

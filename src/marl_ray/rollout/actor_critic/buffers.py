@@ -192,12 +192,12 @@ class PlayedBatch:
         """Estimate the costs after a cut, (T, copies, agents, K), also for agents that were done before it. They get
         the mean of the critics' estimates for the agents of their policy that acted until the cut; where none did, for
         those of the other policies."""
-        own = torch.from_numpy(self._acting_at_end(name))[..., None]
-        total, count = (bootstrap * own).sum(2), own.sum(2)
+        acts = torch.from_numpy(self._acting_at_end(name))[..., None]
+        total, count = (bootstrap * acts).sum(2), acts.sum(2)
         others = [other for other, player in players.items() if other != name and player.model.cost_critic is not None]
         lacking = count == 0
         acting = [torch.from_numpy(self._acting_at_end(other)).any(2, keepdim=True) for other in others]
-        if any(bool((known & lacking).any()) for known in acting):
+        if any(bool((acts_there & lacking).any()) for acts_there in acting):
             for other in others:
                 player, other_acts = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
                 shape = (self.steps, *self.buffers[other].costs.shape[1:])
@@ -205,7 +205,7 @@ class PlayedBatch:
                 costs = _values(player.model.cost_critic, player.cost_norms, shape, ahead)[1]
                 total = total + torch.where(lacking, (costs * other_acts).sum(2), 0.0)
                 count = count + other_acts.sum(2) * lacking
-        return torch.where(own, bootstrap, (total / count.clamp(min=1))[:, :, None])
+        return torch.where(acts, bootstrap, (total / count.clamp(min=1))[:, :, None])
 
 
 def _values(

@@ -160,8 +160,8 @@ class Collector:
             played.cuts = {key: rows for key, rows in played.cuts.items() if not pending[key[1]]}
             played.ends = {key: cut for key, cut in played.ends.items() if not pending[key[1]]}
             again, more = self._play(players, played, iteration, restart=False, attempt=attempt)
-            kept = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
-            episodes, steps = [*kept, *again], steps + more
+            informative = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
+            episodes, steps = [*informative, *again], steps + more
             self._compare(played, pending)
             pending = self._uninformative(played)
             if not pending.any():
@@ -175,7 +175,7 @@ class Collector:
         for name, buffer in played.buffers.items():
             scores = buffer.rewards[: played.steps].sum(0, dtype=np.float64)
             members = [(played.groups == group) & ~played.greedy for group in np.unique(played.groups[fresh])]
-            self.group_sums[name] += GroupSums.from_scores([scores[own] for own in members])
+            self.group_sums[name] += GroupSums.from_scores([scores[is_member] for is_member in members])
 
     def _uninformative(self, played: PlayedBatch) -> np.ndarray:
         """Return (copies,) bool: members of groups in which every agent of every policy of `refill_policies` scores the
@@ -270,8 +270,8 @@ class Collector:
             # An episode that reaches the time limit is cut, and bootstraps from the value of the next state.
             truncated = truncated | envs.alive
         for buffer in buffers.values():
-            own = buffer.columns
-            buffer.record(t, step.rewards[:, own], team_costs, step.terminated[:, own], truncated[:, own])
+            columns = buffer.columns
+            buffer.record(t, step.rewards[:, columns], team_costs, step.terminated[:, columns], truncated[:, columns])
         envs.observe([buffer.rows[t + 1] for buffer in buffers.values()], np.flatnonzero(playing).tolist())
         return [actions], playing, truncated
 
@@ -315,8 +315,8 @@ class Collector:
             self.history = [[part.copy() for part in empty] for _ in range(missing)] + self.history
             self.began[:c] += missing
         self.began[c] = len(self.history) - len(steps)
-        for kept, step in zip(self.history[self.began[c] :], steps, strict=True):
-            for array, part in zip(kept, step, strict=True):
+        for recorded, step in zip(self.history[self.began[c] :], steps, strict=True):
+            for array, part in zip(recorded, step, strict=True):
                 array[c] = part
 
     def _forget(self) -> None:
@@ -345,8 +345,8 @@ def act(
     outputs = distribution.normalize(player.model.actor.infer(rows), permitted)
     actions = distribution.sample(outputs, uniforms.reshape(copies * agents, -1))
     if greedy.any():
-        chosen = torch.from_numpy(greedy).repeat_interleave(agents)
-        actions[chosen] = distribution.mode(outputs[chosen])
+        greedy_rows = torch.from_numpy(greedy).repeat_interleave(agents)
+        actions[greedy_rows] = distribution.mode(outputs[greedy_rows])
     log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
     _record(buffer, t, alive, actions.reshape(buffer.actions.shape[1:]), log_probs)
     return distribution.to_env(actions).reshape(copies, agents, *distribution.shape)

@@ -64,7 +64,7 @@ class PolicyArrays(NamedTuple):
     """(N, actions) bool; without rows if all actions are always possible."""
     log_probs: np.ndarray
     """(N,) float32."""
-    chosen: np.ndarray
+    actions: np.ndarray
     """(T, copies, agents) int64: all actions, as the environment takes them."""
     rows: np.ndarray
     allowed: np.ndarray
@@ -101,15 +101,15 @@ def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: Po
     nothing = np.empty(0, np.int32)
     inputs = NetworkInputs(rows, np.empty((0, 0), np.int32), nothing, np.zeros(1, np.int64), np.zeros(0, np.int64))
     evaluate(part.weights, part.shape, inputs, part.outputs)
-    act(part.outputs, part.permitted, part.noise[t], part.greedy, part.chosen[t].reshape(len(rows)), part.log_probs)
+    act(part.outputs, part.permitted, part.noise[t], part.greedy, part.actions[t].reshape(len(rows)), part.log_probs)
     for c in range(copies):
         for k in range(agents):
             i = part.members[k]
             if world.alive[c, i]:
-                part.kept_actions[t, c, k] = part.chosen[t, c, k]
+                part.kept_actions[t, c, k] = part.actions[t, c, k]
                 part.kept_log_probs[t, c, k] = part.log_probs[c * agents + k]
-            part.chosen[t, c, k] += part.first
-            world.moves[c, i] = part.chosen[t, c, k]
+            part.actions[t, c, k] += part.first
+            world.moves[c, i] = part.actions[t, c, k]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -267,7 +267,7 @@ class CompiledPlay:
     def actions(self, first: int, last: int) -> list[list[np.ndarray]]:
         """Return the actions of the steps `first` to `last`: by policy (copies, agents), as the environment takes
         them."""
-        return [[part.chosen[t] for part in self.parts] for t in range(first, last + 1)]
+        return [[part.actions[t] for part in self.parts] for t in range(first, last + 1)]
 
     @property
     def playing(self) -> np.ndarray:
@@ -312,7 +312,7 @@ def _policy_arrays(
         outputs=np.empty((copies * agents, actions), np.float32),
         permitted=np.empty((0 if envs.masks is None else copies * agents, actions), bool),
         log_probs=np.empty(copies * agents, np.float32),
-        chosen=np.zeros((steps, copies, agents), np.int64),
+        actions=np.zeros((steps, copies, agents), np.int64),
         rows=buffer.rows,
         allowed=np.empty((0, 0, 0, 0), bool) if buffer.allowed is None else buffer.allowed,
         kept_actions=buffer.actions.numpy(),
@@ -336,7 +336,7 @@ def _entry(
     kinds = [
         *cast(list[types.Type], _environment_types(envs)),
         _by_address(evaluate, part.weights, part.shape, of_vectors(rows), part.outputs),
-        _by_address(act, part.outputs, part.permitted, part.noise[0], part.greedy, part.chosen[0, 0], part.log_probs),
+        _by_address(act, part.outputs, part.permitted, part.noise[0], part.greedy, part.actions[0, 0], part.log_probs),
     ]
     kinds += [numba.typeof(world), numba.typeof(parts), types.int64, types.int64, types.boolean]
     entry: Callable[..., int] = play_until_end.get_compile_result(types.int64(*kinds)).entry_point
@@ -365,8 +365,8 @@ def _is_plain(kind: types.Type) -> bool:
     """Return True for numbers, arrays of them, and tuples of both. numba keeps the types of a loop in one file on disk
     for all loops, and none of them can be read where the package of a class in it is missing."""
     if isinstance(kind, types.BaseTuple):
-        own = not isinstance(kind, types.BaseNamedTuple) or kind.instance_class.__module__.startswith("marl_ray.")
-        return own and all(map(_is_plain, kind))
+        is_ours = not isinstance(kind, types.BaseNamedTuple) or kind.instance_class.__module__.startswith("marl_ray.")
+        return is_ours and all(map(_is_plain, kind))
     number = kind.dtype if isinstance(kind, types.Array) else kind
     return isinstance(number, types.Number | types.Boolean | types.NoneType)
 

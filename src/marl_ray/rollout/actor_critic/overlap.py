@@ -48,8 +48,8 @@ class OverlappedCollector:
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
         """Wait for the batch of this iteration, and begin to play the next one by a copy of `players`."""
         if self._batch is None:
-            own = dict(players) if self._saved is None else _restored(players, self._saved)
-            self._batch = self._thread.submit(self._inner.collect, own, iteration)
+            copied = dict(players) if self._saved is None else _restored(players, self._saved)
+            self._batch = self._thread.submit(self._inner.collect, copied, iteration)
         if not wait([self._batch], BATCH_S).done:
             raise MarlRayError(f"the batch of iteration {iteration + 1} was not played within {BATCH_S:g} s")
         batch, self._batch, self._behaviour, self._saved = self._batch.result(), None, None, None

@@ -75,10 +75,10 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
         played_by = np.array([agents.get(agent, "") for agent in rows.plain("agent")], object)
         rows.check("agent", played_by != "", f"one of {', '.join(agents)}")
         for policy, parts_of_policy in parts.items():
-            chosen = np.flatnonzero(played_by == policy)
-            if len(chosen):
+            numbers = np.flatnonzero(played_by == policy)
+            if len(numbers):
                 members = [agent for agent, player in agents.items() if player == policy]
-                parts_of_policy.append(_read(rows.only(chosen), members, spaces[policy]))
+                parts_of_policy.append(_read(rows.only(numbers), members, spaces[policy]))
     everything = [part for parts_of_policy in parts.values() for part in parts_of_policy]
     if not everything:
         raise MarlRayError(f"{path}: expected at least one logged decision sequence")
@@ -122,12 +122,12 @@ def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str,
         raise MarlRayError(f"{path}: cannot be read: {why(error, path)}") from error
 
 
-def _typed(name: str, file: parquet.ParquetFile, group: int, wanted: Mapping[str, pa.DataType]) -> pa.Table:
-    missing = [column for column in wanted if column not in file.schema_arrow.names]
+def _typed(name: str, file: parquet.ParquetFile, group: int, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+    missing = [column for column in kinds if column not in file.schema_arrow.names]
     if missing:
         raise MarlRayError(f"{name}: expected a column {missing[0]!r}")
-    table, columns = file.read_row_group(group, list(wanted)), {}
-    for column, kind in wanted.items():
+    table, columns = file.read_row_group(group, list(kinds)), {}
+    for column, kind in kinds.items():
         try:
             columns[column] = table.column(column).cast(kind).combine_chunks()
         except pa.ArrowException as error:
@@ -193,8 +193,8 @@ class _Rows:
         """Return (rows,) bool: True where the value is null."""
         return ~_numpy(self.table.column(column).combine_chunks().is_valid())
 
-    def only(self, chosen: np.ndarray) -> "_Rows":
-        return _Rows(self.file, self.table.take(chosen), self.numbers[chosen])
+    def only(self, numbers: np.ndarray) -> "_Rows":
+        return _Rows(self.file, self.table.take(numbers), self.numbers[numbers])
 
     def _without_nulls(self, column: str) -> pa.Array:
         self.check(column, ~self.missing(column), "a value, not null")
@@ -269,15 +269,15 @@ def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.n
 def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray | None:
     """Return the allowed actions, (steps, choices), or None if no row has masks. A row without masks allows all
     actions."""
-    given = ~rows.missing("action_masks")
-    if not given.any():
+    has_mask = ~rows.missing("action_masks")
+    if not has_mask.any():
         return None
-    chosen = np.flatnonzero(given)
+    numbers = np.flatnonzero(has_mask)
     if not isinstance(space, spaces.Discrete):
-        rows.refuse("action_masks", int(chosen[0]), f"null: {space} is not masked")
-    own, at = rows.only(chosen), np.repeat(given, lengths)
+        rows.refuse("action_masks", int(numbers[0]), f"null: {space} is not masked")
+    masked_rows, at = rows.only(numbers), np.repeat(has_mask, lengths)
     allowed = np.ones((int(lengths.sum()), int(space.n)), bool)
-    allowed[at] = own.steps("action_masks", lengths[chosen], int(space.n))
+    allowed[at] = masked_rows.steps("action_masks", lengths[numbers], int(space.n))
     rows.check("action_masks", allowed[np.arange(len(allowed)), actions], "the taken action to be allowed", lengths)
     return allowed
 

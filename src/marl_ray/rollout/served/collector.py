@@ -87,20 +87,20 @@ class ServedCollector(TextCollector):
         trajectories, sums, steps = {}, MetricSums(), 0
         self.group_sums = {}
         for name in self.data:
-            own = self._next(name)
+            blocks = self._next(name)
             # A block is a group, so that comparisons do not depend on which blocks a worker has.
             rows = [
                 ResponseRow(_turn(response, self.signals), number, group, False)
                 for number, (group, response) in enumerate(
-                    (g, response) for g, block in enumerate(own) for response in block
+                    (g, response) for g, block in enumerate(blocks) for response in block
                 )
             ]
             trajectories[name] = to_trajectories(players[name], rows, self.signals)
             self.group_sums[name] = GroupSums.from_scores(
-                [np.array([[response.reward] for response in block]) for block in own]
+                [np.array([[response.reward] for response in block]) for block in blocks]
             )
             steps += len(rows)
-            for response in sum(own, ()):
+            for response in sum(blocks, ()):
                 metrics = {"reward": response.reward, "response_tokens": len(response.ids), "ended": response.ended}
                 for key, value in metrics.items():
                     total, count = sums.get(f"{response.agent}/{key}", (0.0, 0))

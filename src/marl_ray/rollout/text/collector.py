@@ -149,8 +149,8 @@ class TextCollector:
         batch = {}
         for name, player in players.items():
             # Groups whose members still score the same are left out of the means.
-            kept = teaching if name in self.plan.refill_policies else list(self.groups)
-            batch[name] = to_trajectories(player, self._rows(player.agents, kept, branched), self.signals)
+            counted = teaching if name in self.plan.refill_policies else list(self.groups)
+            batch[name] = to_trajectories(player, self._rows(player.agents, counted, branched), self.signals)
         drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:TRANSCRIPTS]
         transcripts = [transcript(copy) for copy in self.copies if copy.number in drawn]
         episodes = [copy.episode() for copy in self.copies]
@@ -259,8 +259,8 @@ class TextCollector:
                 completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
             costs = np.zeros(self.signals)
-            said = copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs
-            copy.turns.append(EpisodeTurn(*said, shortened=shortened))
+            fields = copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs
+            copy.turns.append(EpisodeTurn(*fields, shortened=shortened))
 
     def _side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
         calls = [(lambda copy=copy: call(copy)) for copy in copies]

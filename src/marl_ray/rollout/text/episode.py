@@ -262,8 +262,8 @@ class TextCopy:
     def _rewards(self) -> dict[str, float]:
         rewards = self.env.rewards
         if not isinstance(rewards, dict) or not set(self.env.agents) <= set(rewards) <= set(self.rewards):
-            given = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
-            raise MarlRayError(f"env.rewards has {given}, expected one of each of {self.env.agents}")
+            got = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
+            raise MarlRayError(f"env.rewards has {got}, expected one of each of {self.env.agents}")
         return {agent: _finite(reward, f"reward of {agent}") for agent, reward in rewards.items()}
 
     def _costs(self, agent: str, cost: Any) -> list[float]:

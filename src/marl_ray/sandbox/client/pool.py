@@ -47,9 +47,9 @@ class Pool:
         max_level: Level | None = None,
     ):
         if not supported(platform.machine()):
-            here = f"{sys.platform} on {platform.machine()}"
+            system = f"{sys.platform} on {platform.machine()}"
             raise MarlRayError(
-                f"the sandbox needs Linux on x86_64 or aarch64, this is {here}: it runs nothing unconfined"
+                f"the sandbox needs Linux on x86_64 or aarch64, this is {system}: it runs nothing unconfined"
             )
         count = len(os.sched_getaffinity(0)) if workers is None else workers
         if count < 1:

@@ -208,8 +208,8 @@ class Filter:
         for table, is_allowed in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):
             removed += "" if is_allowed else table
         actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(removed, column).values()}
-        own = _own_checks(cls._HOLE)
-        actions |= {number: own[name] for name, number in _numbers(_OWN, column).items()}
+        checks = _own_checks(cls._HOLE)
+        actions |= {number: checks[name] for name, number in _numbers(_OWN, column).items()}
         return cls(arch, actions, ALLOW)
 
     def install(self) -> None:

@@ -270,8 +270,8 @@ def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: boo
     def pack(value: Any) -> Any:
         return codec.pack(value, stream, frame_bytes // 2)
 
-    def given(items: list[Any]) -> Any:
-        return iter([codec.unpack(item, _ANY_SIZE, given) for item in items])
+    def iterate(items: list[Any]) -> Any:
+        return iter([codec.unpack(item, _ANY_SIZE, iterate) for item in items])
 
     def load() -> dict[str, Any]:
         exec(compile(program, "<candidate>", "exec", dont_inherit=True), module.__dict__)
@@ -280,8 +280,8 @@ def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: boo
         return {"value": None}
 
     def call(packed: list[Any], packed_named: dict[str, Any]) -> dict[str, Any]:
-        arguments = [codec.unpack(item, _ANY_SIZE, given) for item in packed]
-        named = {key: codec.unpack(item, _ANY_SIZE, given) for key, item in packed_named.items()}
+        arguments = [codec.unpack(item, _ANY_SIZE, iterate) for item in packed]
+        named = {key: codec.unpack(item, _ANY_SIZE, iterate) for key, item in packed_named.items()}
         try:
             answer = {"value": pack(module.__dict__[entry_point](*arguments, **named))}
         except BaseException as error:

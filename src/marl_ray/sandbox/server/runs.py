@@ -105,9 +105,9 @@ def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s
     poll.register(control, select.POLLIN)
     used = 0.0
     while True:
-        left = min(deadline - time.monotonic(), max(_LOOK_S, (cpu_s - used) / _CORES))
-        left = max(0.0, min(left, _LOOK_S) if watched else left)
-        events = {fd for fd, _ in poll.poll(int(left * 1000) + 1)}
+        wait_s = min(deadline - time.monotonic(), max(_LOOK_S, (cpu_s - used) / _CORES))
+        wait_s = max(0.0, min(wait_s, _LOOK_S) if watched else wait_s)
+        events = {fd for fd, _ in poll.poll(int(wait_s * 1000) + 1)}
         if handle in events:
             return ENDED
         if events:

@@ -67,7 +67,7 @@ class Passes:
 
     def leave(self, bundle: Bundle) -> None:
         """Remove a bundle that no arm has any more."""
-        self._bundles = {digest: kept for digest, kept in self._bundles.items() if digest != bundle.digest}
+        self._bundles = {digest: held for digest, held in self._bundles.items() if digest != bundle.digest}
         self._stack = None
 
     def act(

@@ -25,10 +25,10 @@ LARGEST_CALL = 256
 
 
 class _CallRequest(Generic[Given, Returned]):
-    __slots__ = ("answer", "answered_before", "call", "given", "sent_at")
+    __slots__ = ("answer", "answered_before", "argument", "call", "sent_at")
 
-    def __init__(self, given: Given, answer: "asyncio.Future[Returned]", answered_before: int):
-        self.given, self.answer, self.answered_before = given, answer, answered_before
+    def __init__(self, argument: Given, answer: "asyncio.Future[Returned]", answered_before: int):
+        self.argument, self.answer, self.answered_before = argument, answer, answered_before
         self.call: int | None = None  # the number of its call; None while the request waits
         self.sent_at = math.inf
 
@@ -53,12 +53,12 @@ class CallBatcher(Generic[Given, Returned]):
         self._answered_calls = 0
         self._sends_soon = False
 
-    async def ask(self, given: Given) -> Returned:
+    async def ask(self, argument: Given) -> Returned:
         """Return the answer, or the error that the call raised for this request. Raises LostError after the deadline,
         with the number of the call. Raises RequestError 503 if the request waited most of that time for room in a call
         while other calls were answered."""
         loop = asyncio.get_running_loop()
-        request = _CallRequest[Given, Returned](given, loop.create_future(), self._answered_calls)
+        request = _CallRequest[Given, Returned](argument, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
         if not self._sends_soon and len(self._under_way) < self._most:
             # Runs after all callbacks that are ready now, so the call includes all requests that have just arrived.
@@ -79,10 +79,8 @@ class CallBatcher(Generic[Given, Returned]):
         while self._waiting and len(self._under_way) < self._most:
             idle = max(1, self._replicas - len(self._under_way))
             size = min(LARGEST_CALL, -(-len(self._waiting) // idle))
-            chosen, self._waiting = self._waiting[:size], self._waiting[size:]
-            requests = [
-                request for request in chosen if not request.answer.done()
-            ]  # leave out requests that were given up
+            batch, self._waiting = self._waiting[:size], self._waiting[size:]
+            requests = [request for request in batch if not request.answer.done()]  # without those that were given up
             if requests:
                 number = new_pass()
                 now = asyncio.get_running_loop().time()
@@ -104,7 +102,7 @@ class CallBatcher(Generic[Given, Returned]):
         answers: Sequence[Returned | Exception]
         try:
             async with asyncio.timeout(self._deadline_s):
-                answers = await self._call([request.given for request in requests])
+                answers = await self._call([request.argument for request in requests])
             if len(answers) != len(requests):
                 raise ValueError(f"expected {len(requests)} answers, got {len(answers)}")
             self._answered_calls += 1

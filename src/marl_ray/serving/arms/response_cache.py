@@ -69,27 +69,27 @@ class MemoryCache:
         """`clock` gives seconds."""
         self._config = config
         self._clock = clock
-        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()  # the most recently used last
+        self._entries: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()  # the most recently used last
 
     async def get(self, key: bytes) -> bytes | None:
-        kept = self._kept.get(key)
-        if kept is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        until, value = kept
+        until, value = entry
         if self._clock() >= until:
-            del self._kept[key]
+            del self._entries[key]
             return None
-        self._kept.move_to_end(key)
+        self._entries.move_to_end(key)
         return value
 
     async def put(self, key: bytes, value: bytes) -> None:
-        self._kept[key] = self._clock() + self._config.ttl_s, value
-        self._kept.move_to_end(key)
-        if len(self._kept) > self._config.entries:
-            self._kept.popitem(last=False)
+        self._entries[key] = self._clock() + self._config.ttl_s, value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._config.entries:
+            self._entries.popitem(last=False)
 
     async def close(self) -> None:
-        self._kept.clear()
+        self._entries.clear()
 
 
 class RedisCache:

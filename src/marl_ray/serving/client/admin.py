@@ -44,8 +44,8 @@ def ask_with(
             text = f"{problem['field'] or 'request'}: {problem['message']}"
         except (ValueError, KeyError, TypeError):
             text = " ".join(answer.text.split())[:200]
-        known = f"the key comes from {KEY}" if "authorization" in client.headers else f"{KEY} is not set"
-        more = f" ({known})" if answer.status_code in (401, 403) else ""
+        key_source = f"the key comes from {KEY}" if "authorization" in client.headers else f"{KEY} is not set"
+        more = f" ({key_source})" if answer.status_code in (401, 403) else ""
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
     data: dict[str, Any] = answer.json()
     return data
@@ -57,12 +57,12 @@ def deploy_bundle(
     """Start an experiment with the bundle (`candidate`) against the arm that serves the endpoint now (`production`), or
     serve the bundle alone if nothing serves there. Returns the new experiment's report. Raises MarlRayError, also if an
     experiment is still under way at the endpoint."""
-    known = ask(url, "/v1/endpoints")["endpoints"]
+    endpoints = ask(url, "/v1/endpoints")["endpoints"]
     if endpoint is None:
-        if len(known) != 1:
-            raise MarlRayError(f"endpoint: expected one of {', '.join(known) or 'none yet'}, or a new name")
-        endpoint = next(iter(known))
-    earlier = known.get(endpoint)
+        if len(endpoints) != 1:
+            raise MarlRayError(f"endpoint: expected one of {', '.join(endpoints) or 'none yet'}, or a new name")
+        endpoint = next(iter(endpoints))
+    earlier = endpoints.get(endpoint)
     if earlier is None:
         return ask(url, "/v1/experiments", _alone(endpoint, bundle, options) | {"reason": reason})
     now = ask(url, f"/v1/experiments/{earlier['experiments'][0]}")

@@ -42,8 +42,8 @@ def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, Experim
     try:
         record = store.experiment(name)
         if record is None:
-            known = store.names()
-            instead = did_you_mean(name, known) if known else ", which has none"
+            names = store.names()
+            instead = did_you_mean(name, names) if names else ", which has none"
             raise MarlRayError(f"experiment {name!r} is not in the database{instead}")
         yield store, record, config_of(record)
     finally:
@@ -128,11 +128,11 @@ def analysis(
             what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
         else:
             parts = [part for metric in metrics for part in metric.split("/")]
-            wanted = dict.fromkeys([*parts, *([covariate] if covariate else [])])
-            units = store.judged_units(record, list(wanted))
-            given = {m: bounds for m in wanted if (bounds := config.range_of(m)) is not None}
+            measured = dict.fromkeys([*parts, *([covariate] if covariate else [])])
+            units = store.judged_units(record, list(measured))
+            ranges = {m: bounds for m in measured if (bounds := config.range_of(m)) is not None}
             units = replace(
-                units, values={m: np.clip(v, *given[m]) if m in given else v for m, v in units.values.items()}
+                units, values={m: np.clip(v, *ranges[m]) if m in ranges else v for m, v in units.values.items()}
             )
             reported = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
             notes += [f"{metric}: no judged session has it" for metric in metrics if metric not in reported]
@@ -176,7 +176,9 @@ def _with_bounds(
     """Return the lines with the exact bounds of the metrics that have a range."""
     plan, excluded = record.plan, excluding(config)
     measures = {
-        row.metric: bounded_difference(row.metric, known) for row in rows if (known := config.range_of(row.metric))
+        row.metric: bounded_difference(row.metric, metric_range)
+        for row in rows
+        if (metric_range := config.range_of(row.metric))
     }
     ends = {metric: (None, *ENDS) if metric in excluded else (None,) for metric in measures}
     questions = [

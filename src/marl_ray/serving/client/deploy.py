@@ -78,10 +78,10 @@ def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: s
 def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> None:
     """Refuse other HTTP options than Serve was started with: Serve would keep the old ones and only log a warning."""
     running = details.get("http_options") if details.get("controller_info", {}).get("actor_id") else None
-    for key, wanted in (data.get("http_options") or {}).items():
-        if running and running.get(key, wanted) != wanted:
+    for key, value in (data.get("http_options") or {}).items():
+        if running and running.get(key, value) != value:
             raise MarlRayError(
-                f"http_options.{key}: Serve already runs with {running[key]!r}, not {wanted!r}; stop it first"
+                f"http_options.{key}: Serve already runs with {running[key]!r}, not {value!r}; stop it first"
             )
 
 

@@ -92,10 +92,10 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
     if not isinstance(args, dict):
         return  # Serve's own schema has reported it
     yield from _unknown_keys(args, GatewayConfig, f"{where}args.")
-    known = _without_unknown_keys(args, GatewayConfig)
-    wrong = list(_wrong_values(known, GatewayConfig, f"{where}args."))
+    known_args = _without_unknown_keys(args, GatewayConfig)
+    wrong = list(_wrong_values(known_args, GatewayConfig, f"{where}args."))
     yield from wrong
-    config = None if wrong else GatewayConfig.model_validate(known)
+    config = None if wrong else GatewayConfig.model_validate(known_args)
     scaled = False
     for j, deployment in _items(application, "deployments"):
         path = f"{where}deployments.{j}."
@@ -182,9 +182,9 @@ def _runtime_env(value: dict[str, Any], where: str) -> Iterator[ConfigFault]:
             yield f"{where}env_vars.{name}", message
 
 
-def _unknown(part: dict[str, Any], known: Collection[str], where: str) -> Iterator[ConfigFault]:
-    for key in (key for key in part if key not in known):
-        close = difflib.get_close_matches(key, known, 1)
+def _unknown(part: dict[str, Any], keys: Collection[str], where: str) -> Iterator[ConfigFault]:
+    for key in (key for key in part if key not in keys):
+        close = difflib.get_close_matches(key, keys, 1)
         yield where + key, "unknown key" + (f", did you mean {close[0]!r}?" if close else "")
 
 

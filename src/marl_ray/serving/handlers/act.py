@@ -74,23 +74,23 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
     mode = data.get("mode", "sample")
     if mode not in ("sample", "greedy"):
         raise RequestError(400, "mode", 'expected "sample" or "greedy"')
-    given = data.get("observations")
-    if not isinstance(given, dict) or not given:
+    raw_observations = data.get("observations")
+    if not isinstance(raw_observations, dict) or not raw_observations:
         raise RequestError(400, "observations", "expected an object with at least one agent's observation")
-    given_masks = _masks(data, given)
+    raw_masks = _masks(data, raw_observations)
     session_arm = await service.assigner.assign(
         routers, session, cluster_id, attributes, service.admission.forced_arm(request)
     )
     router, greedy = session_arm.router, mode == "greedy"
     exchanges: Exchanges = []
     if router.is_text:
-        prompts = text_observations(router, given, given_masks)
+        prompts = text_observations(router, raw_observations, raw_masks)
         assignment = service.assigner.expose(session_arm)
         parts, arm = await request.while_there(
             _act_or_fall_back(service, session_arm, assignment.arm, prompts, greedy, {}, exchanges)
         )
     else:
-        observations, masks = _check_observations(router, session_arm.assignment.arm, given, given_masks)
+        observations, masks = _check_observations(router, session_arm.assignment.arm, raw_observations, raw_masks)
         assignment = service.assigner.expose(session_arm)
         parts, arm = await _act_or_fall_back(
             service, session_arm, assignment.arm, observations, greedy, masks, exchanges
@@ -103,7 +103,7 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         for text_request, response in exchanges:
             log_text(service, session_arm, assignment, arm, router.arms[arm].bundle.digest, text_request, response)
     elif session_arm.takes_part:
-        _log_act(service, session_arm, assignment, arm, greedy, given, given_masks, parts)
+        _log_act(service, session_arm, assignment, arm, greedy, raw_observations, raw_masks, parts)
     service.metrics.meters_of(router.config)[arm].observe(seconds)
     return session_arm.head(assignment, arm) | parts
 
@@ -168,7 +168,7 @@ async def _act_or_fall_back(
         return {} if cached else await compute(name)
 
     attempts = service.failures.attempts(router, session_arm.session, arm)
-    given, name, ticket = await attempts.first_answer(
+    answers, name, ticket = await attempts.first_answer(
         compute if cache is None else look_up_or_compute, compute, "observations"
     )
     router.circuits[name].success(ticket)
@@ -178,10 +178,10 @@ async def _act_or_fall_back(
         shadow_text(router, text_request, response)
     for shadow in router.state.shadows if session_arm.takes_part and not router.is_text else ():
         if shadow in router.arms:
-            router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, given)
+            router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, answers)
     parts = {
-        "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in given.items()},
-        "log_probs": {agent: log_prob for agent, (_, log_prob) in given.items() if log_prob is not None},
+        "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in answers.items()},
+        "log_probs": {agent: log_prob for agent, (_, log_prob) in answers.items() if log_prob is not None},
     }
     if key is not None and cache is not None:
         await cache.put(key, orjson.dumps(parts))
@@ -223,12 +223,12 @@ def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
 
 
 def _check_observations(
-    router: Router, arm: str, given: Mapping[str, Any], given_masks: Mapping[str, Any]
+    router: Router, arm: str, raw_observations: Mapping[str, Any], raw_masks: Mapping[str, Any]
 ) -> tuple[Arrays, Arrays]:
     bundle = cast(Bundle, router.bundle_of(arm))
     try:
-        observations = {agent: bundle.check(agent, observation) for agent, observation in given.items()}
-        return observations, {agent: bundle.check_mask(agent, mask) for agent, mask in given_masks.items()}
+        observations = {agent: bundle.check(agent, observation) for agent, observation in raw_observations.items()}
+        return observations, {agent: bundle.check_mask(agent, mask) for agent, mask in raw_masks.items()}
     except FieldError as error:
         raise RequestError(400, error.field, error.message) from None
 

@@ -75,9 +75,9 @@ def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.nd
         out = table[c]
         out[:] = F(0)
         for part in parts[bounds[c] : bounds[c + 1]]:
-            own = matrix[part]
+            category_row = matrix[part]
             for j in range(len(out)):
-                out[j] += own[j]
+                out[j] += category_row[j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
@@ -86,9 +86,9 @@ def disjoin(slopes: np.ndarray, parts: np.ndarray, bounds: np.ndarray, gradient:
     for c in range(len(slopes)):
         slope = slopes[c]
         for part in parts[bounds[c] : bounds[c + 1]]:
-            own = gradient[part]
+            category_row = gradient[part]
             for j in range(len(slope)):
-                own[j] += slope[j]
+                category_row[j] += slope[j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
@@ -96,14 +96,14 @@ def gather(table: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
     """Write the sum of the rows of the table (codes, width) that each row of codes (n, K) names; `out` is (n, width)."""
     entries = codes.shape[1]
     for i in range(len(codes)):
-        row, own = out[i], codes[i]
+        row, row_codes = out[i], codes[i]
         row[:] = F(0)
         for k in range(0, entries - 3, 4):  # four at once: the sum is read and written a fourth as often
-            w, x, y, z = table[own[k]], table[own[k + 1]], table[own[k + 2]], table[own[k + 3]]
+            w, x, y, z = table[row_codes[k]], table[row_codes[k + 1]], table[row_codes[k + 2]], table[row_codes[k + 3]]
             for j in range(len(row)):
                 row[j] += (w[j] + x[j]) + (y[j] + z[j])
         for k in range(entries // 4 * 4, entries):
-            w = table[own[k]]
+            w = table[row_codes[k]]
             for j in range(len(row)):
                 row[j] += w[j]
 
@@ -114,9 +114,9 @@ def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
     for i in range(len(codes)):
         row = slope[i]
         for c in codes[i]:
-            own = slopes[c]
+            code_slopes = slopes[c]
             for j in range(len(row)):
-                own[j] += row[j]
+                code_slopes[j] += row[j]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
@@ -336,22 +336,22 @@ def value_slopes(
 
 
 @numba.njit(cache=True, nogil=True)
-def by_row(chosen: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort the decisions `chosen` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
+def by_row(decisions: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort the `decisions` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
     Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,)."""
     places, used, bounds = np.zeros(count + 1, np.int64), np.empty(count, np.int64), np.zeros(count + 1, np.int64)
-    for d in chosen:
+    for d in decisions:
         places[numbers[d] + 1] += 1
-    rows, decisions = 0, np.empty(len(chosen), np.int64)
+    rows, sorted_decisions = 0, np.empty(len(decisions), np.int64)
     for row in range(count):
         if places[row + 1]:
             used[rows], rows = row, rows + 1
         places[row + 1] += places[row]
         bounds[rows] = places[row + 1]
-    for d in chosen:
-        decisions[places[numbers[d]]] = d
+    for d in decisions:
+        sorted_decisions[places[numbers[d]]] = d
         places[numbers[d]] += 1
-    return used[:rows], bounds[: rows + 1], decisions
+    return used[:rows], bounds[: rows + 1], sorted_decisions
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -361,13 +361,13 @@ def network_gradient(
     is_critic: bool,
     inputs: NetworkInputs,
     allowed: np.ndarray,
-    chosen: np.ndarray,
+    minibatch: np.ndarray,
     data: DecisionArrays,
     terms: PPOTerms,
     gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Write the gradient (weights,) of one network's part of PPO's loss over the decisions numbered `chosen`, and add its
+    """Write the gradient (weights,) of one network's part of PPO's loss over the decisions numbered `minibatch`, and add its
     metrics to `sums` (5,), see `policy_slopes` and `value_slopes`.
 
     Decisions that read the same row pass as one. Two threads may compute actor and critic at once.
@@ -377,18 +377,18 @@ def network_gradient(
     space = np.empty(BLOCK * net.row_space, np.float32)
     room = np.empty((3, max(net.largest_product, BLOCK * widest)), np.float32)
     part, part_codes = np.empty((BLOCK, rows_of.shape[1]), np.float32), np.empty((BLOCK, codes_of.shape[1]), np.int32)
-    used, bounds, decisions = by_row(chosen, inputs.numbers, max(len(rows_of), len(codes_of)))
+    used, bounds, decisions = by_row(minibatch, inputs.numbers, max(len(rows_of), len(codes_of)))
     table = joined(weights, net, inputs)
     slopes = np.zeros_like(table)
     gradient[:] = 0
     for start in range(0, len(used), BLOCK):
-        own, ends = used[start : start + BLOCK], bounds[start : start + BLOCK + 1]
-        for i, row in enumerate(own):
+        block_rows, ends = used[start : start + BLOCK], bounds[start : start + BLOCK + 1]
+        for i, row in enumerate(block_rows):
             for j in range(codes_of.shape[1]):
                 part_codes[i, j] = codes_of[row, j]
             for j in range(rows_of.shape[1]):
                 part[i, j] = rows_of[row, j]
-        rows, codes = part[: len(own)], part_codes[: len(own)]
+        rows, codes = part[: len(block_rows)], part_codes[: len(block_rows)]
         outputs = forward(weights, net, rows, codes, table, space)
         if is_critic:
             value_slopes(outputs, ends, decisions, data, terms, sums)

@@ -63,26 +63,26 @@ def number_codes(
         for k in range(groups[g], groups[g + 1]):
             combinations *= sizes[k]
         most = max(most, combinations)
-    known = np.empty(most, np.int32)
+    code_of = np.empty(most, np.int32)
     parts = np.empty(len(firsts) * rows.shape[1], np.int32)
     bounds = np.zeros(len(firsts) * (len(groups) - 1) + 1, np.int64)
     count, filled = 0, 0
     for g in range(len(groups) - 1):
-        known[:] = -1
+        code_of[:] = -1
         for u in range(len(firsts)):
             row, place = rows[firsts[u]], 0
             for k in range(groups[g], groups[g + 1]):
                 place = place * sizes[k] + row[k]
-            if known[place] < 0:
+            if code_of[place] < 0:
                 offset = places
                 for k in range(groups[g], groups[g + 1]):
                     parts[filled] = offset + row[k]
                     offset += sizes[k]
                     filled += 1
-                known[place] = count
+                code_of[place] = count
                 count += 1
                 bounds[count] = filled
-            codes[u, g] = known[place]
+            codes[u, g] = code_of[place]
         for k in range(groups[g], groups[g + 1]):
             places += sizes[k]
     return parts[:filled], bounds[: count + 1]

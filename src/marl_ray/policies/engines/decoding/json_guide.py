@@ -88,11 +88,11 @@ def advance(state: GuideState, character: str) -> GuideState | None:
 
 
 def _exactly(state: GuideState, character: str) -> GuideState | None:
-    left = tuple(text[1:] for text in state.texts if text[0] == character)
-    if not left:
+    endings = tuple(text[1:] for text in state.texts if text[0] == character)
+    if not endings:
         return None
-    if "" not in left:
-        return state._replace(texts=left)
+    if "" not in endings:
+        return state._replace(texts=endings)
     ended = {"before": "start", "word": "next", "after": "done"}[state.mode]
     return state._replace(mode=ended, texts=())
 
@@ -141,14 +141,14 @@ class Guides:
         [anchor] = tokenizer.encode("\n", add_special_tokens=False, verbose=False)[-1:]
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         start = len(tokenizer.decode([anchor], **options))
-        known = sorted(set(tokenizer.get_vocab().values()) - set(special_tokens(tokenizer)))
-        decoded = tokenizer.batch_decode([[anchor, token] for token in known], **options)
+        text_tokens = sorted(set(tokenizer.get_vocab().values()) - set(special_tokens(tokenizer)))
+        decoded = tokenizer.batch_decode([[anchor, token] for token in text_tokens], **options)
         self._texts: list[str] = [""] * size
         self._by_first: dict[str, list[int]] = {}
         self._plain = np.zeros(size, bool)
         self._marked: list[int] = []
         """Tokens with a quote, a backslash or a control character; all others may stand anywhere in a string."""
-        for token, full in zip(known, decoded, strict=True):
+        for token, full in zip(text_tokens, decoded, strict=True):
             text = self._texts[token] = full[start:]
             if text:
                 self._by_first.setdefault(text[0], []).append(token)

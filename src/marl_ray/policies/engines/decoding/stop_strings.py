@@ -17,7 +17,7 @@ class StopStrings:
         self._tokenizer = tokenizer
         self._stops = stops
         self._special = frozenset(special_tokens(tokenizer))
-        self._known = 1 + max(tokenizer.get_vocab().values())
+        self._vocabulary = 1 + max(tokenizer.get_vocab().values())
         """Number of the tokenizer's tokens. A model may have more tokens; those have no text."""
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
@@ -40,13 +40,13 @@ class StopStrings:
     def _end(self, ids: Sequence[int], left_out: AbstractSet[int]) -> list[int]:
         """Return the newest tokens that have text and are not in the set that is left out."""
         end = list(ids[-self._window :])
-        if max(end) < self._known and not left_out:
+        if max(end) < self._vocabulary and not left_out:
             return end
         end = []
         for token in reversed(ids):
             if len(end) == self._window:
                 break
-            if token < self._known and token not in left_out:
+            if token < self._vocabulary and token not in left_out:
                 end.append(token)
         return end[::-1]
 

@@ -29,9 +29,9 @@ def with_trained_log_probs(
         return list(completions)
     exact: list[Completion] = []
     for start in range(0, len(prompts), RESPONSES_PER_PASS):
-        own = completions[start : start + RESPONSES_PER_PASS]
-        scores = _scores(policy, prompts[start : start + RESPONSES_PER_PASS], [completion.ids for completion in own])
-        exact += [replace(completion, log_probs=score) for completion, score in zip(own, scores, strict=True)]
+        part = completions[start : start + RESPONSES_PER_PASS]
+        scores = _scores(policy, prompts[start : start + RESPONSES_PER_PASS], [completion.ids for completion in part])
+        exact += [replace(completion, log_probs=score) for completion, score in zip(part, scores, strict=True)]
     return exact
 
 

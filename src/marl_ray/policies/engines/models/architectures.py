@@ -67,7 +67,7 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
     spec, layers = engine_spec(engine), set(getattr(text, "layer_types", None) or ()) - _ATTENTION
     if not _samples(spec, kind, layers):
         what = f"with layers of {', '.join(sorted(layers))} " if layers else ""
-        other = next((name for name, own in ENGINES.items() if _samples(own, kind, layers)), None)
+        other = next((name for name, possible in ENGINES.items() if _samples(possible, kind, layers)), None)
         expected = f"generation.engine={other}, or " if other else ""
         raise MarlRayError(
             f"{where}: architecture {kind} {what}cannot be sampled from with generation.engine={engine}: expected {expected}"

@@ -85,20 +85,21 @@ class VllmHost(EngineHost):
         return NcclGroup(address, port, engines, tensor_parallel)
 
     @staticmethod
-    def reports_trained(own: GenerationConfig, generation: GenerationConfig) -> bool:
-        return reports_trained(reports_processed(own), generation)
+    def reports_trained(trained: GenerationConfig, generation: GenerationConfig) -> bool:
+        return reports_trained(reports_processed(trained), generation)
 
     def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
         with self._newer(version, complete):
             named = list(self.policy.lm.named_parameters(remove_duplicate=False))
-            own = {bare_name(name): value for name, value in named} | dict(named)
+            parameters = {bare_name(name): value for name, value in named} | dict(named)
             for name, value in weights.items():
-                if name not in own or (own[name].dtype, tuple(own[name].shape)) != (value.dtype, value.shape):
-                    expected = f"{own[name].dtype} {list(own[name].shape)}" if name in own else "no such tensor"
+                parameter = parameters.get(name)
+                if parameter is None or (parameter.dtype, tuple(parameter.shape)) != (value.dtype, value.shape):
+                    expected = "no such tensor" if parameter is None else f"{parameter.dtype} {list(parameter.shape)}"
                     raise MarlRayError(f"weights: {name}: expected {expected}, got {value.dtype} {list(value.shape)}")
             with torch.no_grad():
                 for name, value in weights.items():
-                    own[name].copy_(unpacked(value))
+                    parameters[name].copy_(unpacked(value))
 
     def join(self, connection: dict[str, Any]) -> None:
         self.engine.join(connection)

@@ -43,12 +43,12 @@ def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
     except Exception as error:
         if isinstance(error, MarlRayError) and error.shared:
             raise
-        known = error if isinstance(error, MarlRayError) else MarlRayError(named(error))
+        reported = error if isinstance(error, MarlRayError) else MarlRayError(named(error))
         try:
-            exchanged(Failure(dist.get_rank(group), known), group)
+            exchanged(Failure(dist.get_rank(group), reported), group)
         except MarlRayError as shared:
             # A defect that all workers meet keeps its traceback.
-            raise (error if known is not error and str(shared) == str(known) else shared) from error
+            raise (error if reported is not error and str(shared) == str(reported) else shared) from error
         raise
     exchanged(None, group)
     return made

@@ -126,25 +126,27 @@ def _gathered(tensors: list[Tensor]) -> list[Tensor]:
     return gathered
 
 
-def _joined(own: list[Tensor], lengths: list[int], group: Any) -> list[Tensor]:
+def _joined(own_parts: list[Tensor], lengths: list[int], group: Any) -> list[Tensor]:
     """Join the workers' parts of several tensors along the first dimension, in which these have `lengths`."""
     workers = dist.get_world_size(group)
     if workers == 1:
-        return own
+        return own_parts
     # The parts are those of torch.chunk. They have equal lengths, except for the last ones, which are filled up.
     used = [
         math.ceil(length / workers) * math.prod(part.shape[1:]) * part.itemsize
-        for length, part in zip(lengths, own, strict=True)
+        for length, part in zip(lengths, own_parts, strict=True)
     ]
     sizes = [math.ceil(size / ALIGNED) * ALIGNED for size in used]
-    flat = [part.reshape(-1).view(torch.uint8) for part in own]
+    flat = [part.reshape(-1).view(torch.uint8) for part in own_parts]
     own_bytes = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(flat, sizes, strict=True)])
     every = own_bytes.new_empty(workers * len(own_bytes))
     # A worker that has no room for so much says so here. After the exchange all workers gather.
     exchanged(None)
     dist.all_gather_single(every, own_bytes, group=group)
     joined = []
-    for part, pieces, size, length in zip(own, every.view(workers, -1).split(sizes, 1), used, lengths, strict=True):
+    for part, pieces, size, length in zip(
+        own_parts, every.view(workers, -1).split(sizes, 1), used, lengths, strict=True
+    ):
         shape = (length, *part.shape[1:])
         joined.append(pieces[:, :size].reshape(-1).view(part.dtype)[: math.prod(shape)].view(shape))
     return joined

@@ -27,17 +27,17 @@ class JointRows(NamedTuple):
     """(A, T)."""
     first: int = 0
     """The first row that is this worker's."""
-    kept: Sequence[int] | Tensor = ()
+    with_decisions: Sequence[int] | Tensor = ()
     """(K,) for the K rows from there on, their numbers among the rows that the worker gave. Rows without decisions stay
     with it."""
 
-    def own(self, outputs: Sequence[Any], rows: Tensor) -> tuple[list[Any], Tensor, Tensor]:
+    def of_worker(self, outputs: Sequence[Any], rows: Tensor) -> tuple[list[Any], Tensor, Tensor]:
         """Take what is this worker's of outputs (N, ...) for decisions of `rows` (N,): these, their rows among those that
         the worker gave, and their numbers (n,) in N."""
-        own = ((rows >= self.first) & (rows < self.first + len(self.kept))).nonzero()[:, 0]
-        assert isinstance(self.kept, Tensor)
-        parts = [None if output is None else output[own] for output in outputs]
-        return parts, self.kept[rows[own] - self.first], own
+        numbers = ((rows >= self.first) & (rows < self.first + len(self.with_decisions))).nonzero()[:, 0]
+        assert isinstance(self.with_decisions, Tensor)
+        parts = [None if output is None else output[numbers] for output in outputs]
+        return parts, self.with_decisions[rows[numbers] - self.first], numbers
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,19 @@ class JointWorkers:
 
     def rows_of_all(self, prompts: Tensor, responses: Tensor, mask: Tensor) -> JointRows:
         """Exchange rows with decisions. `prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T)."""
-        kept = mask.any(1).nonzero()[:, 0]
-        sizes = self._every(torch.tensor([[len(kept), prompts.shape[1], mask.shape[1]]], device=mask.device))
+        with_decisions = mask.any(1).nonzero()[:, 0]
+        sizes = self._every(torch.tensor([[len(with_decisions), prompts.shape[1], mask.shape[1]]], device=mask.device))
         counts = sizes[:, 0].tolist()
         most, width, steps = sizes.amax(0).tolist()
-        own = prompts.new_zeros(most, width + 2 * steps)
-        own[:, :width] = -1
-        own[: len(kept), width - prompts.shape[1] : width] = prompts[kept]
-        own[: len(kept), width : width + mask.shape[1]] = responses[kept]
-        own[: len(kept), width + steps : width + steps + mask.shape[1]] = mask[kept]
-        parts = self._every(own).split(most) if most else ()
-        every = torch.cat([own[:0], *(part[:count] for part, count in zip(parts, counts, strict=False))])
-        given, answers, decided = every.split([width, steps, steps], 1)
-        return JointRows(given, answers, decided.bool(), sum(counts[: self.number]), kept)
+        own_rows = prompts.new_zeros(most, width + 2 * steps)
+        own_rows[:, :width] = -1
+        own_rows[: len(with_decisions), width - prompts.shape[1] : width] = prompts[with_decisions]
+        own_rows[: len(with_decisions), width : width + mask.shape[1]] = responses[with_decisions]
+        own_rows[: len(with_decisions), width + steps : width + steps + mask.shape[1]] = mask[with_decisions]
+        parts = self._every(own_rows).split(most) if most else ()
+        every = torch.cat([own_rows[:0], *(part[:count] for part, count in zip(parts, counts, strict=False))])
+        all_prompts, answers, decided = every.split([width, steps, steps], 1)
+        return JointRows(all_prompts, answers, decided.bool(), sum(counts[: self.number]), with_decisions)
 
     def _every(self, rows: Tensor) -> Tensor:
         """Return the rows of all workers, which have equally many, in the order of their ranks."""
@@ -86,26 +86,26 @@ class JointWorkers:
         """Choose the decisions that this worker scores: their numbers among `places` (N,), and where in its states each is
         predicted. Sequences have `length` states, of which each worker has a part if they are `parted`."""
         if not parted:
-            chosen = torch.arange(len(places), device=places.device)[self.number :: self.count]
-            return chosen, places[chosen]
+            numbers = torch.arange(len(places), device=places.device)[self.number :: self.count]
+            return numbers, places[numbers]
         length //= self.context.size()
         first = self.context.get_local_rank() * length
-        chosen = ((places >= first) & (places < first + length)).nonzero()[:, 0]
-        chosen = chosen[self.tensor.get_local_rank() :: self.tensor.size()]
-        return chosen, places[chosen] - first
+        numbers = ((places >= first) & (places < first + length)).nonzero()[:, 0]
+        numbers = numbers[self.tensor.get_local_rank() :: self.tensor.size()]
+        return numbers, places[numbers] - first
 
     def copied(self, states: Tensor) -> Tensor:
         """Return the states that all workers of `tensor` have, of which each scores some. Their gradient is the mean of
         these workers' gradients, because FSDP2's mean of a layer's gradient is over other workers."""
         return _Copied.apply(states, self.tensor) if self.tensor.size() > 1 else states  # type: ignore[no-untyped-call]  # torch's
 
-    def joined(self, scored: Sequence[Tensor | None], chosen: Tensor, count: int) -> list[Tensor | None]:
+    def joined(self, scored: Sequence[Tensor | None], numbers: Tensor, count: int) -> list[Tensor | None]:
         """Put together outputs (n, ...) of the decisions that each worker has chosen: (count, ...) each, with gradients."""
         widths = [0 if part is None else math.prod(part.shape[1:]) for part in scored]
         flat = torch.cat(
             [part.flatten(1) if part.ndim > 1 else part[:, None] for part in scored if part is not None], 1
         )
-        every = flat.new_zeros(count, flat.shape[1]).index_put((chosen,), flat)
+        every = flat.new_zeros(count, flat.shape[1]).index_put((numbers,), flat)
         pieces = _Summed.apply(every, self.group).split(widths, 1)  # type: ignore[no-untyped-call]  # torch's
         return [
             None if part is None else piece.reshape(count, *part.shape[1:])

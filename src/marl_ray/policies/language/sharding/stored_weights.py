@@ -133,10 +133,10 @@ class StoredWeights:
         if not isinstance(parameter, DTensor):
             return self.read_complete(tied, parameter, device)
         mesh, local = parameter.device_mesh, parameter.to_local()
-        own = torch.empty(local.shape, dtype=local.dtype, device=device)
-        self._stored(tied).read_into(own, own_part(parameter))
+        shard = torch.empty(local.shape, dtype=local.dtype, device=device)
+        self._stored(tied).read_into(shard, own_part(parameter))
         shape, stride = parameter.shape, parameter.stride()
-        return DTensor.from_local(own, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(shard, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 
 
 def open_weights(paths: list[str]) -> StoredWeights:

@@ -19,8 +19,9 @@ def plan_of(settings: Any) -> dict[str, str]:
 
     Raises MarlRayError if transformers has no plan for the architecture, or one that does more than divide linear layers.
     """
-    kind, given = settings.model_type, getattr(settings.get_text_config(), "base_model_tp_plan", None) or {}
-    plan = {layer: style for layer, style in given.items() if ".*." in layer}  # without embeddings, which stay complete
+    kind, styles = settings.model_type, getattr(settings.get_text_config(), "base_model_tp_plan", None) or {}
+    # Without embeddings, which stay complete.
+    plan = {layer: style for layer, style in styles.items() if ".*." in layer}
     if not plan:
         raise MarlRayError(f"transformers has no tensor-parallel plan for architecture {kind}")
     if unknown := sorted({style for style in plan.values() if style not in STYLES}):

@@ -269,8 +269,8 @@ def _piece(text: Any, tokens: Any) -> Piece:
 def _named(token: Mapping[str, Any]) -> NamedToken:
     """Return a token in the form that clients read, with its bytes if the server names them."""
     utf8 = token.get("bytes")
-    known = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
-    return NamedToken(str(token["token"]), utf8 if known else None)
+    is_bytes = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
+    return NamedToken(str(token["token"]), utf8 if is_bytes else None)
 
 
 def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:

@@ -60,7 +60,7 @@ class TextBatcher:
         self._wake = threading.Condition()
         # The lock guards these, which the arm's thread shares:
         self._waiting: deque[BatchedReply] = deque()
-        self._left: list[BatchedReply] = []
+        self._abandoned: list[BatchedReply] = []
         self._closing = False
         self._thread: threading.Thread | None = None
         # A pool of its own, because slow passes of shadows would occupy all common threads, which encode the clients'
@@ -114,20 +114,20 @@ class TextBatcher:
     def leave(self, reply: BatchedReply) -> None:
         """See `ReplyQueue.leave`."""
         with self._wake:
-            self._left.append(reply)
+            self._abandoned.append(reply)
             self._wake.notify()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._waiting or self._left or self._closing or self._busy()):
+                while not (self._waiting or self._abandoned or self._closing or self._busy()):
                     self._wake.wait()
-                for reply in self._left:
+                for reply in self._abandoned:
                     for batch in self._batches.values():
                         batch.remove(reply)
-                left = set(self._left)
-                self._left = []
-                self._waiting = deque(reply for reply in self._waiting if reply not in left)
+                abandoned = set(self._abandoned)
+                self._abandoned = []
+                self._waiting = deque(reply for reply in self._waiting if reply not in abandoned)
                 room = self._room - self._busy()
                 new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
                 if self._closing:

@@ -48,7 +48,9 @@ class Detokenizer:
             self._end = [*self._end, *ids][-self._window :]
             if last:
                 [seen] = decode_visibly(self._tokenizer, [self._end])
-                plain = max((own for stop, own in self._mixed.items() if stop in seen), key=len, default="")
+                plain = max(
+                    (plain_form for stop, plain_form in self._mixed.items() if stop in seen), key=len, default=""
+                )
                 self._held = self._held.removesuffix(plain)
         # Hold back the whole text of such a string: only the special token behind it decides whether it is hidden.
         ends = (*self._hidden, *(f"{plain}\0" for plain in self._mixed.values()))

@@ -65,8 +65,8 @@ class ServedModel:
         """Raise FieldError if the request biases a token that the model does not have, or if the engine takes no biases."""
         if request.bias is not None and not self.server.takes_biases:
             bias = request.bias
-            given = {"logit_bias": bias.tokens, "presence_penalty": bias.presence, "frequency_penalty": bias.frequency}
-            field = next(name for name, value in given.items() if value)
+            biases = {"logit_bias": bias.tokens, "presence_penalty": bias.presence, "frequency_penalty": bias.frequency}
+            field = next(name for name, value in biases.items() if value)
             raise FieldError(field, f"an arm with engine={self.engine} takes neither biases nor penalties")
         vocabulary = self.policy.lm.get_input_embeddings().weight.shape[0]
         largest = max((number for number, _ in request.bias.tokens), default=0) if request.bias is not None else 0
@@ -75,15 +75,17 @@ class ServedModel:
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """See `ScoringArm.score`; on the arm's scoring thread."""
-        known = max(ids, default=0) < self.policy.lm.get_input_embeddings().weight.shape[0]
-        read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if known else ""
-        own = list(ids) if known and read.startswith(text) else encode_text(self.tokenizer, text)
-        if not own or len(prompt_ids) + len(own) > self.policy.config.context:
-            raise ArmError(f"a text of {len(own)} tokens cannot be read here", new_pass())
-        rows = [torch.tensor([sequence], device=self.policy.device) for sequence in (list(prompt_ids), own)]
+        in_vocabulary = max(ids, default=0) < self.policy.lm.get_input_embeddings().weight.shape[0]
+        read = ""
+        if in_vocabulary:
+            read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text_ids = list(ids) if in_vocabulary and read.startswith(text) else encode_text(self.tokenizer, text)
+        if not text_ids or len(prompt_ids) + len(text_ids) > self.policy.config.context:
+            raise ArmError(f"a text of {len(text_ids)} tokens cannot be read here", new_pass())
+        rows = [torch.tensor([sequence], device=self.policy.device) for sequence in (list(prompt_ids), text_ids)]
         with torch.no_grad():
             evaluated = self.policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)
-        return len(own), float(evaluated.log_probs.sum())
+        return len(text_ids), float(evaluated.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
         """Return the settings for the request; PromptTooLongError if prompt and response do not fit the context."""
@@ -91,8 +93,10 @@ class ServedModel:
         # A default may be shortened by a long prompt, what was asked for may not.
         room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
         # The policy's own stop strings could end what a guide asks for too early.
-        own = {"stop": ()} if request.json_object or request.must_call else {}
-        settings: GenerationConfig = self.generation.model_copy(update={"max_tokens": room, **own, **request.changes})
+        guided = {"stop": ()} if request.json_object or request.must_call else {}
+        settings: GenerationConfig = self.generation.model_copy(
+            update={"max_tokens": room, **guided, **request.changes}
+        )
         if prompt_tokens + settings.max_tokens > context:
             raise PromptTooLongError(
                 f"{prompt_tokens} tokens and max_tokens={settings.max_tokens} exceed the context of {context}"

@@ -47,12 +47,12 @@ async def infer(service: Service, request: Request) -> Response:
     act_fields = {name: parameters[name] for name in TAKEN if name in parameters}
     if "session_id" not in act_fields and request.header(b"x-session-id") is None:
         act_fields["session_id"] = number
-    inputs = _named("inputs", data.get("inputs"))
-    wanted = outputs_of(bundle)
-    named = _named("outputs", data["outputs"]) if data.get("outputs") is not None else wanted
+    inputs = _by_name("inputs", data.get("inputs"))
+    all_outputs = outputs_of(bundle)
+    named = _by_name("outputs", data["outputs"]) if data.get("outputs") is not None else all_outputs
     for name in named:
-        if name not in wanted:
-            raise RequestError(400, "outputs", f"unknown output {name!r}, expected some of {', '.join(wanted)}")
+        if name not in all_outputs:
+            raise RequestError(400, "outputs", f"unknown output {name!r}, expected some of {', '.join(all_outputs)}")
     tensors = inputs_of(bundle)
     act_fields["observations"] = {name: _observed(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")}
     act_fields["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
@@ -62,7 +62,7 @@ async def infer(service: Service, request: Request) -> Response:
         for name, value in ((agent + ACTION, action), (agent + LOG_PROB, acted["log_probs"][agent])):
             if name in named:
                 flat = np.asarray(value).reshape(-1).tolist()
-                outputs.append(wanted[name].described(name) | {"data": flat})
+                outputs.append(all_outputs[name].described(name) | {"data": flat})
     arms = service.endpoints.routers[acted["experiment"]].arms
     body = {
         "model_name": router.config.served_as,
@@ -74,20 +74,20 @@ async def infer(service: Service, request: Request) -> Response:
 
 
 def _parameters(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
-    given = part.get("parameters", {})
-    if not isinstance(given, dict):
+    parameters = part.get("parameters", {})
+    if not isinstance(parameters, dict):
         raise RequestError(400, where, "expected an object")
-    if given.get("binary_data") or "binary_data_size" in given:
+    if parameters.get("binary_data") or "binary_data_size" in parameters:
         raise RequestError(400, where, BINARY)
-    return given
+    return parameters
 
 
-def _named(where: str, given: Any) -> dict[str, Mapping[str, Any]]:
+def _by_name(where: str, parts: Any) -> dict[str, Mapping[str, Any]]:
     """Return the inputs or outputs by name."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(parts, list) or not parts:
         raise RequestError(400, where, "expected a list of objects with a name")
     by_name: dict[str, Mapping[str, Any]] = {}
-    for k, part in enumerate(given):
+    for k, part in enumerate(parts):
         if not isinstance(part, dict) or not isinstance(part.get("name"), str):
             raise RequestError(400, f"{where}.{k}", "expected an object with a name")
         _parameters(f"{where}.{k}.parameters", part)
@@ -105,37 +105,39 @@ def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list
     return [agent for agent in tensors if agent + end in inputs]
 
 
-def _observed(given: Mapping[str, Any], tensor: Tensor) -> Any:
+def _observed(tensor_input: Mapping[str, Any], tensor: Tensor) -> Any:
     """Return an observation in the form of `/v1/act`."""
-    array = _array(given)
-    if given["datatype"] != tensor.datatype:
-        raise RequestError(400, f"inputs.{given['name']}.datatype", f"expected {tensor.datatype}")
+    array = _array(tensor_input)
+    if tensor_input["datatype"] != tensor.datatype:
+        raise RequestError(400, f"inputs.{tensor_input['name']}.datatype", f"expected {tensor.datatype}")
     if array.shape != tensor.shape:
-        raise RequestError(400, f"inputs.{given['name']}.shape", f"expected {list(tensor.shape)}")
+        raise RequestError(400, f"inputs.{tensor_input['name']}.shape", f"expected {list(tensor.shape)}")
     return array[0].item() if tensor.is_single else array.tolist()
 
 
-def _mask(given: Mapping[str, Any]) -> Any:
-    array = _array(given)
-    if given["datatype"] not in ("BOOL", "UINT8", "INT8", "INT64"):
-        raise RequestError(400, f"inputs.{given['name']}.datatype", "expected BOOL")
+def _mask(tensor_input: Mapping[str, Any]) -> Any:
+    array = _array(tensor_input)
+    if tensor_input["datatype"] not in ("BOOL", "UINT8", "INT8", "INT64"):
+        raise RequestError(400, f"inputs.{tensor_input['name']}.datatype", "expected BOOL")
     return array.tolist()
 
 
-def _array(given: Mapping[str, Any]) -> np.ndarray:
+def _array(tensor_input: Mapping[str, Any]) -> np.ndarray:
     """Return the tensor of an input, from data that is nested or flat (row-major)."""
-    where, shape = f"inputs.{given['name']}", given.get("shape")
-    if given.get("datatype") not in DATATYPES.values():
+    where, shape = f"inputs.{tensor_input['name']}", tensor_input.get("shape")
+    if tensor_input.get("datatype") not in DATATYPES.values():
         raise RequestError(400, f"{where}.datatype", f"expected one of {', '.join(DATATYPES.values())}")
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
         raise RequestError(400, f"{where}.shape", "expected a list of sizes")
-    if not isinstance(given.get("data"), list):
+    if not isinstance(tensor_input.get("data"), list):
         raise RequestError(400, f"{where}.data", "expected a list")
     try:
-        fits = consists_of(given["data"], KINDS[given["datatype"][0]])
-        array = np.array(given["data"]) if fits else np.empty(0)
+        fits = consists_of(tensor_input["data"], KINDS[tensor_input["datatype"][0]])
+        array = np.array(tensor_input["data"]) if fits else np.empty(0)
     except (ValueError, OverflowError):  # lists of different lengths
         fits, array = False, np.empty(0)
     if not fits or array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
-        raise RequestError(400, f"{where}.data", f"expected {math.prod(shape)} values of the type {given['datatype']}")
+        raise RequestError(
+            400, f"{where}.data", f"expected {math.prod(shape)} values of the type {tensor_input['datatype']}"
+        )
     return array.reshape(shape)

@@ -48,7 +48,7 @@ class Server:
         _allow_tiles()
         adapters: dict[str, Any] = {
             "enable_lora": True,
-            "max_lora_rank": next(known for known in RANKS if known >= rank),
+            "max_lora_rank": next(possible for possible in RANKS if possible >= rank),
             "max_loras": settings.adapters,
         }
         self._llm: Any = import_module("vllm").LLM(

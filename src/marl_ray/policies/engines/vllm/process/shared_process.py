@@ -128,6 +128,6 @@ class DecoderPort:
 
     def _remove(self, handles: Sequence[int]) -> None:
         removed = set(handles)
-        kept = ([token for token in part if token.handle not in removed] for part in self.arrived)
-        self.arrived = deque(part for part in kept if part)
+        remaining = ([token for token in part if token.handle not in removed] for part in self.arrived)
+        self.arrived = deque(part for part in remaining if part)
         self._shared.demand("remove", handles)
