@@ -58,8 +58,8 @@ def short_folder(purpose: str, root: str) -> Path:
 
 
 def _prefix(purpose: str) -> str:
-    own = os.getpid()
-    return f"marl-ray-{purpose}-{_machine()}-{own}-{start_of(own)}-"
+    pid = os.getpid()
+    return f"marl-ray-{purpose}-{_machine()}-{pid}-{start_of(pid)}-"
 
 
 @cache

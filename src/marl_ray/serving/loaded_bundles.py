@@ -38,8 +38,8 @@ class Bundles:
     def load(self, reference: str, digest: str | None = None) -> AnyBundle:
         """Return the bundle of a reference, read unless its content is already held; `digest` is the expected one, None
         if unknown. Raises MarlRayError if the bundle is missing or malformed, or has another digest."""
-        known = digest or self._digests.get(reference)
-        held = self._held.get(known) if known is not None else None
+        content = digest or self._digests.get(reference)
+        held = self._held.get(content) if content is not None else None
         if held is not None:
             return held
         bundle = load_bundle(reference, self._tracking_uri, digest)
@@ -83,12 +83,12 @@ def load_arms(
     loaded: dict[str, AnyBundle] = {}
     missing: dict[str, MarlRayError] = {}
     for arm in sorted(arms, key=lambda arm: config.arms[arm].bundle is None):
-        part, known = config.arms[arm], stored.get(arm, {})
+        part, stored_arm = config.arms[arm], stored.get(arm, {})
         try:
             if part.bundle is not None:
-                loaded[arm] = bundles.load(part.bundle, known.get("digest"))
+                loaded[arm] = bundles.load(part.bundle, stored_arm.get("digest"))
             else:
-                agents = known.get("agents") or next((other.agents for other in loaded.values()), None)
+                agents = stored_arm.get("agents") or next((other.agents for other in loaded.values()), None)
                 loaded[arm] = external_model(str(part.url), str(part.model), agents)
         except MarlRayError as error:
             missing[arm] = MarlRayError(f"experiments.{config.name}.arms.{arm}: {error}")
@@ -126,12 +126,12 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     one answers for it."""
     fixed = [pin(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
-    wanted = needed(served_here(states, [part.name for part in fixed]), time.time())
+    arms_of = needed(served_here(states, [part.name for part in fixed]), time.time())
     loaded = []
     for part in fixed:
         record = store.experiment(part.name) if part.name in states else None
         experiment = (
-            load_whole(part, bundles) if record is None else _load_known(part, record, wanted[part.name], bundles)
+            load_whole(part, bundles) if record is None else _load_known(part, record, arms_of[part.name], bundles)
         )
         loaded.append(experiment)
     return loaded
@@ -162,7 +162,7 @@ def check_gateway(config: GatewayConfig) -> None:
 
 
 def _load_known(
-    config: ExperimentConfig, record: ExperimentRecord, wanted: Collection[str], bundles: Bundles
+    config: ExperimentConfig, record: ExperimentRecord, held_arms: Collection[str], bundles: Bundles
 ) -> LoadedExperiment:
     arms = record.config["arms"]
     stored = {
@@ -173,7 +173,7 @@ def _load_known(
     # Without a check of digests: if the content of a folder has changed, the digest in the store decides later. But the
     # agents of an external model are those that were stored when the experiment began.
     agents = {arm: {"agents": part["agents"]} for arm, part in stored.items() if "agents" in part}
-    needed_arms = [arm for arm in config.arms if arm in wanted or arm not in stored]
+    needed_arms = [arm for arm in config.arms if arm in held_arms or arm not in stored]
     loaded, missing = load_arms(config, needed_arms, bundles, agents)
     for arm, error in missing.items():
         if arm not in stored:

@@ -62,7 +62,7 @@ class StoreFollower:
         self._tend_at = 0.0
         self._ended: dict[str, float] = {}
         """Experiment -> moment at which it ended, for experiments that this process has seen running."""
-        self._wanted: dict[str, frozenset[str]] = {}
+        self._needed_arms: dict[str, frozenset[str]] = {}
         """Experiment -> the arms that this replica shall hold."""
         self.missing: dict[str, dict[str, str]] = {}
         """Experiment -> arm -> the reason why its bundle could not be loaded."""
@@ -160,7 +160,7 @@ class StoreFollower:
             names |= {name for name, due in pending if due <= moment}
         if now >= self.winners_at:
             self.winners_at = now + WINNER_S
-            serving = (routers[name] for name, arms in self._wanted.items() if arms)
+            serving = (routers[name] for name, arms in self._needed_arms.items() if arms)
             names |= {router.config.name for router in serving if router.state.status is ExperimentStatus.PROMOTED}
         return [routers[name] for name in routers if name in names]
 
@@ -176,11 +176,11 @@ class StoreFollower:
                 return
             routers = self._live_experiments.endpoints.routers
             for name, state in states.items():
-                known = routers.get(name)
-                if known is None:
+                router = routers.get(name)
+                if router is None:
                     self._take_in(name, state)
-                elif state != known.state:
-                    self._follow(known, state, reported_at)
+                elif state != router.state:
+                    self._follow(router, state, reported_at)
             self._reported_at = requested_at
             self._tend(states, waits)
             if states is not self._states and self._webhook is not None:
@@ -209,12 +209,14 @@ class StoreFollower:
         """Load the arms that are needed, and drop all others."""
         routers, now = self._live_experiments.endpoints.routers, time.time()
         self._ended = {name: at for name, at in self._ended.items() if now - at < DRAIN_S}
-        self._wanted = needed([s for s in served_here(states, routers) if s.experiment in routers], now, self._ended)
-        for name, arms in self._wanted.items():
+        self._needed_arms = needed(
+            [s for s in served_here(states, routers) if s.experiment in routers], now, self._ended
+        )
+        for name, arms in self._needed_arms.items():
             router = routers[name]
-            left = {arm: part for arm, part in router.arms.items() if arm not in arms}
-            if left:
-                self._let_go(router, left)
+            unneeded = {arm: part for arm, part in router.arms.items() if arm not in arms}
+            if unneeded:
+                self._let_go(router, unneeded)
             if arms - router.arms.keys() and name not in self._loading:
                 self._loading.add(name)
                 if waits:
@@ -222,11 +224,11 @@ class StoreFollower:
                 else:  # in a thread, because bundles may be large
                     threading.Thread(target=self._load, args=(router, arms), name=f"load-{name}", daemon=True).start()
 
-    def _let_go(self, router: Router, left: dict[str, Arm | TextArm]) -> None:
+    def _let_go(self, router: Router, unneeded: dict[str, Arm | TextArm]) -> None:
         self._live_experiments.endpoints.hold(
-            router, {arm: part for arm, part in router.arms.items() if arm not in left}
+            router, {arm: part for arm, part in router.arms.items() if arm not in unneeded}
         )
-        for part in left.values():
+        for part in unneeded.values():
             close = getattr(part, "close", None)
             if close is not None:
                 close()
@@ -269,7 +271,7 @@ class StoreFollower:
     def arms(self) -> dict[str, dict[str, str]]:
         """Return the experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         state_by_arm = {}
-        for name, arms in self._wanted.items():
+        for name, arms in self._needed_arms.items():
             router, missing = self._live_experiments.endpoints.routers[name], self.missing.get(name, {})
             states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
             if states:

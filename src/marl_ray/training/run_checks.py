@@ -90,6 +90,6 @@ def _check_origin(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> 
     """Check the checkpoint of `resume_from`, which a run reads until it has a checkpoint of its own."""
     from marl_ray.training.checkpoints.origin import check_source, holds_of, source_of
 
-    own = checkpoints_in(StoredFolder(*filesystem_of(config)))
-    if config.resume_from is not None and not own:
+    checkpoints = checkpoints_in(StoredFolder(*filesystem_of(config)))
+    if config.resume_from is not None and not checkpoints:
         check_source(config, str(source_of(config)), holds_of(config, env, agents))

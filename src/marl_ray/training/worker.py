@@ -193,11 +193,11 @@ def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
 
     checkpoints = published(folder)
     try:
-        chosen, damaged = best_whole(checkpoints, sizes=True)
+        best_checkpoint, damaged = best_whole(checkpoints, sizes=True)
     except OSError:  # storage that does not answer has lost nothing
         return math.inf, []
     lines = [(place.path, line) for place, line in damaged if place != checkpoints[-1].place]
-    return -math.inf if chosen is None else chosen.manifest.score, lines
+    return -math.inf if best_checkpoint is None else best_checkpoint.manifest.score, lines
 
 
 def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
@@ -205,9 +205,9 @@ def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
     from marl_ray.training.checkpoints.index import best, published, tidy
 
     with contextlib.suppress(OSError):  # a run that cannot make links, or not delete, goes on
-        chosen = best(published(folder))
-        if chosen is not None:
-            link_bundle(*folder, chosen.name, f"{storage_of(config)}/{config.name}")
+        best_checkpoint = best(published(folder))
+        if best_checkpoint is not None:
+            link_bundle(*folder, best_checkpoint.name, f"{storage_of(config)}/{config.name}")
         tidy(folder, config.checkpoint.newest, config.checkpoint.interval, attempt)
 
 

@@ -248,9 +248,9 @@ class RecordsFile:
         self.marked.update(record.number for record in self.records.trials)  # also what nobody has marked
         self.written |= self._fields()
         self.marked.clear()
-        own = self.written[None]
+        of_sweep = self.written[None]
         trials = (_object(self.written[record.number]) for record in self.records.trials)
-        text = _object({"format": "1"} | own | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
+        text = _object({"format": "1"} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
         self.folder.write(RECORDS, text.encode())
         lines = self.lines or self.folder.appended(CHANGES)
         lines.keep(0)
@@ -259,8 +259,8 @@ class RecordsFile:
 
     def _fields(self) -> dict[int | None, dict[str, str]]:
         """Return the sweep's own fields, and those of the marked trials, as JSON."""
-        own = {key: json.dumps(value) for key, value in vars(self.records).items() if key != "trials"}
-        return {None: own} | {number: _texts(self.records.trials[number]) for number in sorted(self.marked)}
+        of_sweep = {key: json.dumps(value) for key, value in vars(self.records).items() if key != "trials"}
+        return {None: of_sweep} | {number: _texts(self.records.trials[number]) for number in sorted(self.marked)}
 
 
 def _texts(record: TrialRecord) -> dict[str, str]:

@@ -46,7 +46,7 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
                     patch.setattr(trial_files, "write_state", killed)
                 name = f"{writer.place}/checkpoint-{iteration}"
                 writer.folder.write(f"{name}/seed-0/state.json", b"{}")
-                writer.kept(name, iteration, iteration)
+                writer.note_kept(name, iteration, iteration)
             left -= 1
         left -= 1
         if left <= 0:
@@ -97,9 +97,9 @@ def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path: 
     for writer in (second, first):
         writer.begun(0)
         writer.row({"iteration": 1, "played": 8})
-    second.kept("attempt-2/checkpoint-1", 8, 8)
+    second.note_kept("attempt-2/checkpoint-1", 8, 8)
     with pytest.raises(MarlRayError, match="another process has taken this trial over"):
-        first.kept("attempt-1/checkpoint-1", 8, 8)
+        first.note_kept("attempt-1/checkpoint-1", 8, 8)
     assert len(read_rows(folder)) == 1 and read_state(folder).checkpoints == ["attempt-2/checkpoint-1"]
 
 

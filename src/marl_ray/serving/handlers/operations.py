@@ -95,9 +95,11 @@ async def ready(service: Service, request: Request) -> Response:
     once."""
     arms, routers = service.follower.arms(), service.endpoints.routers
     lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
-    here = [routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms]
+    loaded = [
+        routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms
+    ]
     answers = all(
-        router.answering(arm) for router in here for arm, weight in router.state.weights.items() if weight > 0
+        router.answering(arm) for router in loaded for arm, weight in router.state.weights.items() if weight > 0
     )
     is_ready = service.started is not None and answers  # all arms of the start are loaded before `started` is set
     body = {

@@ -107,20 +107,20 @@ def _read_report(service: Service, request: Request, data: Mapping[str, Any]) ->
     )
 
 
-def _moment(given: Any) -> float | None:
+def _moment(moment: Any) -> float | None:
     """Return the seconds since 1970 of a request's `at`, or RequestError."""
-    if given is None:
+    if moment is None:
         return None
     expected = "expected seconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z"
     seconds = math.nan
-    if isinstance(given, str):
+    if isinstance(moment, str):
         try:
-            parsed = datetime.fromisoformat(given)
+            parsed = datetime.fromisoformat(moment)
             seconds = parsed.timestamp() if parsed.tzinfo is not None else math.nan
         except (ValueError, OverflowError):
             pass
-    elif _is_number(given):
-        seconds = float(given)
+    elif _is_number(moment):
+        seconds = float(moment)
     if not seconds >= 0:
         raise RequestError(400, "at", expected)
     now = time.time()
@@ -134,12 +134,12 @@ async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) 
     results = await service.in_thread(_write, service, actor, reports)
     # Another replica's queue may hold a session's exposure for some moments.
     for pause in OTHER_REPLICAS_S if most(service.config.replicas) > 1 else ():
-        left = [k for k, result in enumerate(results) if isinstance(result, UnknownUnitError)]
-        if not left:
+        unknown = [k for k, result in enumerate(results) if isinstance(result, UnknownUnitError)]
+        if not unknown:
             break
         await asyncio.sleep(pause)
-        again = await service.in_thread(_write, service, actor, [reports[k] for k in left])
-        for k, result in zip(left, again, strict=True):
+        again = await service.in_thread(_write, service, actor, [reports[k] for k in unknown])
+        for k, result in zip(unknown, again, strict=True):
             results[k] = result
     return [_answer(report, result) for report, result in zip(reports, results, strict=True)]
 
@@ -151,10 +151,10 @@ def _write(
     service.exposures.flush()  # the session's exposure may still be queued here
     service.unit_reports.write()
     results: dict[int, tuple[Router, RecordedReport] | MarlRayError] = {}
-    left, depth = list(range(len(reported))), 0
-    while left:
+    pending, depth = list(range(len(reported))), 0
+    while pending:
         of_router: dict[str, tuple[Router, list[int]]] = {}
-        for k in left:
+        for k in pending:
             router = reported[k].routers[depth]
             of_router.setdefault(router.config.name, (router, []))[1].append(k)
         for name, (router, numbers) in of_router.items():
@@ -164,19 +164,19 @@ def _write(
                 if router.is_over and not isinstance(recorded, MarlRayError):
                     service.follower.note_late(name)
         depth += 1
-        left = [k for k in left if isinstance(results[k], UnknownUnitError) and depth < len(reported[k].routers)]
+        pending = [k for k in pending if isinstance(results[k], UnknownUnitError) and depth < len(reported[k].routers)]
     return [results[k] for k in range(len(reported))]
 
 
 def _report(router: Router, reported: _ReadReport) -> Report:
     """Return the report for the store. It includes what this replica has measured of the session, if a guardrail needs
     it."""
-    known, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
+    session, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
-    if known is not None and "outcome" in reported.values:
-        measured["error"] = float(known.failed)
-        if known.acts:
-            measured["latency_s"] = known.seconds / known.acts
+    if session is not None and "outcome" in reported.values:
+        measured["error"] = float(session.failed)
+        if session.acts:
+            measured["latency_s"] = session.seconds / session.acts
     if "outcome" in reported.values:
         measured[COST] = 0.0  # 0 if no cost is noted, see `UnitReports`
     wanted_metrics -= set() if counts_cost(router.config) else {COST}

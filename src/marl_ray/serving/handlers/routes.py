@@ -83,7 +83,7 @@ def find(path: str, method: str) -> Route:
         fixed = {
             route.method: route
             for shape, route in _SHAPES.get(len(parts), ())
-            if all(part == given or (part[:1] == "{" and given) for part, given in zip(shape, parts, strict=True))
+            if all(part == segment or (part[:1] == "{" and segment) for part, segment in zip(shape, parts, strict=True))
         }
     if not fixed:
         raise RequestError(404, None, f"no such path {path!r}, expected one of those in /openapi.json")

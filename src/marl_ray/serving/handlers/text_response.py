@@ -75,8 +75,8 @@ class TextResponseWriter:
         """True after a response has begun and before it has ended."""
         self._first_s = 0.0
         self._tokens = 0
-        kept = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
-        self._pieces: list[Piece] | None = [] if kept else None
+        keeps_pieces = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
+        self._pieces: list[Piece] | None = [] if keeps_pieces else None
         """All pieces so far, kept for the log and for shadows; None if neither needs them."""
 
     @property
@@ -359,24 +359,24 @@ def text_request(service: Service, agent: str, prompt: Any, settings: Settings, 
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
-def agent_of(router: Router, given: Any) -> str:
+def agent_of(router: Router, agent: Any) -> str:
     """Return the agent whose text the request asks for. A request may omit it if one policy plays all agents."""
     agents = router.bundle_of(router.control).agents
-    if given is None and len(set(agents.values())) == 1:
+    if agent is None and len(set(agents.values())) == 1:
         return next(iter(agents))
-    if not isinstance(given, str) or given not in agents:
+    if not isinstance(agent, str) or agent not in agents:
         raise RequestError(400, "agent", f"expected one of {', '.join(agents)}")
-    return given
+    return agent
 
 
-def text_observations(router: Router, given: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
+def text_observations(router: Router, observations: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
     """Check that the observations of `/v1/act` are texts, and return them; RequestError naming the agent."""
     agents = router.bundle_of(router.control).agents
     if masks:
         raise RequestError(400, "action_masks", "expected none: texts have no masks")
-    for agent, text in given.items():
+    for agent, text in observations.items():
         if agent not in agents:
             raise RequestError(400, f"observations.{agent}", f"unknown agent, expected one of {', '.join(agents)}")
         if not isinstance(text, str):
             raise RequestError(400, f"observations.{agent}", "expected a text")
-    return dict(given)
+    return dict(observations)

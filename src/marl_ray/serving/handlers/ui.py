@@ -74,7 +74,7 @@ def _experiment_page(
     audit = [asdict(entry) for entry in service.store.audit(name)]
     plot = plotted(service, router)
     return render.experiment_page(
-        described(service, router), plot, audit, base, message, given=form, live=live, at=time.time()
+        described(service, router), plot, audit, base, message, form=form, live=live, at=time.time()
     )
 
 

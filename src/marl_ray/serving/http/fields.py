@@ -11,9 +11,9 @@ from marl_ray.serving.http.protocol import Request, RequestError
 SESSION_LENGTH = 256
 
 
-def session_id(given: Any, request: Request) -> str:
+def session_id(value: Any, request: Request) -> str:
     """Return the session id, from the body or else from the header `x-session-id`."""
-    session = request.header(b"x-session-id") if given is None else given
+    session = request.header(b"x-session-id") if value is None else value
     if not is_identifier(session):
         raise RequestError(
             400,
@@ -33,12 +33,12 @@ def cluster_of(data: Mapping[str, Any]) -> str | None:
 
 def attributes_of(data: Mapping[str, Any]) -> Attributes:
     """Return the attributes of the request's unit, by name; empty if the request has none."""
-    given = data.get("attributes")
-    if given is None:
+    attributes = data.get("attributes")
+    if attributes is None:
         return {}
-    if not isinstance(given, dict) or len(given) > ATTRIBUTES:
+    if not isinstance(attributes, dict) or len(attributes) > ATTRIBUTES:
         raise RequestError(400, "attributes", f"expected an object of {ATTRIBUTES} names at most")
-    for name, value in given.items():
+    for name, value in attributes.items():
         if not is_identifier(name, ATTRIBUTE_NAME):
             raise RequestError(
                 400, "attributes", f"expected names of 1 to {ATTRIBUTE_NAME} printable characters, got {name[:50]!r}"
@@ -49,7 +49,7 @@ def attributes_of(data: Mapping[str, Any]) -> Attributes:
                 f"attributes.{name}",
                 f"expected a boolean, a number, or a text of 1 to {ATTRIBUTE_LENGTH} printable characters",
             )
-    return given
+    return attributes
 
 
 def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:

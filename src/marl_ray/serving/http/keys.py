@@ -71,8 +71,8 @@ class Keys:
             raise RequestError(401, "authorization", "expected a known key: authorization: Bearer KEY")
         scopes = {*matching[0].scopes, *(("read",) if "admin" in matching[0].scopes else ())}
         if not scopes & set(permissions):
-            wanted = " or ".join(map(repr, permissions))
-            raise RequestError(403, "authorization", f"key {matching[0].name!r} lacks the scope {wanted}")
+            expected = " or ".join(map(repr, permissions))
+            raise RequestError(403, "authorization", f"key {matching[0].name!r} lacks the scope {expected}")
         return matching[0].name
 
 

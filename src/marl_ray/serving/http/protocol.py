@@ -79,9 +79,11 @@ class Request:
         """The caller's `x-request-id` if it is valid, else a new one."""
 
     def _given_id(self) -> str | None:
-        given = self.header(b"x-request-id")
-        sane = given is not None and 0 < len(given) <= 100 and given.isascii() and given.isprintable()
-        return given if sane else None
+        request_id = self.header(b"x-request-id")
+        sane = (
+            request_id is not None and 0 < len(request_id) <= 100 and request_id.isascii() and request_id.isprintable()
+        )
+        return request_id if sane else None
 
     def header(self, name: bytes) -> str | None:
         """Return a header's value by its lower-case name."""
@@ -190,8 +192,8 @@ async def respond(send: Send, response: Response, headers: Headers = ()) -> None
 
 async def stream(send: Send, response: Stream, headers: Headers = ()) -> None:
     """Send a response part by part. `x-accel-buffering` tells proxies not to buffer it."""
-    own = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
-    await send(_start(response, (*own, *response.headers, *headers)))
+    stream_headers = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+    await send(_start(response, (*stream_headers, *response.headers, *headers)))
     async for part in response.parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

@@ -133,8 +133,8 @@ class ActLog:
         self._remote = filesystem if "://" in folder else None
         if self._remote is not None:
             # A subfolder for each URI, so that segments left for one are never uploaded to another.
-            own = blake2b(folder.encode(), digest_size=8).hexdigest()
-            self._local = (Path(staging) if staging else new_temporary_folder("decisions")) / own
+            subfolder = blake2b(folder.encode(), digest_size=8).hexdigest()
+            self._local = (Path(staging) if staging else new_temporary_folder("decisions")) / subfolder
         else:
             self._local = Path(self._root)
         try:
@@ -237,8 +237,8 @@ class ActLog:
     def _complete_on(self) -> None:
         failing, last = False, False
         try:
-            left = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL}"))
-            self._sealed.extend(segment for segment in left if segment is not None)
+            segments = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL}"))
+            self._sealed.extend(segment for segment in segments if segment is not None)
         except OSError as error:
             _log.error("logged requests of dead processes stay in %s: %s", self._local, one_line(error))
         while not last:

@@ -91,8 +91,8 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
     """
     record = store.experiment(experiment)
     if record is None:
-        known = store.names()
-        instead = did_you_mean(experiment, known) if known else ""
+        names = store.names()
+        instead = did_you_mean(experiment, names) if names else ""
         raise MarlRayError(f"experiment: unknown experiment {experiment!r}{instead}")
     digests = {arm: part["digest"] for arm, part in record.config["arms"].items()}
     filesystem, root = open_storage(out, "out")
@@ -217,12 +217,12 @@ def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, epis
     return rows
 
 
-def _masks(given: list[list[Any] | None]) -> list[list[bool]] | None:
+def _masks(masks: list[list[Any] | None]) -> list[list[bool]] | None:
     """Return one mask per step; a step without one allows everything."""
-    choices = next((len(mask) for mask in given if mask is not None), None)
+    choices = next((len(mask) for mask in masks if mask is not None), None)
     if choices is None:
         return None
-    return [[True] * choices if mask is None else [bool(allowed) for allowed in mask] for mask in given]
+    return [[True] * choices if mask is None else [bool(allowed) for allowed in mask] for mask in masks]
 
 
 def _flat(value: Any) -> list[float]:

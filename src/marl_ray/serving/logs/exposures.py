@@ -121,13 +121,13 @@ class ExposureLog:
             while self._deliver(adopted=False):
                 pass
             self._kept_up = time.monotonic()
-            left = len(self._queue)  # exposures put from now on belong to the next flush
-            while left > 0:
+            remaining = len(self._queue)  # exposures put from now on belong to the next flush
+            while remaining > 0:
                 with self._moving:
-                    batch = [self._queue.popleft() for _ in range(min(BATCH, left, len(self._queue)))]
+                    batch = [self._queue.popleft() for _ in range(min(BATCH, remaining, len(self._queue)))]
                 if not batch:
                     break
-                left -= len(batch)
+                remaining -= len(batch)
                 try:
                     self._record(batch)
                 except Exception:
@@ -173,18 +173,18 @@ class ExposureLog:
     def spill(self) -> None:
         """Move the queue to disk. Raises OSError, and keeps the rest queued, if the disk is full or fails."""
         assert self.spool is not None
-        left = len(self._queue)
-        while left > 0:
+        remaining = len(self._queue)
+        while remaining > 0:
             with self._moving:
-                batch = [self._queue.popleft() for _ in range(min(BATCH, left, len(self._queue)))]
-                kept = 0
+                batch = [self._queue.popleft() for _ in range(min(BATCH, remaining, len(self._queue)))]
+                spooled = 0
                 try:
-                    kept = self.spool.append([orjson.dumps(exposure) for exposure in batch])
+                    spooled = self.spool.append([orjson.dumps(exposure) for exposure in batch])
                 finally:
-                    self._queue.extendleft(reversed(batch[kept:]))
-            if kept < len(batch):
+                    self._queue.extendleft(reversed(batch[spooled:]))
+            if spooled < len(batch):
                 raise OSError("the spool is full")
-            left = left - kept if batch else 0
+            remaining = remaining - spooled if batch else 0
 
     def close(self) -> None:
         """Write the queue to the database, or else to disk, and stop the threads."""

@@ -16,9 +16,9 @@ def operations(document: Part) -> list[dict[str, Any]]:
             "name": operation["operationId"],
             "summary": operation["summary"],
             "note": operation.get("description", ""),
-            "parameters": [_parameter(document, given) for given in operation.get("parameters", ())],
+            "parameters": [_parameter(document, part) for part in operation.get("parameters", ())],
             "fields": list(_fields(document, _json(operation.get("requestBody", {})))),
-            "answers": [_answer(document, status, given) for status, given in operation["responses"].items()],
+            "answers": [_answer(document, status, part) for status, part in operation["responses"].items()],
         }
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
@@ -46,8 +46,8 @@ def _json(body: Part) -> Part:
     return schema
 
 
-def _parameter(document: Part, given: Part) -> dict[str, str]:
-    parameter = _resolved(document, given)
+def _parameter(document: Part, part: Part) -> dict[str, str]:
+    parameter = _resolved(document, part)
     schema = parameter.get("schema", {})
     return {
         "name": parameter["name"],
@@ -69,8 +69,8 @@ def _fields(document: Part, schema: Part) -> Iterator[dict[str, Any]]:
         }
 
 
-def _answer(document: Part, status: str, given: Part) -> dict[str, str]:
-    resolved = _resolved(document, given)
+def _answer(document: Part, status: str, part: Part) -> dict[str, str]:
+    resolved = _resolved(document, part)
     kinds = [kind(content.get("schema", {})) for content in resolved.get("content", {}).values()]
     return {"status": status, "text": resolved.get("description", ""), "kind": " or ".join(dict.fromkeys(kinds))}
 

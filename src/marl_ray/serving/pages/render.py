@@ -59,7 +59,7 @@ def experiment_page(
     base: str,
     message: str | None = None,
     *,
-    given: Mapping[str, str] | None = None,
+    form: Mapping[str, str] | None = None,
     live: bool = False,
     at: float | None = None,
 ) -> bytes:
@@ -67,7 +67,7 @@ def experiment_page(
 
     `report` is the JSON of `GET /v1/experiments/{name}`; all of it but name, status and arms may be missing or null.
     `curves` are rows (seconds since 1970, n, mean, low or None, high or None) per arm. `audit` may have any order.
-    `message` says why the last request was refused, and `given` is its form, so that the reason need not be written
+    `message` says why the last request was refused, and `form` is its form, so that the reason need not be written
     again. `live` reloads every few seconds and has no forms. `at` is when the report was made, in seconds since 1970.
     """
     colours = rows.colours_of([*rows.part_of(report, "arms"), *curves], rows.control_of(report))
@@ -81,7 +81,7 @@ def experiment_page(
         refresh=LIVE_S if live else None,
         live=live,
         message=message,
-        reason=(given or {}).get("reason", ""),
+        reason=(form or {}).get("reason", ""),
         limits=FIELDS,
         at=rows.time_of(at),
         name=report["name"],

@@ -30,8 +30,8 @@ def part_of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def finite(value: Any) -> float | None:
     """Return the value as a float; None where it is no finite number."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
 
 
 def _interval(value: Any) -> tuple[float, float] | None:
@@ -125,9 +125,9 @@ def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     labels = ["draft", *stages, status if status in _ENDS else "promoted"]
     stage = min(int(finite(report.get("stage")) or 0), len(stages) - 1)
     reached = 0 if status == "draft" else 1 + stage
-    here = len(labels) - 1 if status in _ENDS else reached
+    position = len(labels) - 1 if status in _ENDS else reached
     marks = ["done" if k <= reached else "skipped" if status in _ENDS else "ahead" for k in range(len(labels))]
-    marks[here] = f"here {status}"
+    marks[position] = f"here {status}"
     return list(zip(labels, marks, strict=True))
 
 
@@ -284,10 +284,10 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
 def _per_token(totals: Mapping[str, Any]) -> str | None:
     """Return the mean log-probability per served token in nats: the shadow's, and the one it was served with; None
     where there were no texts."""
-    tokens, own, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
+    tokens, log_prob, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
     return (
-        f"{own / tokens:.2f} (served {served / tokens:.2f})"
-        if tokens and own is not None and served is not None
+        f"{log_prob / tokens:.2f} (served {served / tokens:.2f})"
+        if tokens and log_prob is not None and served is not None
         else None
     )
 
@@ -315,8 +315,8 @@ def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
         allowed.discard(Action.NEXT_STAGE)
     labels = _DOES | {Action.NEXT_STAGE: f"Next stage: {stages[min(stage + 1, len(stages) - 1)]}"}
     arms = part_of(report, "arms")
-    left = [arm for arm in arms if arm != control_of(report) and not part_of(arms, arm).get("rolled_back")]
+    remaining = [arm for arm in arms if arm != control_of(report) and not part_of(arms, arm).get("rolled_back")]
     return {
-        "arms": [{"name": arm, "promote": Action.PROMOTE in allowed, "rollback": True} for arm in left],
+        "arms": [{"name": arm, "promote": Action.PROMOTE in allowed, "rollback": True} for arm in remaining],
         "whole": [(action.value, label) for action, label in labels.items() if action in allowed],
     }

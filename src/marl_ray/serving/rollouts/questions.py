@@ -105,9 +105,9 @@ def bounded_difference(metric: str, bounds: tuple[float, float]) -> Measure:
 
 
 def _measure(config: ExperimentConfig, name: str, better: str, margin: float | RelativeMargin, binary: bool) -> Measure:
-    known = config.range_of(name)
-    exact = known if config.randomize == "session" else None
-    return Measure(name, better, margin, binary, exact, (0.0, 1.0) if binary else known)
+    metric_range = config.range_of(name)
+    exact = metric_range if config.randomize == "session" else None
+    return Measure(name, better, margin, binary, exact, (0.0, 1.0) if binary else metric_range)
 
 
 def excluding(config: ExperimentConfig) -> list[str]:

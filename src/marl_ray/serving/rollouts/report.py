@@ -37,12 +37,12 @@ def describe(
     decision = advance(record, evidence.evidence, time.time() if now is None else now)
     rows: dict[str, Any] = {}
     for arm, outcome in outcomes.items():
-        units, stored, known = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
+        units, stored, arm_facts = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
         around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
         rows[arm] = {
             "bundle": stored.get("bundle") or stored.get("url"),
-            "digest": known.get("digest", stored["digest"]),
-            "lineage": known.get("lineage"),
+            "digest": arm_facts.get("digest", stored["digest"]),
+            "lineage": arm_facts.get("lineage"),
             "propensity": record.weights[arm] / total,
             "rolled_back": arm in state.rolled_back,
             "exposures": units.exposures,
@@ -128,8 +128,8 @@ def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPla
     measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
     rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excluding": missing}
     below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
-    known = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
-    most = measure.range[1] - measure.range[0] if known and measure.range is not None else math.inf
+    is_bounded = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
+    most = measure.range[1] - measure.range[0] if is_bounded and measure.range is not None else math.inf
     return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
 
 

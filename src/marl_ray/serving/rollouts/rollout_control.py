@@ -111,17 +111,17 @@ class Findings:
 def config_of(record: ExperimentRecord) -> ExperimentConfig:
     """Read the config that the store keeps, without the fields that the store adds. Raises MarlRayError if this version
     cannot read it."""
-    known, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
+    fields, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
     arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
-    data = {key: value for key, value in record.config.items() if key in known}
+    data = {key: value for key, value in record.config.items() if key in fields}
     complete = data | {"name": record.name, "arms": arms}
     return parse_config(ExperimentConfig, complete, source=f"experiment {record.name!r}")
 
 
 def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
     """Return the experiment's own guardrails and the one on `error`."""
-    own = config.guardrails
-    return own if any(rail.name == ERRORS.name for rail in own) else (*own, ERRORS)
+    configured = config.guardrails
+    return configured if any(rail.name == ERRORS.name for rail in configured) else (*configured, ERRORS)
 
 
 def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
@@ -241,14 +241,19 @@ def _reallocate(
     shares."""
     state, plan = record.state, record.plan
     since = state.stage_since if state.allocation is None else state.allocation.at
-    left = [arm for arm in plan.weights if arm not in state.rolled_back]
-    enough = all(evidence.look.summary("outcome", arm).n >= config.min_outcomes for arm in left)
-    if state.status is not ExperimentStatus.RUNNING or now - since < config.reweigh_s or len(left) < 2 or not enough:
+    remaining = [arm for arm in plan.weights if arm not in state.rolled_back]
+    enough = all(evidence.look.summary("outcome", arm).n >= config.min_outcomes for arm in remaining)
+    if (
+        state.status is not ExperimentStatus.RUNNING
+        or now - since < config.reweigh_s
+        or len(remaining) < 2
+        or not enough
+    ):
         return
     if evidence.srm.alarm or any(reporting.test.alarm for reporting in evidence.reporting):
         return
-    chosen = thompson_weights(evidence.look.gains("outcome", plan.control, left, len(plan.weights)), config.floor)
-    weights = {arm: chosen.get(arm, 0.0) for arm in plan.weights}
+    drawn = thompson_weights(evidence.look.gains("outcome", plan.control, remaining, len(plan.weights)), config.floor)
+    weights = {arm: drawn.get(arm, 0.0) for arm in plan.weights}
     total = math.fsum(record.weights.values())
     if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
         return

@@ -29,16 +29,16 @@ class Endpoints:
         """Add an experiment and return its router. If the experiment is known, its present router takes the new one's
         arms and is returned. Tables are replaced and never changed, so that concurrent requests see complete ones."""
         with self._changing:
-            known = self.routers.get(router.config.name)
-            if known is None:
+            present = self.routers.get(router.config.name)
+            if present is None:
                 name = router.config.served_as
                 newest_first = sorted([router, *self._served.get(name, ())], key=lambda r: r.created, reverse=True)
                 self._served = self._served | {name: tuple(newest_first)}
                 self.routers = self.routers | {router.config.name: router}
             else:
-                known.hold({**known.arms, **router.arms})
+                present.hold({**present.arms, **router.arms})
             self._note_acting()
-        return known or router
+        return present or router
 
     def by_experiment(self) -> dict[str, str]:
         """Return experiment -> its endpoint."""
@@ -62,7 +62,7 @@ class Endpoints:
         if name is None and len(self._served) == 1:
             return next(iter(self._served.values()))
         if not isinstance(name, str):
-            raise RequestError(400, "experiment", f"expected one of {self._known()}")
+            raise RequestError(400, "experiment", f"expected one of {self._served_names()}")
         if name in self._served:
             return self._served[name]
         if name in self.routers:
@@ -81,7 +81,7 @@ class Endpoints:
             raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self.routers)}")
         return self.routers[name]
 
-    def _known(self) -> str:
+    def _served_names(self) -> str:
         return ", ".join(self._served) or "none yet"
 
 
@@ -110,5 +110,5 @@ def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
     return [r for r in routers if r is not entered and r.created < newest and now - newest < DRAIN_S]
 
 
-def _instead(name: str, known: Collection[str]) -> str:
-    return did_you_mean(name, known) if known else "; there is none yet"
+def _instead(name: str, names: Collection[str]) -> str:
+    return did_you_mean(name, names) if names else "; there is none yet"

@@ -111,8 +111,8 @@ class Attempts:
         router = self._router
         if [arm for arm, _, _ in self._failed] != [router.control]:
             return None
-        here = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
-        return next((arm for arm in here if router.circuits[arm].state is CircuitState.CLOSED), None)
+        treatments = (arm for arm in router.arms if arm != router.control and arm not in router.state.rolled_back)
+        return next((arm for arm in treatments if router.circuits[arm].state is CircuitState.CLOSED), None)
 
     def _refusal(self, field: str | None) -> RequestError:
         """Return the error for a client whose request no arm has answered; `field` is the field that the error
@@ -144,8 +144,8 @@ class Attempts:
     def _count(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
         router, failures = self._router, self._failures
         circuit, is_treatment = router.circuits[arm], arm != router.control
-        own = another_answered and is_treatment
-        if not own and not isinstance(error, LostError):
+        is_arms_fault = another_answered and is_treatment
+        if not is_arms_fault and not isinstance(error, LostError):
             circuit.forget(ticket)
             return
         opened = circuit.opened
@@ -156,12 +156,12 @@ class Attempts:
             return
         log_line("circuit_open", experiment=router.config.name, arm=arm, error=repr(error))
         breaker = router.config.breaker
-        if own and breaker.on_open == "rollback" and circuit.failed_rounds >= breaker.rounds:
+        if is_arms_fault and breaker.on_open == "rollback" and circuit.failed_rounds >= breaker.rounds:
             rounds = "a round" if circuit.failed_rounds == 1 else f"{circuit.failed_rounds} rounds"
             failures.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
 
     def _note(self) -> None:
-        known = self._router.session(self._session)
-        if known is not None and known.assignment.arm == self._arm and not known.failed:
-            known.failed = True
+        remembered = self._router.session(self._session)
+        if remembered is not None and remembered.assignment.arm == self._arm and not remembered.failed:
+            remembered.failed = True
             self._failures.reports.note_failure(self._router.config.name, self._session)

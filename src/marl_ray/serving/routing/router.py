@@ -151,10 +151,11 @@ class Router:
             except StoreError:
                 past = None
         # The population now includes every unit, so no past population needs a look-up.
-        known = frozenset({state.population}) if state.population.is_everyone else None
+        everyone = frozenset({state.population}) if state.population.is_everyone else None
         if past is None:
-            return None, known
-        return PastTables([*past.weights, state.weights], state.salt), known or past.populations | {state.population}
+            return None, everyone
+        tables = PastTables([*past.weights, state.weights], state.salt)
+        return tables, everyone or past.populations | {state.population}
 
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
         """Return the name whose hash decides for the unit: its own, or its cluster's if clusters are randomized. A unit
@@ -213,9 +214,9 @@ class Router:
 
     def recall(self, unit: str, cluster_id: str | None) -> UnitArm | None:
         """Return the unit's arm if it is known without the database."""
-        known = self.remembered.get(unit)
-        if known is not None:
-            return UnitArm(self._standing(known.assignment)) if known.sure else None
+        session = self.remembered.get(unit)
+        if session is not None:
+            return UnitArm(self._standing(session.assignment)) if session.sure else None
         past, randomize = self._past, self.config.randomize
         # With clusters and blocks the session may have begun in another one.
         if randomize != "session" or past is None or len(past) > MOST_TABLES or not past.agree(unit):
@@ -224,20 +225,20 @@ class Router:
 
     def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
         """Return the unit's arm, given the store's answer."""
-        known = self.remembered.get(unit)
+        session = self.remembered.get(unit)
         if stored is not None:
-            if known is not None:
-                known.assignment, known.sure = stored, True
+            if session is not None:
+                session.assignment, session.sure = stored, True
             return UnitArm(self._standing(stored))
-        if known is not None:  # the replica's own exposure is still on its way to the store
+        if session is not None:  # the replica's own exposure is still on its way to the store
             return self.guess(unit, cluster_id)
         return UnitArm(*self._drawn(unit, cluster_id))
 
     def guess(self, unit: str, cluster_id: str | None) -> UnitArm:
         """Return the unit's arm while the store cannot be asked."""
-        known = self.remembered.get(unit)
-        if known is not None:
-            return UnitArm(self._standing(known.assignment), sure=False)
+        session = self.remembered.get(unit)
+        if session is not None:
+            return UnitArm(self._standing(session.assignment), sure=False)
         return UnitArm(*self._drawn(unit, cluster_id), sure=False)
 
     def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
@@ -256,9 +257,9 @@ class Router:
     def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:
         """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm; if a
         concurrent request was faster, that is the arm which the other request noted."""
-        known = self.remembered.get(unit)
-        if known is not None:
-            return False, self._standing(known.assignment)
+        session = self.remembered.get(unit)
+        if session is not None:
+            return False, self._standing(session.assignment)
         assignment = unit_arm.assignment
         if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), unit_arm.cluster)):
             if len(self.remembered) >= REMEMBERED:

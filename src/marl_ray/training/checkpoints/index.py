@@ -132,15 +132,15 @@ def own_checkpoints(
     from another iteration. These are withdrawn, and `say` gets a line about each; where there are no others,
     MarlRayError has the lines, and nothing is withdrawn. A manifest that cannot be read is no reason to leave its
     folder out. Raises OSError."""
-    own: list[StoredFolder] = []
+    of_run: list[StoredFolder] = []
     strange: list[tuple[StoredFolder, str]] = []
     for place in checkpoints_in(folder):
         problem = _strange(place, identity)
         if problem:
             strange.append((place, problem))
         else:
-            own.append(place)
-    if strange and not own:
+            of_run.append(place)
+    if strange and not of_run:
         raise MarlRayError("; ".join(problem for _, problem in strange))
     for place, problem in strange:
         say(f"{problem}; it is left out")
@@ -148,7 +148,7 @@ def own_checkpoints(
             withdraw(place)
     for place in _strays(folder):
         say(f"{place} is of workers whose iterations others have played again; it is left out")
-    return own
+    return of_run
 
 
 def _strange(place: StoredFolder, identity: str) -> str:
@@ -211,15 +211,15 @@ def best_whole(
     """Return the best of these whose bundle is as it was written, compared as by `check_bundle`, or None; and those
     that would be better and are damaged, each with a line that says how. Raises OSError."""
     damaged: list[tuple[StoredFolder, str]] = []
-    left = list(checkpoints)
-    while (chosen := best(left)) is not None:
+    candidates = list(checkpoints)
+    while (best_checkpoint := best(candidates)) is not None:
         try:
-            check_bundle(chosen, sizes)
+            check_bundle(best_checkpoint, sizes)
             break
         except DamagedCheckpointError as error:
-            damaged.append((chosen.place, f"{error}; this bundle, the best so far, is lost"))
-            left.remove(chosen)
-    return chosen, damaged
+            damaged.append((best_checkpoint.place, f"{error}; this bundle, the best so far, is lost"))
+            candidates.remove(best_checkpoint)
+    return best_checkpoint, damaged
 
 
 def resume_line(config: RunConfig) -> str:
@@ -235,9 +235,9 @@ def unneeded(checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: in
     """Return the checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and
     the first of every `interval` iterations."""
     needed = {checkpoint.name for checkpoint in checkpoints[-keep:]}
-    chosen = best(checkpoints)
-    if chosen is not None:
-        needed.add(chosen.name)
+    best_checkpoint = best(checkpoints)
+    if best_checkpoint is not None:
+        needed.add(best_checkpoint.name)
     if interval is not None:
         firsts: dict[int, str] = {}
         for checkpoint in checkpoints:

@@ -51,9 +51,9 @@ def make_room(learners: Mapping[str, Learner], stored: Metadata, scalars: Mappin
         optimizer = learner.policy.optimizer
         optimizer.state.clear()
         for key, value in _model_tensors(learner.policy.model):
-            kept = parts.get(f"{policy}{OPTIMIZER}{key}")
-            if kept is not None:
-                optimizer.state[value] = {part: _room(value, facts) for part, facts in kept}
+            tensor_parts = parts.get(f"{policy}{OPTIMIZER}{key}")
+            if tensor_parts is not None:
+                optimizer.state[value] = {part: _room(value, facts) for part, facts in tensor_parts}
     return {name: value for name, value in tensors_of(learners).items() if name not in scalars}
 
 

@@ -78,11 +78,11 @@ def _try_load(
         except (DamagedCheckpointError, OSError) as problem:
             return None, _line(place, problem)
 
-    own, error = together(read)
+    read_part, error = together(read)
     errors = [each for each in gather(error) if each is not None]
-    if own is None or errors:
+    if read_part is None or errors:
         return None, *errors[0]
-    loaded, plain = own
+    loaded, plain = read_part
     for name, learner in learners.items():
         learner.load_state(plain[name], f"policy {name!r}, after reading {place}")
         if own_hyper:
@@ -115,7 +115,7 @@ def _read(
     if rank == 0:
         check_bundle(PublishedCheckpoint(place, manifest))
     files = StoredFiles(place, manifest.files)
-    own = StateFile.decode(files.read(STATE))
+    state_file = StateFile.decode(files.read(STATE))
     # Copies of environments go to workers by number, so other workers' files matter only if there are more or fewer.
     ranks = [rank] if manifest.ranks == workers else range(manifest.ranks)
     envs: dict[str, Any] = {}
@@ -123,10 +123,10 @@ def _read(
         envs |= files.read_json(envs_file(each))
     reader = TensorReader(files, WEIGHTS)
     try:
-        tensors = make_room(learners, reader.read_metadata(), own.scalars)
+        tensors = make_room(learners, reader.read_metadata(), state_file.scalars)
         with warnings.catch_warnings():  # torch warns of a load without collectives, which one damaged part would block
             warnings.simplefilter("ignore")
             state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
     except CheckpointException as error:  # torch's own, a BaseException
         raise next(iter(error.failures.values()))[0] from error
-    return LoadedCheckpoint(own.state, envs), own.learners
+    return LoadedCheckpoint(state_file.state, envs), state_file.learners

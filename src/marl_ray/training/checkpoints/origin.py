@@ -25,15 +25,15 @@ from marl_ray.training.run_folder.record import storage_of
 def source_of(config: RunConfig) -> str | None:
     """Return the checkpoint that `resume_from` names, as an absolute path or a URI: the latest one of a run's name or
     folder, or the checkpoint itself; None without `resume_from`. Raises MarlRayError if there is none."""
-    given = config.resume_from
-    if given is None:
+    resume_from = config.resume_from
+    if resume_from is None:
         return None
-    if "://" in given:
-        folder = given.rstrip("/")
-    elif "/" in given:
-        folder = str(Path(given).expanduser().resolve())
+    if "://" in resume_from:
+        folder = resume_from.rstrip("/")
+    elif "/" in resume_from:
+        folder = str(Path(resume_from).expanduser().resolve())
     else:
-        folder = f"{storage_of(config).rstrip('/')}/{given}"
+        folder = f"{storage_of(config).rstrip('/')}/{resume_from}"
     try:
         place = StoredFolder(*fs.FileSystem.from_uri(folder))
         if is_checkpoint(place):
@@ -43,15 +43,15 @@ def source_of(config: RunConfig) -> str | None:
     except MarlRayError as error:
         raise MarlRayError(f"resume_from: {error}") from error
     except (OSError, ValueError) as error:
-        raise MarlRayError(f"resume_from: {given!r} cannot be read: {one_line(error)}") from error
+        raise MarlRayError(f"resume_from: {resume_from!r} cannot be read: {one_line(error)}") from error
     if latest is None:
-        if given.startswith("models:/") or _is_bundle(place):
+        if resume_from.startswith("models:/") or _is_bundle(place):
             raise MarlRayError(
-                f"resume_from: {given!r} is a bundle, which has no optimiser; expected a run's name, its folder or a "
-                f"checkpoint in it; a new run from a bundle's weights has team.NAME.bundle={given}"
+                f"resume_from: {resume_from!r} is a bundle, which has no optimiser; expected a run's name, its folder or a "
+                f"checkpoint in it; a new run from a bundle's weights has team.NAME.bundle={resume_from}"
             )
         raise MarlRayError(
-            f"resume_from: {given!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
+            f"resume_from: {resume_from!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
         )
     return f"{folder}/{latest.name}"
 
@@ -76,8 +76,8 @@ def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> No
                 f"resume_from: {source} holds the trained policies {', '.join(state.holds)}; expected "
                 f"{', '.join(holds)} ({name} is in {where} alone)"
             )
-        own = json.loads(json.dumps(holds[name]))
-        for key, value in own.items():
+        of_policy = json.loads(json.dumps(holds[name]))
+        for key, value in of_policy.items():
             if state.holds[name].get(key) != value:
                 raise MarlRayError(
                     f"resume_from: {source} has another {key} of policy {name!r}: {state.holds[name].get(key)}, where "

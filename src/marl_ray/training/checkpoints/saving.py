@@ -215,7 +215,7 @@ def _manifest(contents: CheckpointContents, files: Mapping[str, StoredFile], ran
 
 def _unwritable(place: StoredFolder, error: CheckpointException) -> MarlRayError:
     failures = [failure for failure, _ in error.failures.values()]
-    own = next((failure for failure in failures if isinstance(failure, MarlRayError)), failures[0])
-    if isinstance(own, UnwritableCheckpointError):
-        return own
-    return UnwritableCheckpointError(f"{place} cannot be written: {named(own)}")
+    failure = next((each for each in failures if isinstance(each, MarlRayError)), failures[0])
+    if isinstance(failure, UnwritableCheckpointError):
+        return failure
+    return UnwritableCheckpointError(f"{place} cannot be written: {named(failure)}")

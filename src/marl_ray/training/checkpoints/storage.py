@@ -101,25 +101,25 @@ def read_file(place: StoredFolder) -> bytes | None:
         return None
 
 
-def read_known(place: StoredFolder, known: StoredFile) -> bytes:
+def read_known(place: StoredFolder, written: StoredFile) -> bytes:
     """Return the contents of a file that must be as it was written; raises DamagedCheckpointError, which names it, or
     OSError."""
     data = read_file(place)
     if data is None:
         raise DamagedCheckpointError(f"{place} is missing")
-    _compare(place, known, len(data), hashlib.sha256(data).hexdigest())
+    _compare(place, written, len(data), hashlib.sha256(data).hexdigest())
     return data
 
 
-def check_size(place: StoredFolder, known: StoredFile) -> None:
+def check_size(place: StoredFolder, written: StoredFile) -> None:
     """Raise DamagedCheckpointError if a file is not there in its size, or OSError."""
     info = place.filesystem.get_file_info(place.path)
     if info.type != fs.FileType.File:
         raise DamagedCheckpointError(f"{place} is missing")
-    _compare(place, known, info.size, known.sha256)
+    _compare(place, written, info.size, written.sha256)
 
 
-def check_known(place: StoredFolder, known: StoredFile) -> None:
+def check_known(place: StoredFolder, written: StoredFile) -> None:
     """Raise as `read_known` does, for a file whose contents need not fit into memory."""
     size, digest = 0, hashlib.sha256()
     try:
@@ -129,11 +129,11 @@ def check_known(place: StoredFolder, known: StoredFile) -> None:
                 digest.update(data)
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{place} is missing") from None
-    _compare(place, known, size, digest.hexdigest())
+    _compare(place, written, size, digest.hexdigest())
 
 
-def _compare(place: StoredFolder, known: StoredFile, size: int, sha256: str) -> None:
-    if size != known.size:
-        raise DamagedCheckpointError(f"{place} has {size:,} bytes, expected {known.size:,}")
-    if sha256 != known.sha256:
+def _compare(place: StoredFolder, written: StoredFile, size: int, sha256: str) -> None:
+    if size != written.size:
+        raise DamagedCheckpointError(f"{place} has {size:,} bytes, expected {written.size:,}")
+    if sha256 != written.sha256:
         raise DamagedCheckpointError(f"{place} has another content than was written: its sha256 differs")

@@ -30,12 +30,12 @@ INDEX = ".metadata"
 class StoredFiles(FileSystemBase):
     """Reads and writes the files in a checkpoint's folder.
 
-    Paths are relative to the folder. Files that were written are in `written`; those that are read must be as `known`
+    Paths are relative to the folder. Files that were written are in `written`; those that are read must be as `stored`
     says.
     """
 
-    def __init__(self, place: StoredFolder, known: Mapping[str, StoredFile] | None = None):
-        self.place, self.known = place, known or {}
+    def __init__(self, place: StoredFolder, stored: Mapping[str, StoredFile] | None = None):
+        self.place, self.stored = place, stored or {}
         self.written: dict[str, StoredFile] = {}
         self.folders: set[str] = set()
 
@@ -74,9 +74,9 @@ class StoredFiles(FileSystemBase):
 
     def read(self, name: str) -> bytes:
         """Return the contents of a file; raises DamagedCheckpointError, which names it, or OSError."""
-        if name not in self.known:
+        if name not in self.stored:
             raise DamagedCheckpointError(f"{self.place / name} is not in the manifest")
-        return read_known(self.place / name, self.known[name])
+        return read_known(self.place / name, self.stored[name])
 
     def read_json(self, name: str) -> Any:
         """Return plain data of a file; raises as `read` does."""

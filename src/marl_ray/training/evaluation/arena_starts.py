@@ -25,9 +25,9 @@ class ArenaPlayer:
         ways = (False, True) if start_set is StartSet.SELECTION else (False,)
         starts = [FixedStart(number, start_set, greedy) for greedy in ways for number in range(count)]
         rank, workers = world()
-        own = range(rank, len(starts), workers)
-        played = self._arena(len(starts)).play(players, [starts[k] for k in own])
-        everywhere = [pair for part in gather(list(zip(own, played, strict=True))) for pair in part]
+        numbers = range(rank, len(starts), workers)
+        played = self._arena(len(starts)).play(players, [starts[k] for k in numbers])
+        everywhere = [pair for part in gather(list(zip(numbers, played, strict=True))) for pair in part]
         episodes = [episode for _, episode in sorted(everywhere)]
         cut = sum(episode.cut for episode in episodes) / len(episodes)
         return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut})
@@ -40,9 +40,9 @@ class ArenaPlayer:
         """Make copies of the environment for evaluations alone, at most as many as training has."""
         if self.arena is None:
             config = self.config
-            own = -(-episodes // config.resources.workers)
-            waves = -(-own // config.env_copies_per_worker)
-            copies = -(-own // waves)
+            episodes_here = -(-episodes // config.resources.workers)
+            waves = -(-episodes_here // config.env_copies_per_worker)
+            copies = -(-episodes_here // waves)
             envs = make_batch(config.env, copies, list(self.agents.values()), config.signals, config.constraints)
             most = config.evaluation.max_steps
             self.arena = Arena(self.env, envs, self.agents, copies, config.seed, config.signals, most)

@@ -68,8 +68,8 @@ def read_benchmarks(
 
 
 def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
-    chosen, section = benchmark(settings.name), f"evaluation.benchmarks.{settings.metric}"
-    if "hardened" not in chosen.modes or chosen.filters_references:
+    loaded, section = benchmark(settings.name), f"evaluation.benchmarks.{settings.metric}"
+    if "hardened" not in loaded.modes or loaded.filters_references:
         raise FieldError(f"{section}.name", "expected a benchmark with a hardened mode that does not filter references")
     request = WritingRequest(
         agent=settings.agent,
@@ -79,17 +79,17 @@ def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> Run
         prompt=settings.prompt,
     )
     try:
-        data = load(chosen, settings.data, settings.split, settings.sha256)
+        data = load(loaded, settings.data, settings.split, settings.sha256)
         if settings.problems is not None and settings.problems > len(data.problems):
             raise FieldError("problems", f"{data.source} has {len(data.problems)}, not {settings.problems}")
         problems = data.problems[: settings.problems]
-        writer = Writer(request, chosen, authors)
+        writer = Writer(request, loaded, authors)
         writer.manifest(problems)
     except FieldError as error:
         raise FieldError(f"{section}.{error.field}", error.message) from error
     except MarlRayError as error:
         raise MarlRayError(f"{section}: {error}") from error
-    return RunBenchmark(settings, chosen, problems, data.sha256, writer)
+    return RunBenchmark(settings, loaded, problems, data.sha256, writer)
 
 
 def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str]) -> None:
@@ -149,7 +149,7 @@ def pass_rates(measured: RunBenchmark) -> dict[str, float]:
     failures = [failure for _, failure in parts if failure]
     if failures:
         raise MarlRayError(f"evaluation.benchmarks.{name} was not measured: {failures[0]}")
-    rows = [row for own, _ in parts for row in own]
+    rows = [row for worker_rows, _ in parts for row in worker_rows]
     report = make_report({}, [problem.task_id for problem in measured.problems], rows, ("hardened",), measured.ks)
     metrics: dict[str, float] = {}
     for scored, scores in report[

@@ -39,13 +39,13 @@ def play_held_out(
     """
     rank, workers = world()
     env, settings = collector.copies[0].env, config.evaluation
-    known = getattr(env.unwrapped, "held_out", None)
-    count = settings.tasks if known is None else min(settings.tasks, known)
-    first = start_set * count if known is None or known >= (start_set + 1) * count else 0
-    own = range(first, first + count)[rank::workers]
+    task_count = getattr(env.unwrapped, "held_out", None)
+    count = settings.tasks if task_count is None else min(settings.tasks, task_count)
+    first = start_set * count if task_count is None or task_count >= (start_set + 1) * count else 0
+    task_numbers = range(first, first + count)[rank::workers]
     selects = start_set is StartSet.SELECTION
-    alone = collector.play(players, own, greedy=True, key=start_set) if selects else []
-    drawn = collector.play(players, own, samples=settings.samples, key=start_set)
+    alone = collector.play(players, task_numbers, greedy=True, key=start_set) if selects else []
+    drawn = collector.play(players, task_numbers, samples=settings.samples, key=start_set)
     everywhere = gather((drawn, alone))
     sampled, greedy = ([episode for part in everywhere for episode in part[which]] for which in (0, 1))
     return (

@@ -8,12 +8,13 @@ TRAINED_PER_EVALUATED = 10
 evaluations take a few percent of a long run's time."""
 
 
-def first_wait(left: int, cost: int) -> float:
-    """Return the wait after the evaluation before training, which played `cost` steps; `left` steps are to be trained.
+def first_wait(remaining: int, cost: int) -> float:
+    """Return the wait after the evaluation before training, which played `cost` steps; `remaining` steps are to be
+    trained.
 
     Episodes may become shorter as the team learns, and evaluations cheaper, so it is at most half of the run.
     """
-    return max(left / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, left / 2))
+    return max(remaining / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, remaining / 2))
 
 
 def next_wait(total: int, cost: int) -> float:

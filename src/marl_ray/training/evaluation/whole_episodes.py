@@ -62,7 +62,7 @@ def gather_episodes(
     Greedy episodes, which are the baselines of groups, are left out: they do not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
-    own = [tuple(EndedEpisode.from_episode(episode)) for episode in sampled]
-    parts = gather((own, collector.running, batch.steps))
+    sent = [tuple(EndedEpisode.from_episode(episode)) for episode in sampled]
+    parts = gather((sent, collector.running, batch.steps))
     ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
     return ended, [start for _, part, _ in parts for start in part], sum(steps for _, _, steps in parts)

@@ -80,14 +80,14 @@ class DemonstrationFit:
             raise DivergedError(f"{where}: log_likelihood is not finite")
         return {"log_likelihood": mean}
 
-    def _step(self, chosen: list[Example]) -> Tensor:
+    def _step(self, minibatch: list[Example]) -> Tensor:
         """Take one gradient step on all workers' examples; returns this worker's sum of log-likelihoods."""
         policy, (rank, workers) = self.policy, world()
-        own = sorted(chosen, key=lambda example: -example.length)[rank::workers]
+        own_examples = sorted(minibatch, key=lambda example: -example.length)[rank::workers]
         # Most demonstrations of one worker; all workers make as many passes as that one needs.
-        most = -(-len(chosen) // workers)
+        most = -(-len(minibatch) // workers)
         size = policy.settings.micro_batch or most
-        tokens = sum(len(example.response) for example in chosen)
+        tokens = sum(len(example.response) for example in minibatch)
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)
         together = policy.joint if policy.settings.micro_batch else 1  # of these one has demonstrations in a pass
@@ -96,7 +96,7 @@ class DemonstrationFit:
             if passes > 1:
                 policy.family.begin_pass(policy.model, number + 1 == passes)
             start = number // together * size
-            part = own[start : start + size] if number % together == rank % together else []
+            part = own_examples[start : start + size] if number % together == rank % together else []
             rows = padded([example.prompt for example in part], [example.response for example in part])
             prompts, responses, mask = (x.to(policy.device) for x in rows)
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()

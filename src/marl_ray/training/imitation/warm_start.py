@@ -127,8 +127,8 @@ class _Fit:
         parts = [([model.actor], settings.lr or hyper.lr)]
         if self.critic is not None:
             parts.append(([self.critic], settings.lr or hyper.critic_lr or hyper.lr))
-            known = self.data.returns[self.data.valued].double()
-            learner.note_returns(float(known.mean()), float(known.square().mean()))
+            returns = self.data.returns[self.data.valued].double()
+            learner.note_returns(float(returns.mean()), float(returns.square().mean()))
         self.optimizer = optimizer_of(hyper, parts)
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
@@ -136,8 +136,8 @@ class _Fit:
         size = len(self.data.rows)
         order = torch.from_numpy(permutation(seed, WARM_START_ITERATION, number, size)).to(self.data.rows.device)
         sums = torch.zeros(2, dtype=torch.float64, device=order.device)
-        for chosen in order.split(self.batch):
-            sums += self._step(chosen)
+        for minibatch in order.split(self.batch):
+            sums += self._step(minibatch)
         likelihood, value = total(sums).tolist()
         means = {"log_likelihood": likelihood / int(self.data.imitated.sum())}
         if self.critic is not None:
@@ -147,29 +147,31 @@ class _Fit:
                 raise DivergedError(f"policy {self.name!r}, warm start, epoch {number + 1}: {key} is not finite")
         return means
 
-    def _step(self, chosen: Tensor) -> Tensor:
+    def _step(self, minibatch: Tensor) -> Tensor:
         """Take one gradient step on decisions (all workers' numbers); returns this worker's sums of log-likelihood and value
         loss, (2,)."""
         data, policy, (rank, workers) = self.data, self.learner.policy, world()
-        own = chosen[rank::workers]
-        share = 1.0 if len(own) else 0.0
+        of_worker = minibatch[rank::workers]
+        share = 1.0 if len(of_worker) else 0.0
         # This worker has no part of the minibatch, but takes part in the collectives of the pass.
-        own = own if len(own) else chosen[:1]
-        actor = EncodedRows.from_rows(policy.model.actor, data.rows[own])
+        of_worker = of_worker if len(of_worker) else minibatch[:1]
+        actor = EncodedRows.from_rows(policy.model.actor, data.rows[of_worker])
         central = policy.model.central
-        critic = EncodedRows.from_rows(policy.model.critics[0], data.states[data.state[own]]) if central else actor
-        allowed = None if data.allowed is None else data.allowed[own]
+        critic = (
+            EncodedRows.from_rows(policy.model.critics[0], data.states[data.state[of_worker]]) if central else actor
+        )
+        allowed = None if data.allowed is None else data.allowed[of_worker]
         outputs, *values = policy.model.evaluate(actor, critic, allowed)
-        likelihood = policy.model.distribution.log_prob(outputs, data.actions[own])
-        likelihood = (likelihood * data.imitated[own]).sum() * share
-        loss, value = -likelihood / data.imitated[chosen].sum().clamp(min=1), torch.zeros_like(likelihood)
+        likelihood = policy.model.distribution.log_prob(outputs, data.actions[of_worker])
+        likelihood = (likelihood * data.imitated[of_worker]).sum() * share
+        loss, value = -likelihood / data.imitated[minibatch].sum().clamp(min=1), torch.zeros_like(likelihood)
         if self.critic is not None:
             heads = values[0]
-            estimates = heads.gather(1, data.agent[own][:, None])[:, 0] if central else heads[:, 0]
-            wanted = self.learner.state.value_norm.normalize(data.returns[own])
-            value = clipped_value_loss(estimates, estimates, wanted, None, policy.hyper.huber_delta)
-            value = (value * data.valued[own]).sum() * share
-            loss = loss + value / data.valued[chosen].sum().clamp(min=1)
+            estimates = heads.gather(1, data.agent[of_worker][:, None])[:, 0] if central else heads[:, 0]
+            targets = self.learner.state.value_norm.normalize(data.returns[of_worker])
+            value = clipped_value_loss(estimates, estimates, targets, None, policy.hyper.huber_delta)
+            value = (value * data.valued[of_worker]).sum() * share
+            loss = loss + value / data.valued[minibatch].sum().clamp(min=1)
         self.optimizer.zero_grad(set_to_none=True)
         backward_over_workers(loss)
         modules: list[nn.Module] = [policy.model.actor, *([] if self.critic is None else [self.critic])]
@@ -181,10 +183,10 @@ class _Fit:
 def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
     """Return (units,) bool: the share `top` of the units with the best outcomes, at least one unit; among equal
     outcomes the first units."""
-    chosen = np.zeros(len(outcomes), bool)
+    is_best = np.zeros(len(outcomes), bool)
     count = max(1, math.ceil(top * len(outcomes) - 1e-9))
-    chosen[np.argsort(-outcomes, kind="stable")[:count]] = True
-    return chosen
+    is_best[np.argsort(-outcomes, kind="stable")[:count]] = True
+    return is_best
 
 
 def _decisions(
@@ -238,10 +240,10 @@ def joint_states(logged: LoggedUnits, env: ParallelEnv, agents: Mapping[str, Seq
         width = row_size(env.observation_space(agents[name][number]))
         batch = logged.policies.get(name)
         if batch is not None:
-            own = batch.agent == number
-            unit = batch.episode[own]
-            states[unit, : batch.mask.shape[1], begin : begin + width] = batch.observations[own].to(states.dtype)
+            of_agent = batch.agent == number
+            unit = batch.episode[of_agent]
+            states[unit, : batch.mask.shape[1], begin : begin + width] = batch.observations[of_agent].to(states.dtype)
             rows[:, column] = torch.bincount(unit, minlength=units).float()
-            lengths[unit, column] = logged.lengths[name][own].float()
+            lengths[unit, column] = logged.lengths[name][of_agent].float()
         begin += width
     return states, (rows == 1).all(1) & (lengths == lengths[:, :1]).all(1)

@@ -86,7 +86,7 @@ class Deliveries:
                 self.say(f"waiting for {delivery.name} to open, for {wait_s:g} s at most")
             delivery.settled.wait(max(0.0, deadline - time.monotonic()))
             if delivery.sink is None:
-                delivery.left.set()
+                delivery.over.set()
                 self.deliveries.remove(delivery)
                 why = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
                 raise MarlRayError(delivery.problem or why)
@@ -116,7 +116,7 @@ class Deliveries:
     def disown(self) -> None:
         """Make no more calls of any sink: they are another owner's."""
         for delivery in self.deliveries:
-            delivery.left.set()
+            delivery.over.set()
         self.deliveries = []
 
     def _keep(self, bundle: BestBundle, name: str, sink: Any) -> None:

@@ -99,7 +99,7 @@ class Delivery:
         self.tail = Tail(filesystem, f"{folder}/{file}")
         mark = read_mark(filesystem, folder, name)
         self.mark = replace(mark, ended="")
-        self.known = False
+        self.in_step = False
         """True while mark and `last` say exactly what the sink has."""
         self.last: int | None = None
         """The last iteration that the sink said it has. Workers may be about to play it again."""
@@ -110,7 +110,7 @@ class Delivery:
         self.finish: Callable[[Any], None] = lambda sink: None
         self.begins, self.settled = begins, threading.Event()
         """Set when the sink is open, or was given up."""
-        self.ends, self.left = threading.Event(), threading.Event()
+        self.ends, self.over = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._deliver, name=f"sink {name}", daemon=True)
         self.thread.start()
 
@@ -128,7 +128,7 @@ class Delivery:
 
     def leave(self) -> None:
         """Make no more calls of the sink, and print what it has not got; another owner of the run says that itself."""
-        self.left.set()
+        self.over.set()
         if self.mark.ended or not self.owns():
             return
         waiting = 0
@@ -138,7 +138,7 @@ class Delivery:
         self.say(f"{what} ({self.problem or 'it is too slow'}); the same command delivers them")
 
     def _deliver(self) -> None:
-        while not self.left.is_set():
+        while not self.over.is_set():
             self.called = time.monotonic()
             try:
                 if self._step():
@@ -157,7 +157,7 @@ class Delivery:
         if self.sink is None:
             self.sink = self.make()
         self.settled.set()
-        if not self.known:
+        if not self.in_step:
             run_id = getattr(self.sink, "run_id", "")
             if run_id != self.mark.run_id:
                 self.mark = Mark(run_id=run_id) if self.mark.run_id else replace(self.mark, run_id=run_id)
@@ -166,7 +166,7 @@ class Delivery:
             # was noted.
             last_iteration = getattr(self.sink, "last_iteration", None)
             self.last = None if last_iteration is None else last_iteration()
-            self.known = True
+            self.in_step = True
         ends = self.ends.is_set()  # before reading, so that the last rows are not missed
         lines = self.tail.read(self.mark.rows, MOST_ROWS)
         rows = [row_of(line) for line in lines]
@@ -174,9 +174,9 @@ class Delivery:
         if there:
             self._took(there)
         elif rows:
-            self.known = False
+            self.in_step = False
             self.sink.log([row for row in rows if row is not None])
-            self.known = True
+            self.in_step = True
             self._took(rows)
         elif ends:
             self.finish(self.sink)
@@ -211,5 +211,5 @@ class Delivery:
             self.say(f"{self.name}: {problem}; its rows wait in the run's folder")
         self.problem, self.failures = problem, self.failures + 1
         if ends and self.failures >= LAST_TRIES:
-            self.left.set()
-        (self.left if ends else self.ends).wait(RETRY_S)
+            self.over.set()
+        (self.over if ends else self.ends).wait(RETRY_S)

@@ -26,9 +26,9 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
     try:
         for name in (METRICS, EVENTS, FAILURES):
             take_over_copy(filesystem, f"{folder}/{name}")
-        kept, iterations, removed = sort_out(lines_of(filesystem, path))
+        remaining, iterations, removed = sort_out(lines_of(filesystem, path))
         if removed:
-            replace_lines(filesystem, path, kept)
+            replace_lines(filesystem, path, remaining)
         first = iterations[0] if has_origin and iterations else 1
         missing = [] if has_origin and not iterations else sorted({*range(first, (last or 0) + 1)} - {*iterations})
         for info in filesystem.get_file_info(fs.FileSelector(f"{folder}/{MARKS}", allow_not_found=True)):
@@ -74,14 +74,14 @@ def sort_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
             ends.append(iteration)
         elif iteration < ends[length]:  # of two rows of one iteration the first stays
             lasts[length], ends[length] = index, iteration
-    kept: list[int] = []
+    rising: list[int] = []
     at = lasts[-1] if lasts else None
     while at is not None:
-        kept.append(at)
+        rising.append(at)
         at = before[at]
-    kept.reverse()
-    removed = sorted({*range(len(lines))} - {*kept})
-    return [lines[index] for index in kept], [iterations[index] for index in kept], [index + 1 for index in removed]
+    rising.reverse()
+    removed = sorted({*range(len(lines))} - {*rising})
+    return [lines[index] for index in rising], [iterations[index] for index in rising], [index + 1 for index in removed]
 
 
 def _fits(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], changed: bool) -> bool:

@@ -72,8 +72,8 @@ def evaluate_all(
     """
 
     def in_one_pass(selection: Selection) -> Outputs:
-        own = selection.decisions(mask, shape.agents)
-        return policy.family.evaluate(policy.model, inputs, batch, own, shape, selection)
+        selected_mask = selection.decisions(mask, shape.agents)
+        return policy.family.evaluate(policy.model, inputs, batch, selected_mask, shape, selection)
 
     log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, in_one_pass, selections)
     assert log_probs is not None and entropy is not None
@@ -94,11 +94,11 @@ def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Te
         policy.optimizer.zero_grad(set_to_none=True)
         for part, _ in micro_batches(everything(shape), shape, policy.pass_size, order):
             selection = with_a_row(part)
-            own = selection.decisions(mask, shape.agents)
-            outputs = policy.family.evaluate(policy.model, inputs, batch, own, shape, selection).values
+            selected_mask = selection.decisions(mask, shape.agents)
+            outputs = policy.family.evaluate(policy.model, inputs, batch, selected_mask, shape, selection).values
             assert outputs is not None
             valued = Valued(outputs, selection.take(batch.values, shape.agents), selection.take(targets, shape.agents))
-            loss = (algorithm.value_loss(valued, hyper) * own).sum() / count
+            loss = (algorithm.value_loss(valued, hyper) * selected_mask).sum() / count
             backward_over_workers(loss)
         for parameter in policy.actor.parameters():
             parameter.grad = None  # the fit must not move a trunk that the actor shares with the critic

@@ -56,8 +56,8 @@ class Selection:
 
     def decisions(self, mask: Tensor, agents: int) -> Tensor:
         """Take the selection's part (R, T') of a mask (copies * agents, T)."""
-        own = self.take(mask, agents)
-        return torch.zeros_like(own) if self.stands_in else own
+        selected_mask = self.take(mask, agents)
+        return torch.zeros_like(selected_mask) if self.stands_in else selected_mask
 
     def take(self, array: Tensor, agents: int) -> Tensor:
         """Take the selection's part (R, T', ...) of a (copies * agents, T, ...) array."""
@@ -113,5 +113,5 @@ def micro_batches(
     passes = -(-selection.most // size) * shape.joint
     for number in range(passes):
         first, of_worker = number // shape.joint * size, number % shape.joint
-        own = copies[first : first + size] if of_worker == shape.rank % shape.joint else copies[:0]
-        yield Selection(own, selection.times, size), number + 1 == passes
+        part = copies[first : first + size] if of_worker == shape.rank % shape.joint else copies[:0]
+        yield Selection(part, selection.times, size), number + 1 == passes

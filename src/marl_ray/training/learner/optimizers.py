@@ -22,14 +22,14 @@ def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Modul
         decayed: list[nn.Parameter] = []
         plain: list[nn.Parameter] = []
         for module in modules:
-            tables = {id(own.weight) for own in module.modules() if isinstance(own, nn.Embedding)}
+            tables = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     (plain if parameter.ndim < 2 or id(parameter) in tables else decayed).append(parameter)
-        own = {"lr": rate, "initial_lr": rate, **_settings(hyper)}
+        settings = {"lr": rate, "initial_lr": rate, **_settings(hyper)}
         groups += [
-            {"params": decayed, **own, "weight_decay": hyper.weight_decay},
-            {"params": plain, **own, "weight_decay": 0.0},
+            {"params": decayed, **settings, "weight_decay": hyper.weight_decay},
+            {"params": plain, **settings, "weight_decay": 0.0},
         ]
     groups = [group for group in groups if group["params"]]
     if hyper.optimizer == "sgd":

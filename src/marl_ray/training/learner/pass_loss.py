@@ -91,10 +91,10 @@ def pass_loss(
     )
     result = algorithm.policy_loss(decisions, hyper)  # the named algorithm's own formula: a loss per decision
     for key in ("loss", "clipped"):
-        given = getattr(getattr(result, key, None), "shape", None)
-        if given != current.mask.shape:  # torch would broadcast another shape over the decisions
+        shape = getattr(getattr(result, key, None), "shape", None)
+        if shape != current.mask.shape:  # torch would broadcast another shape over the decisions
             raise MarlRayError(
-                f"algorithm {algorithm.name}: policy_loss's {key} has shape {given and tuple(given)}, expected "
+                f"algorithm {algorithm.name}: policy_loss's {key} has shape {shape and tuple(shape)}, expected "
                 f"{tuple(current.mask.shape)}"
             )
     terms = result.loss  # (R, T'); the weights below turn it into this pass's part of the minibatch's mean

@@ -171,6 +171,6 @@ class Learner:
 
     def apply_hyper(self) -> None:
         """Put this learner's hyper-parameters over those that came with a loaded state."""
-        for group, own in zip(self.policy.optimizer.param_groups, self.own_groups, strict=True):
-            group |= own
+        for group, hyper_group in zip(self.policy.optimizer.param_groups, self.own_groups, strict=True):
+            group |= hyper_group
         self.state = self.state.with_hyper_of(self.policy)

@@ -101,13 +101,13 @@ class _ActorProblem:
         tracked = {name: p.clone().requires_grad_(True) for name, p in self.parameters.items()}
         loss, costs, now = self.surrogates(tracked)
         self.before = now.detach()  # outputs at these weights, from which divergences are measured
-        own = [
+        worker_gradients = [
             flatten(
                 dict(zip(tracked, torch.autograd.grad(term, list(tracked.values()), retain_graph=True), strict=True))
             )
             for term in (loss, *costs)
         ]
-        summed = total(torch.stack(own))
+        summed = total(torch.stack(worker_gradients))
         return summed[0], summed[1:].clone()  # in memory of its own, whose alignment decides the last bits of products
 
     def evaluate(self, vector: Tensor) -> tuple[float, list[float], float]:

@@ -23,8 +23,8 @@ def build_collector(
 ) -> BatchCollector:
     """Make the collector of one worker's share of the environment copies, or of the run's `data`. `state` is a snapshot of
     a collector, whose episodes go on."""
-    own = config.train.env_copies // workers
-    copies = range(rank * own, (rank + 1) * own)
+    share = config.train.env_copies // workers
+    copies = range(rank * share, (rank + 1) * share)
     refills = {
         name: config.hyper_of(name).dynamic_sampling for name, policy in config.team.items() if not policy.frozen
     }

@@ -40,8 +40,8 @@ def most_resources() -> dict[str, float]:
     """Return the most of each resource that the cluster has now or can scale to."""
     import ray
 
-    here, scaled = ray.cluster_resources(), autoscaled_resources()
-    return {kind: max(here.get(kind, 0.0), scaled.get(kind, 0.0)) for kind in {*here, *scaled}}
+    present, scaled = ray.cluster_resources(), autoscaled_resources()
+    return {kind: max(present.get(kind, 0.0), scaled.get(kind, 0.0)) for kind in {*present, *scaled}}
 
 
 def node_resources() -> list[dict[str, Any]]:

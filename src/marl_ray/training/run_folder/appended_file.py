@@ -55,11 +55,11 @@ def take_over_copy(filesystem: fs.FileSystem, path: str) -> None:
     """Bring a file that was copied from storage of the other kind into the form of this one. The owner of the folder does so
     before anybody writes. Raises OSError."""
     aside = f"{path}{ASIDE}"
-    here, left = filesystem.get_file_info([path, aside])
+    info, aside_info = filesystem.get_file_info([path, aside])
     foreign = fs.FileType.Directory if isinstance(filesystem, fs.LocalFileSystem) else fs.FileType.File
-    if left.type != fs.FileType.NotFound:  # a process was killed while it did this
-        _delete(filesystem, here)
-    elif here.type == foreign:
+    if aside_info.type != fs.FileType.NotFound:  # a process was killed while it did this
+        _delete(filesystem, info)
+    elif info.type == foreign:
         filesystem.move(path, aside)
     else:
         return
@@ -176,8 +176,8 @@ class _OneFile:
         replace_file(self.path, _first_lines(self.path.read_bytes() if self.path.exists() else b"", count))
         self._let_go()
         self.held = self.path.open("rb")
-        own = os.fstat(self.held.fileno())
-        self.left_at = own.st_ino, own.st_size
+        file_facts = os.fstat(self.held.fileno())
+        self.left_at = file_facts.st_ino, file_facts.st_size
 
     def flush(self) -> None:
         if self.path.exists():
@@ -246,8 +246,8 @@ class _Parts:
         # The last part is written again also where all lines stay: whoever was about to write can write no more.
         self.flush()
         stored = parts_of(self.filesystem, self.path)
-        kept = [info for info in stored if int(info.base_name) <= count][-1:] or stored[:1]
-        for last in kept:
+        last_parts = [info for info in stored if int(info.base_name) <= count][-1:] or stored[:1]
+        for last in last_parts:
             first, content = int(last.base_name), _read(self.filesystem, last.path)
             self.tried |= {(info.base_name, info.size) for info in stored}  # it may fail between two parts
             for later in reversed(stored[stored.index(last) + 1 :]):

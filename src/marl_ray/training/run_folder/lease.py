@@ -81,11 +81,11 @@ class Lease:
             if error is not None and self._is_all():
                 self.filesystem.delete_dir(self.folder)  # what was refused leaves nothing
             elif error is None:
-                self._write(_own("finished"))
+                self._write(_this_owner("finished"))
             elif isinstance(error, Exception):
-                self._write(_own("failed", named(error)))
+                self._write(_this_owner("failed", named(error)))
             else:  # Ctrl-C, or an exit
-                self._write(_own("interrupted"))
+                self._write(_this_owner("interrupted"))
 
     def owns(self) -> bool:
         """Return False if another process has taken the folder. It is asked before what another owner may do too: a
@@ -106,7 +106,7 @@ class Lease:
             last = newest(self.filesystem, self.folder)
             if last:
                 self._wait_for_end(last)
-            data = json.dumps(asdict(_own(RUNNING))).encode()
+            data = json.dumps(asdict(_this_owner(RUNNING))).encode()
             if not create(self.filesystem, owner_file(self.folder, last + 1), data):
                 continue  # another was first
             if newest(self.filesystem, self.folder) == last + 1:
@@ -181,17 +181,17 @@ class Lease:
         """Give a beat, or learn that there is another owner. Raises OSError."""
         with self.confirming:
             at = time.time()
-            if self._write(_own(RUNNING)):
+            if self._write(_this_owner(RUNNING)):
                 self.confirmed = at
             elif not self.lost.is_set():
                 self.lost.set()
                 self.when_lost()
 
-    def _write(self, own: Owner) -> bool:
+    def _write(self, owner: Owner) -> bool:
         """Write this owner's file; False, and there is no such file, if the folder has a later owner. Raises OSError."""
         is_owner = newest(self.filesystem, self.folder) <= self.number
         if is_owner:
-            write_json(self.filesystem, owner_file(self.folder, self.number), asdict(own))
+            write_json(self.filesystem, owner_file(self.folder, self.number), asdict(owner))
             # A process that slept meanwhile has made the file anew, which the later owner had removed.
             is_owner = newest(self.filesystem, self.folder) <= self.number
         if not is_owner:
@@ -212,7 +212,7 @@ def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str)
             )
 
 
-def _own(state: str, error: str | None = None) -> Owner:
+def _this_owner(state: str, error: str | None = None) -> Owner:
     pid = os.getpid()
     host, address, machine = socket.gethostname(), owners.own_address(), owners.this_machine()
     return Owner(state, host, address, machine, pid, start_of(pid), time.time(), error)

@@ -188,17 +188,17 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
     """
     from marl_ray.policies.bundles.manifest import pinned
 
-    data, known = config.given(), record.setdefault(PINNED, {})
-    given = data.get("team", {})
+    data, versions = config.given(), record.setdefault(PINNED, {})
+    team = data.get("team", {})
     for name, policy in config.team.items():
-        places = [(policy.bundle, given.get(name, {}), "bundle")]
+        places = [(policy.bundle, team.get(name, {}), "bundle")]
         if policy.model is not None:
-            places.append((policy.model.path, given.get(name, {}).get("model", {}), "path"))
+            places.append((policy.model.path, team.get(name, {}).get("model", {}), "path"))
         for reference, place, key in places:
             if reference is not None and key in place:
-                version = known.get(reference) or pinned(reference, uri_of(config))
+                version = versions.get(reference) or pinned(reference, uri_of(config))
                 if version != reference:
-                    known[reference] = version
+                    versions[reference] = version
                 place[key] = version
     return data
 

@@ -36,8 +36,10 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     """
     if config.language != is_text(env):
         kinds = ("a text environment", "language models", "actor-critics")
-        given_kind, needed, given = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
-        raise MarlRayError(f"env.id: {config.env.id} is {given_kind}, for {needed}; team: the policies are {given}")
+        given_kind, needed, given_family = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
+        raise MarlRayError(
+            f"env.id: {config.env.id} is {given_kind}, for {needed}; team: the policies are {given_family}"
+        )
     try:
         table = config.policy_of(list(env.possible_agents))
     except ValueError as error:
@@ -96,16 +98,18 @@ def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
     for name in models:
         where, first = f"team.{name}.model.path", parts[0][name]
         for rank, part in enumerate(parts):
-            own = part[name]
-            if own == first:
+            worker_digests = part[name]
+            if worker_digests == first:
                 continue
-            if first is None or own is None:
-                reader, other = (0, rank) if own is None else (rank, 0)
+            if first is None or worker_digests is None:
+                reader, other = (0, rank) if worker_digests is None else (rank, 0)
                 raise MarlRayError(
                     f"{where}: worker {reader} reads its shards from the files, and worker {other} could not open them for "
                     "that; expected the same files on every worker"
                 )
-            weight = min(key for key in first.keys() | own.keys() if first.get(key) != own.get(key))
+            weight = min(
+                key for key in first.keys() | worker_digests.keys() if first.get(key) != worker_digests.get(key)
+            )
             raise MarlRayError(
                 f"{where}: the files of workers 0 and {rank} differ, such as in {weight}; expected the same on every worker"
             )

@@ -87,8 +87,10 @@ def dry_step(
             if model.lora is not None:
                 add_adapters(lm, model.lora)
             # On a mesh of CPUs there is nothing to offload from.
-            own = model.model_copy(update={"cpu_offload": False})
-            policy = TokenPolicy(lm, byte_tokenizer(model.context), own, GenerationConfig(max_tokens=size.tokens))
+            without_offload = model.model_copy(update={"cpu_offload": False})
+            policy = TokenPolicy(
+                lm, byte_tokenizer(model.context), without_offload, GenerationConfig(max_tokens=size.tokens)
+            )
         shard(policy, worker_mesh("cpu", 1, *together), mixed_precision)
         sequences = _packed(policy, size, together[0]) if together[0] > 1 else None
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -102,10 +104,10 @@ def _fill(policy: TokenPolicy) -> None:
     """Give weights on the meta device fake ones of the CPU, and each tied weight one for all its names."""
     fakes: dict[int, nn.Parameter] = {}
     state: dict[str, nn.Parameter] = {}
-    for name, own in policy.named_parameters(remove_duplicate=False):
-        if id(own) not in fakes:
-            fakes[id(own)] = nn.Parameter(torch.empty_like(own, device="cpu"), own.requires_grad)
-        state[name] = fakes[id(own)]
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        if id(parameter) not in fakes:
+            fakes[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+        state[name] = fakes[id(parameter)]
     policy.load_state_dict(state, strict=False, assign=True)
     for module in policy.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):

@@ -37,11 +37,11 @@ def update_team(
     for name in names:
         learner, batch = team.learners[name], batches[name]
         learner.set_progress(steps / max(config.train.total_steps, 1), iteration)
-        own = factor if config.spec_of(name).order == "sequential" else None
+        ratio = factor if config.spec_of(name).order == "sequential" else None
         where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
         stats = replace(costs[name], means=means)
         with naming_the_pass(where, learner.policy.settings.micro_batch, name, len(batch.mask) // batch.agents):
-            losses = learner.update(batch, config.seed, iteration, stats, own, where)
+            losses = learner.update(batch, config.seed, iteration, stats, ratio, where)
         prefix = "" if len(team.learners) == 1 else f"{name}/"
         metrics |= {prefix + key: value for key, value in losses.items()}
         if sequential:

@@ -92,8 +92,8 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
 
 def check_mesh(config: RunConfig, lm: Any, name: str) -> None:
     """Raise MarlRayError if the run's workers cannot compute passes of a model together."""
-    need, own = config.resources, config.team[name].model
-    assert own is not None
+    need, model = config.resources, config.team[name].model
+    assert model is not None
     if need.tensor > 1:
         try:
             check_divisible(lm, need.tensor)
@@ -101,7 +101,7 @@ def check_mesh(config: RunConfig, lm: Any, name: str) -> None:
             raise MarlRayError(f"resources.parallel.tensor={need.tensor}, team.{name}.model: {error}") from error
     if need.context > 1:
         key = f"resources.parallel.context={need.context}, team.{name}.model"
-        if not is_llama(lm, own.context):
+        if not is_llama(lm, model.context):
             raise MarlRayError(
                 f"{key}: expected one of {', '.join(sorted(FAMILY))}, whose attention reads packed sequences"
             )

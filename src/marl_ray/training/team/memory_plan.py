@@ -85,11 +85,11 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
             )
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.model: {error}") from error
-        kept = math.ceil(numbers / shards) * frozen_bytes if compared else 0
+        reference_bytes = math.ceil(numbers / shards) * frozen_bytes if compared else 0
         if policy.model.cpu_offload:  # gradients and moments are of the weights that have gradients
-            offloaded += peak.weights + (3 if adam else 1) * peak.gradients + kept
-            peak, kept = peak._replace(weights=0, gradients=0), 0
-        reference += kept
+            offloaded += peak.weights + (3 if adam else 1) * peak.gradients + reference_bytes
+            peak, reference_bytes = peak._replace(weights=0, gradients=0), 0
+        reference += reference_bytes
         steps.append(peak)
     weights, gradients, optimizer = (
         sum(getattr(peak, kind) for peak in steps) for kind in ("weights", "gradients", "optimizer")

@@ -66,13 +66,13 @@ def read_demonstrations(
         pairs = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
     table = {agent: name for name, members in agents.items() for agent in members}
     by_policy: dict[str, list[GivenResponse]] = {name: [] for name in agents if not config.team[name].frozen}
-    for agent, given in pairs:
+    for agent, demonstrated in pairs:
         if agent not in table:
-            raise MarlRayError(f"{given.where}: agent {agent!r} is not one of {', '.join(table)}")
+            raise MarlRayError(f"{demonstrated.where}: agent {agent!r} is not one of {', '.join(table)}")
         if table[agent] in by_policy:
-            by_policy[table[agent]].append(given)
-    for name, own in by_policy.items():
-        if not own:
+            by_policy[table[agent]].append(demonstrated)
+    for name, of_policy in by_policy.items():
+        if not of_policy:
             raise MarlRayError(f"warm_start.data: {settings.data} has no demonstration for policy {name!r}")
     return by_policy
 
@@ -87,7 +87,9 @@ def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenRespons
     return pairs
 
 
-def encode(given: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunConfig, name: str) -> list[Example]:
+def encode(
+    demonstrations: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunConfig, name: str
+) -> list[Example]:
     """Encode demonstrations as the policy reads prompts and writes responses. The function reads only the end tokens of
     `lm`.
 
@@ -100,7 +102,7 @@ def encode(given: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunC
     chats = uses_template(tokenizer, policy.model.chat)
     before = turn_begin(tokenizer) if chats else ""
     between, end = turn_end(lm, tokenizer) if chats else ("", tokenizer.eos_token_id)
-    for demonstration in given:
+    for demonstration in demonstrations:
         prompt, reply = encode_reply(
             tokenizer, demonstration.prompt, f"{before}{demonstration.response}{between}", policy.model.chat
         )

@@ -114,8 +114,10 @@ def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[s
 
 
 def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], reader: Reader) -> list[ResponseBlock]:
-    given = [GivenResponse(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)]
-    examples = encode(given, reader.lm, reader.tokenizer, config, name)
+    responses = [
+        GivenResponse(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)
+    ]
+    examples = encode(responses, reader.lm, reader.tokenizer, config, name)
     blocks = []
     for number, (_, pair) in enumerate(pairs):
         both = zip(examples[2 * number : 2 * number + 2], (1.0, 0.0), strict=True)

@@ -104,9 +104,9 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
     for axes, (what, place) in zip(figure.subplots(len(logged), 1, squeeze=False).flat, logged.items(), strict=True):
         for name, points in curves.items():
             # A price may be given when a run goes on: what was measured before has none.
-            known = [(place[step], *numbers) for step, *numbers in points if step in place]
-            if known:
-                places, values, low, high = zip(*known, strict=True)
+            placed = [(place[step], *numbers) for step, *numbers in points if step in place]
+            if placed:
+                places, values, low, high = zip(*placed, strict=True)
                 axes.plot(places, values, label=name, linewidth=1.8, marker="o", markersize=3.5)
                 axes.fill_between(places, low, high, alpha=0.15)
         axes.set(ylabel="pass@1")

@@ -91,8 +91,8 @@ def thinned(curve: Curve, most: int) -> Curve:
     """Return at most `most` points of a curve, the last one among them."""
     if len(curve.steps) <= most:
         return curve
-    chosen = np.linspace(0, len(curve.steps) - 1, most).round().astype(int)
-    return Curve(curve.steps[chosen], curve.seeds[:, chosen])
+    places = np.linspace(0, len(curve.steps) - 1, most).round().astype(int)
+    return Curve(curve.steps[places], curve.seeds[:, places])
 
 
 def end_of(curve: Curve) -> BootstrapInterval:

@@ -264,7 +264,7 @@ def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Calla
 
     if logarithmic:
         powers = [10.0**k for k in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
-        chosen = powers if len(powers) > 1 else list(dimension.bounds)
+        marked = powers if len(powers) > 1 else list(dimension.bounds)
     else:
-        chosen = ticks(low, high, 5)
-    return place, [Tick(place(value), number(value)) for value in chosen]
+        marked = ticks(low, high, 5)
+    return place, [Tick(place(value), number(value)) for value in marked]

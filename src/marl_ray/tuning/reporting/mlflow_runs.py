@@ -114,8 +114,8 @@ class SweepMlflowRuns:
 
     def close(self, status: str) -> None:
         """Deliver what MLflow has not got, and close the runs; print what could not be delivered in END_S seconds."""
-        left = [record.number for record in self.runs.records.trials if record.state != "ended"]
-        logged = [number for number in left if number in self.logged]
+        unended = [record.number for record in self.runs.records.trials if record.state != "ended"]
+        logged = [number for number in unended if number in self.logged]
         self._append(
             [{"trial": number, "end": "KILLED", "tags": {}} for number in logged]
         )  # the same command resumes it
@@ -127,7 +127,7 @@ class SweepMlflowRuns:
 
     def leave(self) -> None:
         """Make no more calls of MLflow, whose runs are now another owner's."""
-        self.delivery.left.set()
+        self.delivery.over.set()
 
     def _append(self, entries: list[dict[str, Any]]) -> None:
         try:

@@ -248,8 +248,8 @@ class _Sweep:
         """Return the record's next leg, with a run config for each seed."""
         configs = []
         for seed in self.config.seeds:
-            own = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
-            configs.append(self._run_config(record.values).model_copy(update=own).given() | own)
+            name_and_seed = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
+            configs.append(self._run_config(record.values).model_copy(update=name_and_seed).given() | name_and_seed)
         need = self._need(record.values)
         self.plan.note_leg(record, configs, need.total["CPU"], need.total.get("GPU", 0.0))
         return Leg(

@@ -152,9 +152,9 @@ class TrialWriter:
         self.notes += [f"{damage}; the trial goes on from {self.folder.uri}/{name}" for damage in damages]
         names, exploits = self.state.checkpoints, len(self.state.exploits)
         last = names.index(name) + 1
-        own = [row for row in self.rows if row["exploits"] < exploits or row["iteration"] <= iteration]
+        remaining = [row for row in self.rows if row["exploits"] < exploits or row["iteration"] <= iteration]
         self.state.checkpoints, self.state.steps = names[:last], steps
-        self.state.played = int(own[-1]["played"]) if own else 0
+        self.state.played = int(remaining[-1]["played"]) if remaining else 0
         write_state(self.folder, self.state)
         for damaged in names[last:]:
             self.folder.remove(damaged)
@@ -175,7 +175,7 @@ class TrialWriter:
         self.rows.append(row)
         self.emit(row)
 
-    def kept(self, name: str, steps: int, played: int) -> None:
+    def note_kept(self, name: str, steps: int, played: int) -> None:
         """Record a checkpoint that lies in the folder under `name`, after the rows up to it.
 
         Raises MarlRayError if another process has taken the trial over.

@@ -78,7 +78,7 @@ def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict
     def keep(local: Path) -> None:
         name = f"{writer.place}/{CHECKPOINT}{seeds.iteration:06d}"
         writer.folder.upload(local, name)
-        writer.kept(name, seeds.steps, seeds.played)
+        writer.note_kept(name, seeds.steps, seeds.played)
 
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
     with process_group():

@@ -121,7 +121,7 @@ def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
     elif "back" in message:
         writer.go_back(*message["back"])
     elif "kept" in message:
-        writer.kept(message["kept"], message["steps"], message["played"])
+        writer.note_kept(message["kept"], message["steps"], message["played"])
     else:
         writer.row(message)
 
@@ -160,8 +160,8 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
 
     trial = StoredFolder(folder.filesystem, folder.path)
     # The checkpoints of this attempt, if a worker has died, and the passes for which one had no room.
-    own, sizes = from_first(lambda: (_kept(folder, place), pass_sizes(trial)))
-    starts = [*own, *(name for name in payload["starts"] if name not in own)]
+    kept_names, sizes = from_first(lambda: (_kept_checkpoints(folder, place), pass_sizes(trial)))
+    starts = [*kept_names, *(name for name in payload["starts"] if name not in kept_names)]
     try:
         seeds, start, damages = load_seeds(folder, starts, configs, metrics, device, sizes)
         with seeds.closing():
@@ -183,8 +183,8 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
     return {"objectives": seeds.objectives(), "done": seeds.done}
 
 
-def _kept(folder: Folder, place: str) -> list[str]:
+def _kept_checkpoints(folder: Folder, place: str) -> list[str]:
     """Return the checkpoints that earlier worker groups of this attempt have kept and that are still there, the newest
     first."""
-    kept = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES}")]
-    return [name for name in reversed(kept) if name and folder.exists(name)]
+    names = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES}")]
+    return [name for name in reversed(names) if name and folder.exists(name)]

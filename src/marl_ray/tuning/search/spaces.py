@@ -58,8 +58,8 @@ def check_space(config: SweepConfig) -> None:
     for key in unread[0]:
         if all(key in keys for keys in unread):
             is_hyper = key.rpartition(".")[2] in AlgorithmConfig.model_fields
-            known = [f"{key.rpartition('.')[0]}.{name}" for name in AlgorithmConfig.model_fields]
-            problem = f"unknown key {key!r}{did_you_mean(key, known)}"
+            hyper_keys = [f"{key.rpartition('.')[0]}.{name}" for name in AlgorithmConfig.model_fields]
+            problem = f"unknown key {key!r}{did_you_mean(key, hyper_keys)}"
             problem = f"{key}: no algorithm of this sweep reads it" if is_hyper else problem
             raise MarlRayError(f"sweep {config.name!r}: {problem}")
 

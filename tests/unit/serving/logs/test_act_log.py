@@ -1,4 +1,4 @@
-"""The decision log: what was put is read back, whatever becomes of the process, the disk or the bucket."""
+"""The act log: what was put is read back, whatever becomes of the process, the disk or the bucket."""
 
 import signal
 import subprocess

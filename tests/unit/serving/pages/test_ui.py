@@ -204,7 +204,7 @@ def test_a_live_page_reloads_and_has_no_form_and_any_other_keeps_what_is_typed()
 
 
 def test_a_refusal_shows_its_message_and_keeps_the_reason_but_not_the_key():
-    body = experiment_page(REPORT, {}, [], "", "key: unknown", given={"reason": "too slow", "key": "secret"})
+    body = experiment_page(REPORT, {}, [], "", "key: unknown", form={"reason": "too slow", "key": "secret"})
     assert "key: unknown" in Page(body).text
     assert b">too slow</textarea>" in body
     assert b"secret" not in body
@@ -223,7 +223,7 @@ def test_hostile_texts_stay_texts():
     audit = [{"actor": HOSTILE, "action": HOSTILE, "arm": HOSTILE, "reason": HOSTILE, "after": {"status": HOSTILE}}]
     curves = {HOSTILE: CURVES["old"]}
     for hostile in (
-        page(report, curves, audit, "", HOSTILE, given={"reason": HOSTILE}),
+        page(report, curves, audit, "", HOSTILE, form={"reason": HOSTILE}),
         Page(index_page([{"name": HOSTILE, "endpoint": HOSTILE, "status": HOSTILE, "arms": {HOSTILE: 1.0}}], "")),
     ):
         assert hostile.all("script") == []

@@ -53,7 +53,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
     if top and not log_probs:
         raise RequestError(400, "top_logprobs", "expected logprobs beside it")
     json_object = _wants_json(data.get("response_format"))
-    if json_object and tools.given:
+    if json_object and tools.definitions:
         raise RequestError(400, "response_format", "expected text where there are tools to call")
     if data.get("max_completion_tokens") is not None:
         if data.get("max_tokens") is not None:
@@ -71,7 +71,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
         names=log_probs,
         top=top,
         streamed=options.streamed,
-        tools=tools.given,
+        tools=tools.definitions,
         must_call=tools.must_call,
         json_object=json_object,
         bias=options.bias,
@@ -91,9 +91,9 @@ def chat_problem(error: RequestError) -> bytes:
     return problem(error, "messages")
 
 
-def _wants_json(given: Any) -> bool:
-    kind = given.get("type") if isinstance(given, dict) else None
-    if given is not None and kind not in FORMATS:
+def _wants_json(response_format: Any) -> bool:
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if response_format is not None and kind not in FORMATS:
         raise RequestError(400, "response_format", f"unsupported, expected the type {' or '.join(FORMATS)}")
     return kind == "json_object"
 
@@ -106,7 +106,7 @@ class _Completion:
         self._log_probs, self._usage, self._tools = log_probs, options.usage, tools
 
     def _reader(self) -> ToolCallReader | None:
-        names = {tool["function"]["name"] for tool in self._tools.given}
+        names = {tool["function"]["name"] for tool in self._tools.definitions}
         return ToolCallReader(names, self._tools.parallel) if names else None
 
     def answer(self, writer: TextResponseWriter, response: WrittenResponse) -> dict[str, Any]:

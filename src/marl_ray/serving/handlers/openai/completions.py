@@ -77,25 +77,25 @@ async def _all(parts: Sequence[Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-def _prompts(given: Any, most: int) -> list[str | tuple[int, ...]]:
+def _prompts(prompt: Any, most: int) -> list[str | tuple[int, ...]]:
     """Return the texts and lists of token ids; RequestError 400 or 413."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if _is_ids(given):
-            return [tuple(given)]
-        if len(given) > most:
-            raise RequestError(413, "prompt", f"expected at most {most} prompts, got {len(given)}")
-        if all(isinstance(item, str) for item in given) or all(_is_ids(item) for item in given):
-            return [item if isinstance(item, str) else tuple(item) for item in given]
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if _is_ids(prompt):
+            return [tuple(prompt)]
+        if len(prompt) > most:
+            raise RequestError(413, "prompt", f"expected at most {most} prompts, got {len(prompt)}")
+        if all(isinstance(item, str) for item in prompt) or all(_is_ids(item) for item in prompt):
+            return [item if isinstance(item, str) else tuple(item) for item in prompt]
     raise RequestError(400, "prompt", "expected a text, a list of texts, a list of token ids, or a list of such lists")
 
 
-def _is_ids(given: Any) -> bool:
+def _is_ids(value: Any) -> bool:
     return (
-        isinstance(given, list)
-        and bool(given)
-        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < LARGEST_TOKEN for item in given)
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < LARGEST_TOKEN for item in value)
     )
 
 

@@ -79,11 +79,11 @@ def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> Completion
 
 def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
     """Return the amounts to add to the logits; None if there are none."""
-    given = data.get("logit_bias")
-    if given is not None and not isinstance(given, dict):
+    biases = data.get("logit_bias")
+    if biases is not None and not isinstance(biases, dict):
         raise RequestError(400, "logit_bias", "expected an object of token ids and biases")
     tokens = []
-    for name, value in (given or {}).items():
+    for name, value in (biases or {}).items():
         is_id = name.isascii() and name.isdecimal() and len(name) <= 10 and str(int(name)) == name  # each token once
         if not (is_id and _is_between(value, LARGEST_BIAS)):
             expected = f"expected token ids and biases from -{LARGEST_BIAS} to {LARGEST_BIAS}"
@@ -130,8 +130,8 @@ async def assign_request(
     endpoint, _, agent = model.partition("/")
     routers = service.endpoints.acting(endpoint)
     text_only(routers[0])
-    known = data.get("user") is not None or request.header(b"x-session-id") is not None
-    session = session_id(data.get("user"), request) if known else number
+    has_unit = data.get("user") is not None or request.header(b"x-session-id") is not None
+    session = session_id(data.get("user"), request) if has_unit else number
     session_arm = await service.assigner.assign(
         routers, session, None, attributes_of(data), service.admission.forced_arm(request)
     )

@@ -21,7 +21,7 @@ TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 class Tools(NamedTuple):
     """The tools that the model may call."""
 
-    given: tuple[Mapping[str, Any], ...] = ()
+    definitions: tuple[Mapping[str, Any], ...] = ()
     """Empty if `tool_choice` is `none`."""
     must_call: tuple[str, ...] = ()
     """See `TextRequest.must_call`."""
@@ -29,12 +29,12 @@ class Tools(NamedTuple):
     """True if an answer may have several calls."""
 
 
-def messages_of(given: Any) -> Messages:
+def messages_of(messages: Any) -> Messages:
     """Return every message reduced to what the model reads; other fields are dropped, because clients send back the
     messages that they got, with any fields. RequestError 400 naming the invalid message."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(messages, list) or not messages:
         raise RequestError(400, "messages", "expected a list with at least one message")
-    return tuple(_message(f"messages.{k}", message) for k, message in enumerate(given))
+    return tuple(_message(f"messages.{k}", message) for k, message in enumerate(messages))
 
 
 def _message(where: str, message: Any) -> Message:
@@ -104,24 +104,24 @@ def _is_plain(value: Any) -> bool:
 
 def tools_of(data: Mapping[str, Any]) -> Tools:
     """Read and check the tools; RequestError 400 naming the invalid field."""
-    given, choice = data.get("tools"), data.get("tool_choice")
+    definitions, choice = data.get("tools"), data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
-    if given is not None and (not isinstance(given, list) or len(given) > TOOLS):
+    if definitions is not None and (not isinstance(definitions, list) or len(definitions) > TOOLS):
         raise RequestError(400, "tools", f"expected a list of {TOOLS} tools at most")
-    if not _is_plain(given):
+    if not _is_plain(definitions):
         raise RequestError(400, "tools", "expected JSON that is less deep")
-    names = [_tool_name(f"tools.{k}", tool) for k, tool in enumerate(given or [])]
+    names = [_tool_name(f"tools.{k}", tool) for k, tool in enumerate(definitions or [])]
     if len(set(names)) < len(names):
         raise RequestError(400, "tools", "expected tools of different names")
     if choice in (None, "none", "auto"):
-        return Tools(tuple(given or ()) if choice != "none" else (), (), parallel)
+        return Tools(tuple(definitions or ()) if choice != "none" else (), (), parallel)
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else choice
     if name not in names and choice != "required":
         raise RequestError(400, "tool_choice", "expected none, auto, required, or a function that is among the tools")
     if not names:
         raise RequestError(400, "tool_choice", "expected tools beside it")
-    return Tools(tuple(given or ()), tuple(names) if choice == "required" else (str(name),), parallel)
+    return Tools(tuple(definitions or ()), tuple(names) if choice == "required" else (str(name),), parallel)
 
 
 def _tool_name(where: str, tool: Any) -> str:

@@ -18,12 +18,12 @@ async def agent_model(service: Service, request: Request) -> Response:
 async def model(service: Service, request: Request) -> Response:
     """Answer `GET /v1/models/ENDPOINT`."""
     await service.admission.admit_reader(request, "inference")
-    wanted = request.path.removeprefix("/v1/models/")
-    served = service.endpoints.served(wanted.partition("/")[0])
+    model_id = request.path.removeprefix("/v1/models/")
+    served = service.endpoints.served(model_id.partition("/")[0])
     for each in models_of(served):
-        if each["id"] == wanted:
+        if each["id"] == model_id:
             return Response(orjson.dumps(each))
-    raise RequestError(404, "model", f"no such model {wanted!r}, expected one of those in /v1/models")
+    raise RequestError(404, "model", f"no such model {model_id!r}, expected one of those in /v1/models")
 
 
 def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ class ToolCallReader:
         return self._blocks(last)
 
     def _blocks(self, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        said, calls = "", list[dict[str, Any]]()
+        text, calls = "", list[dict[str, Any]]()
         while (at := self._held.find(OPEN)) >= 0:
             end, certain = _close(self._held, at + len(OPEN))
             if not certain and not last:
@@ -45,24 +45,24 @@ class ToolCallReader:
             behind = len(self._held) if end < 0 else end + len(CLOSE)
             in_block = calls_in(block)
             if in_block:
-                said += self._held[:at].rstrip()
-                if not said:
+                text += self._held[:at].rstrip()
+                if not text:
                     self._blank = ""
                 calls += self._call_fields(in_block)
             else:
-                said += self._held[:behind]
+                text += self._held[:behind]
             self._held = self._held[behind:]
         keep = len(self._held) - at if at >= 0 else 0 if last else _overlap(self._held, OPEN)
-        said += self._held[: len(self._held) - keep]
+        text += self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
-        return self._unblanked(said, last), calls
+        return self._unblanked(text, last), calls
 
-    def _unblanked(self, said: str, last: bool) -> str:
+    def _unblanked(self, text: str, last: bool) -> str:
         """Return the text without blanks around calls; blanks at its end are held back until the next part."""
-        text = self._blank + said
-        kept = text if last and not self.calls else text.rstrip()
-        self._blank = text[len(kept) :]
-        return kept
+        unblanked = self._blank + text
+        shown = unblanked if last and not self.calls else unblanked.rstrip()
+        self._blank = unblanked[len(shown) :]
+        return shown
 
     def _call_fields(self, calls: list[WrittenCall]) -> list[dict[str, Any]]:
         if not self._parallel:

@@ -125,11 +125,11 @@ def _object(
     fields: Iterable[str],
     *required: str,
     example: JsonSchema | None = None,
-    own: Mapping[str, JsonSchema] = MappingProxyType({}),
+    special: Mapping[str, JsonSchema] = MappingProxyType({}),
 ) -> JsonSchema:
-    """Return a schema of an object; fields in `own` mean something else here than on other paths."""
-    known = {**_FIELDS, **own}
-    properties = {field: known[field] for field in sorted(fields)}
+    """Return a schema of an object; fields in `special` mean something else here than on other paths."""
+    schemas = {**_FIELDS, **special}
+    properties = {field: schemas[field] for field in sorted(fields)}
     made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return made | ({"examples": [example]} if example is not None else {})
 
@@ -166,8 +166,8 @@ _SCHEMAS: dict[str, JsonSchema] = {
 }  # fmt: skip
 
 
-for _name, (_own, _fields, _required) in OPENAI_REQUESTS.items():
-    _SCHEMAS[_name] = _object(_fields, *_required, own=_own)
+for _name, (_special, _fields, _required) in OPENAI_REQUESTS.items():
+    _SCHEMAS[_name] = _object(_fields, *_required, special=_special)
 
 
 class _Operation(NamedTuple):

@@ -47,8 +47,8 @@ class CompiledBatch:
         self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
         floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
         log_probs, advantages, returns, values = (_array(x.flatten(), np.float32) for x in floats)
-        chosen = _array(batch.actions.flatten(), np.int64)
-        self.data = DecisionArrays(chosen, log_probs, advantages, returns, values, heads)
+        taken = _array(batch.actions.flatten(), np.int64)
+        self.data = DecisionArrays(taken, log_probs, advantages, returns, values, heads)
         low, high = hyper.clip_range
         self.terms = PPOTerms(
             float(low),
@@ -63,25 +63,31 @@ class CompiledBatch:
         self.number = torch.arange(prepared.mask.numel()).view(prepared.mask.shape)
         self.prepared = prepared
 
-    def chosen(self, selection: Selection) -> np.ndarray:
+    def decision_numbers(self, selection: Selection) -> np.ndarray:
         """Return the numbers (n,) of the decisions of a minibatch that are trained on."""
         agents = self.prepared.shape.agents
         return selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
 
-    def gradient(self, weights: np.ndarray, chosen: np.ndarray, decisions: float, sums: np.ndarray) -> np.ndarray:
+    def gradient(self, weights: np.ndarray, minibatch: np.ndarray, decisions: float, sums: np.ndarray) -> np.ndarray:
         """Return the gradient (weights,) of a minibatch's loss over all workers; adds this worker's metrics to `sums`
         (5,)."""
         gradient = np.empty_like(weights)
         for k, part in enumerate(self.parts):
-            self.part_gradient(k, weights[part], chosen, decisions, gradient[part], sums)
+            self.part_gradient(k, weights[part], minibatch, decisions, gradient[part], sums)
         return gradient if world()[1] == 1 else total(torch.from_numpy(gradient)).numpy()
 
     def part_gradient(
-        self, k: int, weights: np.ndarray, chosen: np.ndarray, decisions: float, gradient: np.ndarray, sums: np.ndarray
+        self,
+        k: int,
+        weights: np.ndarray,
+        minibatch: np.ndarray,
+        decisions: float,
+        gradient: np.ndarray,
+        sums: np.ndarray,
     ) -> None:
         """Write this worker's gradient of network `k`, the actor or the critic, and add its metrics to `sums` (5,)."""
         terms = self.terms._replace(decisions=max(float(decisions), 1.0))
-        rest = self.inputs[k], self.allowed, chosen, self.data, terms
+        rest = self.inputs[k], self.allowed, minibatch, self.data, terms
         network_gradient(weights, self.networks[k], k == 1, *rest, gradient, sums)
 
 
@@ -91,16 +97,16 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
     selection, size = prepared.minibatch_plan[0][0], prepared.sizes[0].tolist()
     flat = FlatState(policy)
     batch = CompiledBatch(policy, state, prepared)
-    compiled = batch.gradient(flat.weights, batch.chosen(selection), size[0], np.zeros(5))
+    compiled = batch.gradient(flat.weights, batch.decision_numbers(selection), size[0], np.zeros(5))
     policy.optimizer.zero_grad(set_to_none=True)
     evaluated = EvaluatedPass(policy, state, prepared, selection, True)
     loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
     backward_over_workers(loss)
     worst = 0.0
-    for parameter, expected in flat.own(compiled):
-        given = local_part(cast(Tensor, parameter.grad)).reshape(-1).numpy()
-        if given.size:
-            worst = max(worst, float(np.abs(given - expected).max()) / max(1.0, float(np.abs(given).max())))
+    for parameter, expected in flat.of_worker(compiled):
+        gradient = local_part(cast(Tensor, parameter.grad)).reshape(-1).numpy()
+        if gradient.size:
+            worst = max(worst, float(np.abs(gradient - expected).max()) / max(1.0, float(np.abs(gradient).max())))
     policy.optimizer.zero_grad(set_to_none=True)
     cast(FSDPModule, policy.model).reshard()
     return float(total(torch.tensor(worst)))
@@ -117,7 +123,8 @@ def descend(
     sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
     # Without a decision to train on, a step would only follow the optimiser's momentum.
     epochs = [
-        [(batch.chosen(part), size) for part in epoch if (size := next(sizes))] for epoch in prepared.minibatch_plan
+        [(batch.decision_numbers(part), size) for part in epoch if (size := next(sizes))]
+        for epoch in prepared.minibatch_plan
     ]
     target = policy.hyper.target_kl
     for minibatches in [list(itertools.chain(*epochs))] if target is None else epochs:
@@ -168,8 +175,8 @@ def _take_steps(
     def descend_alone(k: int, own_sums: np.ndarray) -> float:
         weights, norms = states[k][0], 0.0
         gradient = np.empty_like(weights)
-        for number, (chosen, size) in enumerate(minibatches, flat.step + 1):
-            batch.part_gradient(k, weights, chosen, size, gradient, own_sums)
+        for number, (minibatch, size) in enumerate(minibatches, flat.step + 1):
+            batch.part_gradient(k, weights, minibatch, size, gradient, own_sums)
             norms += step(k, number, gradient)
         return norms
 
@@ -181,8 +188,8 @@ def _take_steps(
         sums += of_critic
         return norms
     norms = 0.0
-    for number, (chosen, size) in enumerate(minibatches, flat.step + 1):
-        gradient = batch.gradient(flat.weights, chosen, size, sums)
+    for number, (minibatch, size) in enumerate(minibatches, flat.step + 1):
+        gradient = batch.gradient(flat.weights, minibatch, size, sums)
         norms += step(0, number, gradient[batch.parts[0]])
         step(1, number, gradient[batch.parts[1]])
     return norms

@@ -31,7 +31,7 @@ class FlatState:
         self._policy = policy
         self._parameters = list(policy.model.parameters())
         rates, decays, places, at = [], [], [], 0
-        groups = {id(own): group for group in policy.optimizer.param_groups for own in group["params"]}
+        groups = {id(member): group for group in policy.optimizer.param_groups for member in group["params"]}
         for parameter in self._parameters:
             group, size = groups[id(parameter)], parameter.numel()
             rates.append(np.full(size, group["lr"], np.float32))
@@ -47,7 +47,7 @@ class FlatState:
             self.step = int(state["step"])
         self.weights, self.first, self.second = (row.numpy().copy() for row in total(rows))
 
-    def own(self, row: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
+    def of_worker(self, row: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
         """Yield each parameter, and this worker's part of its place in `row`."""
         for parameter, place in zip(self._parameters, self._places, strict=True):
             yield parameter, row[place]

@@ -89,8 +89,8 @@ def padded(batch: Trajectories, agents: int) -> Trajectories:
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
     """Return equal steps: all workers have equally many copies."""
-    own = len(batch.mask) // agents
-    return tuple(range(0, (world()[1] + 1) * own, own))
+    copies = len(batch.mask) // agents
+    return tuple(range(0, (world()[1] + 1) * copies, copies))
 
 
 def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
@@ -100,12 +100,12 @@ def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None
 
 def inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
     """Encode the inputs of actor and critics."""
-    own = EncodedRows.from_rows(model.actor, batch.observations.flatten(0, 1))
+    actor_rows = EncodedRows.from_rows(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
         # Both networks of a local critic read the same rows, whose encoding depends on no weights.
-        return EncodedInputs(own, own)
+        return EncodedInputs(actor_rows, actor_rows)
     assert batch.states is not None
-    return EncodedInputs(own, EncodedRows.from_rows(model.critics[0], batch.states.flatten(0, 1)))
+    return EncodedInputs(actor_rows, EncodedRows.from_rows(model.critics[0], batch.states.flatten(0, 1)))
 
 
 def evaluate(

@@ -63,11 +63,11 @@ def _checked_advantages(policy: TrainedPolicy, batch: Trajectories) -> tuple[Ten
     if spec.critic_first:
         targets = None  # the critic was fitted to its own targets already
     checked = {"advantages": advantages, **({} if spec.critic == "none" or spec.critic_first else {"targets": targets})}
-    for key, given in checked.items():
-        if given is None or given.shape != expected:
+    for key, estimate in checked.items():
+        if estimate is None or estimate.shape != expected:
             raise MarlRayError(
                 f"algorithm {algorithm.name}: its `advantages` gives {key} of shape "
-                f"{None if given is None else tuple(given.shape)}, expected {tuple(expected)}"
+                f"{None if estimate is None else tuple(estimate.shape)}, expected {tuple(expected)}"
             )
     return advantages, targets
 

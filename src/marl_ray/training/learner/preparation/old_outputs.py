@@ -74,7 +74,7 @@ def estimated_divergence(
     hyper = policy.hyper
     if not hyper.kl_coef or reference is None:
         return torch.zeros_like(old_log_probs)
-    own = old_log_probs
+    log_probs = old_log_probs
     if policy.settings.served:  # the old log-probabilities are those of the policies that wrote the batch
-        own = evaluate_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
-    return kl_estimate(own, reference, hyper.kl_estimator)
+        log_probs = evaluate_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
+    return kl_estimate(log_probs, reference, hyper.kl_estimator)

@@ -34,7 +34,7 @@ def batch_sums(
     """
     raw = estimates.advantages
     targets = torch.zeros_like(raw) if estimates.targets is None else estimates.targets
-    own = {
+    sums = {
         "not_finite": torch.stack([(~getattr(batch, name).isfinite()).any() for name in CHECKED]).double(),
         "advantages": moments(raw, mask),
         "targets": moments(targets, mask),
@@ -49,8 +49,8 @@ def batch_sums(
         "left_out": left_out.sum().double(),
     }
     if policy.settings.other_engine:
-        own["engine_gap"] = moments((old.log_probs - batch.log_probs).abs(), mask)
-    return totals(own)
+        sums["engine_gap"] = moments((old.log_probs - batch.log_probs).abs(), mask)
+    return totals(sums)
 
 
 def check_finite(where: str, sums: dict[str, Tensor]) -> None:

@@ -95,13 +95,13 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
         )
         weights = bundle_weights(config, name, members[0])
         if weights is not None:
-            models, chosen = weights
+            models, policy_name = weights
             try:
                 if policies[name].unread is None:
-                    adopt(policies[name], models[chosen])
+                    adopt(policies[name], models[policy_name])
                 else:
-                    begin_with(policies[name], models.stored(chosen))
-                policies[name].base = f"{settings.bundle}/{chosen}"
+                    begin_with(policies[name], models.stored(policy_name))
+                policies[name].base = f"{settings.bundle}/{policy_name}"
             except MarlRayError as error:
                 raise MarlRayError(f"team.{name}.{error}") from error
     return policies
