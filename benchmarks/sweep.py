@@ -52,7 +52,9 @@ def sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
 
 def back_to_back(config: SweepConfig) -> float:
     """Seconds of the same runs in one process, its start included."""
-    runs = [config.run_config(values, "run", seed).given() for values in combinations(config) for seed in config.seeds]
+    runs = [
+        config.run_config(values, "run", seed).as_given() for values in combinations(config) for seed in config.seeds
+    ]
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, __file__, "--alone"], input=json.dumps(runs), text=True, check=True, stdout=subprocess.DEVNULL

@@ -194,7 +194,7 @@ def in_mlflow(run: RunConfig) -> list[int]:
 
 
 def main() -> None:
-    from marl_ray.training.journal.all_sinks import END_S, Deliveries
+    from marl_ray.training.journal.deliveries import END_S, Deliveries
 
     close = Deliveries.close
 

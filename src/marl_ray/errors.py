@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str:
     return text.splitlines()[0]
 
 
-def why(error: BaseException, path: object) -> str:
+def one_line_without(error: BaseException, path: object) -> str:
     """Return `one_line` for a message that names the path itself: without the path again, and without the error's
     number."""
     return re.sub(r"^\[Errno \d+\] ", "", one_line(error).removesuffix(f": {str(path)!r}"))

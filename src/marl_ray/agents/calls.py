@@ -146,7 +146,7 @@ def _react(text: str) -> ParsedCall:
     inside = value.get("arguments", value.get("parameters"))
     if len(value) == 2 and "name" in value and isinstance(inside, dict):
         tool, value = tool or _name(str(value["name"])), inside
-    elif not tool and (name_and_arguments := _named(value)):
+    elif not tool and (name_and_arguments := _name_and_arguments(value)):
         tool, value = name_and_arguments
     if not tool:
         return ParsedCall(text[:end], thought, "", None, "no_call", "no line `Action:`")
@@ -157,7 +157,7 @@ def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
     """Return a call that is one object, with name and arguments, such as follows `Action:` in LangChain's format; None
     if it is not."""
     value, end, _ = _object(text, start)
-    name_and_arguments = _named(value) if value is not None else None
+    name_and_arguments = _name_and_arguments(value) if value is not None else None
     if name_and_arguments is None or end is None:
         return None
     closing = _CLOSE.match(text, end)
@@ -180,7 +180,7 @@ def _tagged(text: str, tag: re.Match[str]) -> ParsedCall:
     if value is None or end is None:
         return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why)
     if not tool:
-        name_and_arguments = _named(value, optional=True)
+        name_and_arguments = _name_and_arguments(value, optional=True)
         if name_and_arguments is None:
             return ParsedCall(text[:end], thought, "", None, "bad_json", 'expected {"name": ..., "arguments": {...}}')
         tool, value = name_and_arguments
@@ -224,7 +224,7 @@ def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, s
     return value, end, ""
 
 
-def _named(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
+def _name_and_arguments(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
     """Return the name and arguments of an object that is a call, else None. `optional`: the arguments may be
     missing."""
     if isinstance(several := value.get("tool_calls"), list) and several and isinstance(several[0], dict):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_ray.api.calls import named_arguments
-from marl_ray.errors import FieldError, MarlRayError, why
+from marl_ray.errors import FieldError, MarlRayError, one_line_without
 
 if TYPE_CHECKING:
     from marl_ray.api.training import TrainedRun
@@ -37,7 +37,7 @@ class RunComparison:
             Path(out).parent.mkdir(parents=True, exist_ok=True)
             return plot_comparison(self.groups, Path(out), self.title)
         except OSError as error:
-            raise FieldError("out", f"{str(out)!r} cannot be written: {why(error, out)}") from error
+            raise FieldError("out", f"{str(out)!r} cannot be written: {one_line_without(error, out)}") from error
 
     def __str__(self) -> str:
         from marl_ray.runs.picture import legend_of

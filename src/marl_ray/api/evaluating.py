@@ -207,16 +207,16 @@ def _episodes(
     """Return the whole episodes of a bundle. Raises FieldError for an argument that belongs to a benchmark."""
     if episodes is None:
         raise FieldError("benchmark", "expected a benchmark's name, or `episodes`, a number of whole ones to play")
-    if given := [name for name, value in others.items() if value is not None]:
-        raise FieldError(given[0], "expected none beside `episodes`")
+    if refused := [name for name, value in others.items() if value is not None]:
+        raise FieldError(refused[0], "expected none beside `episodes`")
     if policy is None:
         raise FieldError("policy", "expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS")
     return evaluate_episodes(policy, episodes, **options)
 
 
-def _only_in_browser(benchmark: "WebBenchmark", given: Mapping[str, Any]) -> None:
+def _only_in_browser(benchmark: "WebBenchmark", arguments: Mapping[str, Any]) -> None:
     """Raise FieldError for an option that episodes in a browser do not have."""
-    if others := [name for name, value in given.items() if value is not None]:
+    if others := [name for name, value in arguments.items() if value is not None]:
         raise FieldError(others[0], f"{benchmark.name} has none: it is played in a browser, whose options are `env`")
 
 

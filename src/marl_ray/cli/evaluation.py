@@ -254,7 +254,7 @@ def tasks(
 
 def _record(task: "ProgramTask") -> dict[str, Any]:
     """Return a task of called functions as a line of a file."""
-    from marl_ray.envs.text.code_tests import shown
+    from marl_ray.envs.text.code_tests import prompt_text
 
     code = task.code
     return {
@@ -262,8 +262,8 @@ def _record(task: "ProgramTask") -> dict[str, Any]:
         "prompt": task.prompt,
         "entry_point": code.entry_point,
         "setup": code.setup,
-        "tests": [shown(test) for test in code.hidden],
-        "public_tests": [shown(test) for test in code.public],
+        "tests": [prompt_text(test) for test in code.hidden],
+        "public_tests": [prompt_text(test) for test in code.public],
         "reference": code.reference,
         "level": task.level,
     }

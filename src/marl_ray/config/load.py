@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config.base import NAME_PATTERN, Config, words
-from marl_ray.errors import MarlRayError, did_you_mean, one_line, suggested, why
+from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggested
 
 C = TypeVar("C", bound=Config)
 KINDS = {
@@ -74,7 +74,9 @@ def read_yaml(path: str | Path) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MarlRayError(f"config file {str(path)!r} cannot be read: {why(error, path)}{_beside(path)}") from error
+        raise MarlRayError(
+            f"config file {str(path)!r} cannot be read: {one_line_without(error, path)}{_beside(path)}"
+        ) from error
     return _parse_yaml(text, str(path))
 
 

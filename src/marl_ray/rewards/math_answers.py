@@ -131,8 +131,8 @@ def _same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
     if left and right:
         return _near(left[0], right[0], tolerance) and (not left[1] or not right[1] or left[1] == right[1])
     answer_items, expected_group = _items(answer), _items(expected)
-    name, value = _named(answer) if answer_items is None else ("", answer)
-    expected_name, expected_value = _named(expected) if expected_group is None else ("", expected)
+    name, value = _name_and_value(answer) if answer_items is None else ("", answer)
+    expected_name, expected_value = _name_and_value(expected) if expected_group is None else ("", expected)
     if name or expected_name:
         return name in ("", expected_name or name) and _same(value, expected_value, tolerance, depth + 1)
     if answer_items is None or expected_group is None or answer_items[0] != expected_group[0]:
@@ -212,7 +212,7 @@ def _unit(text: str) -> str | None:
     )
 
 
-def _named(text: str) -> tuple[str, str]:
+def _name_and_value(text: str) -> tuple[str, str]:
     """Return the name and value of `x = 5`, `f(x) = 5` and `x \\in S`; of a chain `x = 2 + 3 = 5` the last value; else
     no name."""
     match = _NAMED.match(text)

@@ -89,7 +89,7 @@ def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
     filesystem, root = open_storage(storage)
     for name in _folders(filesystem, root, storage):
         try:
-            entry = _read(filesystem, root, storage, name)
+            entry = _read_entry(filesystem, root, storage, name)
         except MarlRayError:
             continue  # a folder of something else
         if entry is not None:
@@ -113,7 +113,7 @@ def find_entry(
     place, _, last = name.rstrip("/").rpartition("/")
     storage, name = (place, last) if place else (storage, name)
     filesystem, root = open_storage(storage)
-    entry = _read(filesystem, root, storage, name)
+    entry = _read_entry(filesystem, root, storage, name)
     if entry is None:
         stored_names = [each.name for each in stored(storage) if isinstance(each, kind)]
         instead = did_you_mean(name, stored_names) if stored_names else f"; there is no {what}"
@@ -134,7 +134,7 @@ def _folders(filesystem: fs.FileSystem, root: str, storage: str) -> list[str]:
     return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
 
 
-def _read(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> StoredRun | StoredSweep | None:
+def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> StoredRun | StoredSweep | None:
     """Return the run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something
     else."""
     folder = f"{root}/{name}"

@@ -111,7 +111,7 @@ def details_of(run: StoredRun) -> RunDetails:
     """Return all about a run; raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED, {}).get(RESULT, {})
     owner = run.owner()
-    selected = f"{run.folder}/errors"
+    errors_folder = f"{run.folder}/errors"
     return RunDetails(
         summary_of(run),
         None if owner is None else owner.error,
@@ -124,7 +124,7 @@ def details_of(run: StoredRun) -> RunDetails:
         {"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
         f"{run.uri}/{CURVE}" if run.has(CURVE) else None,
         f"{run.uri}/{LOG}" if run.has(LOG) else None,
-        [info.path for info in _files(run, selected)],
+        [info.path for info in _files(run, errors_folder)],
     )
 
 

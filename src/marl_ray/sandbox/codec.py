@@ -183,7 +183,7 @@ def _named_tuple_type(name: str, fields: tuple[str, ...]) -> type:
     return collections.namedtuple(name, fields)  # noqa: PYI024  the fields come with the value
 
 
-def _named(items: list[Any]) -> Any:
+def _named_tuple(items: list[Any]) -> Any:
     name, fields, content = items
     if type(name) is not str or type(fields) is not list or any(type(field) is not str for field in fields):
         raise MalformedMessageError("a named tuple without names")
@@ -205,7 +205,7 @@ MAKE: dict[str, Callable[[list[Any]], Any]] = {
     "keys": lambda items: dict.fromkeys(items).keys(),
     "values": lambda items: dict(enumerate(items)).values(),
     "items": lambda items: dict(items).items(),
-    "named": _named,
+    "named": _named_tuple,
     "timedelta": lambda items: datetime.timedelta(*_ints(items)),
     "Fraction": lambda items: importlib.import_module("fractions").Fraction(*_ints(items)),
 }

@@ -18,7 +18,7 @@ from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_fa
 from marl_ray.training.checkpoints.index import checkpoints_in, published, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.all_sinks import ALL_TAKEN, END_S, MLFLOW, OPEN_S, Deliveries
+from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, OPEN_S, Deliveries
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
@@ -110,8 +110,8 @@ def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
     """Return the last iteration that a checkpoint of the run covers; None where there is none."""
     identity = identity_hash(RunConfig.model_validate(pin_bundles(config, record)))
     checkpoints = published(StoredFolder(*filesystem_of(config)))
-    own = [each.manifest.iteration for each in checkpoints if each.manifest.identity == identity]
-    return max(own, default=None)
+    iterations = [each.manifest.iteration for each in checkpoints if each.manifest.identity == identity]
+    return max(iterations, default=None)
 
 
 def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunResult:

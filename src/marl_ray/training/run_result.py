@@ -12,7 +12,7 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, PublishedCheckpoint, best, best_whole, published
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.all_sinks import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.deliveries import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease

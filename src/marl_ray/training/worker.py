@@ -31,10 +31,10 @@ STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
-class _Start:
+class _StoragePosition:
     """The place from which the run goes on, as rank 0 reads it from the storage: others may be shown an older list."""
 
-    own: list[str]
+    checkpoints: list[str]
     """Paths of the run's checkpoints, the oldest first."""
     refused: str
     """The reason that no checkpoint can be used where other runs' are all that is there; empty if one can, or none is."""
@@ -110,10 +110,11 @@ def _train(
     from marl_ray.training.loop.start import RunStart
     from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
-    start = from_first(lambda: _start(config, folder, journal, attempt))
-    if start.refused:
-        return {REFUSED: start.refused}
-    places, origin = [StoredFolder(folder.filesystem, path) for path in reversed(start.own)], payload["origin"]
+    position = from_first(lambda: _read_position(config, folder, journal, attempt))
+    if position.refused:
+        return {REFUSED: position.refused}
+    places = [StoredFolder(folder.filesystem, path) for path in reversed(position.checkpoints)]
+    origin = payload["origin"]
     if places:
         origin = None
     elif origin is not None:
@@ -122,22 +123,22 @@ def _train(
     def before_checkpoint() -> None:
         if rank == 0:  # the driver may sleep while another owner's workers write to the same folder
             _check_owner(config, folder, payload["lease"])
-            check_last_group(folder, start.attempt)
+            check_last_group(folder, position.attempt)
         journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
 
-    tidy = partial(_tidy, config, folder, start.attempt)
+    tidy = partial(_tidy, config, folder, position.attempt)
     last = run_worker(
         config,
         ray.train.torch.get_device(),
-        RunStart(places, origin, payload["run_id"], best_left=start.best_left, pass_sizes=start.pass_sizes),
-        _listeners(journal, folder, start, rank),
+        RunStart(places, origin, payload["run_id"], best_left=position.best_left, pass_sizes=position.pass_sizes),
+        _listeners(journal, folder, position, rank),
         CheckpointKeeping(
-            lambda iteration: folder / checkpoint_name(iteration, start.attempt), before_checkpoint, tidy
+            lambda iteration: folder / checkpoint_name(iteration, position.attempt), before_checkpoint, tidy
         ),
         _engine_actors(config) if config.engine_actors else None,
     )
     if rank == 0:
-        check_last_group(folder, start.attempt)
+        check_last_group(folder, position.attempt)
         tidy()  # again, for a worker that was killed after the last checkpoint and before this
     return last
 
@@ -146,20 +147,20 @@ def _check_owner(config: RunConfig, folder: StoredFolder, lease: Any) -> None:
     check_owned(folder.filesystem, folder.path, lease, f"run {config.name!r}")
 
 
-def _start(config: RunConfig, folder: StoredFolder, journal: Journal, attempt: int) -> _Start:
+def _read_position(config: RunConfig, folder: StoredFolder, journal: Journal, attempt: int) -> _StoragePosition:
     from marl_ray.training.checkpoints.index import own_checkpoints
     from marl_ray.training.loop.pass_sizes import pass_sizes
 
-    own, refused = [], ""
+    checkpoints, refused = [], ""
     try:
-        own = [place.path for place in own_checkpoints(folder, identity_hash(config), journal.say)]
+        checkpoints = [place.path for place in own_checkpoints(folder, identity_hash(config), journal.say)]
     except MarlRayError as error:
         refused = f"no checkpoint can be used: {error}"
     best_left, damaged = (math.inf, []) if refused else _best_left(folder)
-    return _Start(own, refused, attempt, best_left, damaged, pass_sizes(folder))
+    return _StoragePosition(checkpoints, refused, attempt, best_left, damaged, pass_sizes(folder))
 
 
-def _listeners(journal: Journal, folder: StoredFolder, start: _Start, rank: int) -> "Listeners":
+def _listeners(journal: Journal, folder: StoredFolder, position: _StoragePosition, rank: int) -> "Listeners":
     """Return the functions that write the run's journal. As the run begins, damaged checkpoints are withdrawn."""
     from marl_ray.training.checkpoints.index import check_last_group, check_rows_own, note_start
     from marl_ray.training.checkpoints.manifest import withdraw
@@ -174,11 +175,11 @@ def _listeners(journal: Journal, folder: StoredFolder, start: _Start, rank: int)
     def begin(after: int | None) -> None:
         if rank != 0:
             return
-        check_last_group(folder, start.attempt)
-        note_start(folder, start.attempt, after)
+        check_last_group(folder, position.attempt)
+        note_start(folder, position.attempt, after)
         journal.begin(after)
-        check_rows_own(folder, start.attempt, after)
-        for path, line in start.damaged:  # now that there is another checkpoint to go on from
+        check_rows_own(folder, position.attempt, after)
+        for path, line in position.damaged:  # now that there is another checkpoint to go on from
             journal.say(line)
             withdraw(StoredFolder(folder.filesystem, path))
 

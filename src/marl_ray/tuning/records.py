@@ -130,7 +130,7 @@ def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
             f"sweep {records.name!r}: the bundle of its winner, trial {records.winner:04d}, is not registered in MLflow; "
             "run the sweep's command again, it registers the bundle and trains nothing"
         )
-    values = shown(records.trials[records.winner].values)
+    values = values_line(records.trials[records.winner].values)
     return records.winner_model, f"winner of sweep {records.name}: trial {records.winner:04d} ({values})"
 
 
@@ -301,7 +301,7 @@ def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[Trial
     return sorted(scored, key=merit, reverse=True)
 
 
-def why(record: TrialRecord, records: SweepRecords) -> str:
+def end_reason(record: TrialRecord, records: SweepRecords) -> str:
     """Return the reason why a trial did not train to its end; empty if it did, or has not ended."""
     if record.status == "stopped" and record.scores:
         at = max(record.scores)
@@ -322,7 +322,7 @@ def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
     return ranked[(len(ranked) - 1) // 2]
 
 
-def shown(values: Mapping[str, Any]) -> str:
+def values_line(values: Mapping[str, Any]) -> str:
     """Return a configuration in one line."""
     return " ".join(
         f"{key.removeprefix('hyper.')}={value:.4g}"

@@ -152,7 +152,7 @@ def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_sa
     run = teams.run("other-workers")
     deadly = teams.lines["worker"][RUN] // 3
     for workers, last in ((1, False), (4, False), (2, False), (1, True)):
-        run = parse_config(RunConfig, run.given() | {"resources": {"workers": workers, "max_failures": 0}})
+        run = parse_config(RunConfig, run.as_given() | {"resources": {"workers": workers, "max_failures": 0}})
         how = Start() if last else Start(groups=(Fault(RUN, deadly),))
         ended = teams.begin(run, how)
         # Of two workers the one that lives may be the first to say that the other is gone.
@@ -175,7 +175,7 @@ def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local: Bench, tmp_pa
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk]).returncode:
         pytest.skip("only root can make a small disk here")
     try:
-        run = parse_config(RunConfig, local.run("full").given() | {"storage": str(disk)})
+        run = parse_config(RunConfig, local.run("full").as_given() | {"storage": str(disk)})
         ended = local.begin(run, Start())
         assert ended.status == 1 and "No space left on device" in ended.said and "Traceback" not in ended.said, (
             ended.said
@@ -252,9 +252,9 @@ def test_a_run_whose_bundles_are_lost_makes_another(local: Bench, how: str):
 
 @pytest.mark.slow
 def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench, tmp_path: Path):
-    longer = {"train": local.calm.given()["train"] | {"total_steps": 32 * (ITERATIONS + 4)}}
+    longer = {"train": local.calm.as_given()["train"] | {"total_steps": 32 * (ITERATIONS + 4)}}
     keys = longer | {"resume_from": local.calm.name, "resources": {"max_failures": 0}}
-    run = parse_config(RunConfig, local.run("next").given() | keys)
+    run = parse_config(RunConfig, local.run("next").as_given() | keys)
     ended = local.begin(run, Start(groups=(Fault(RUN, local.lines["worker"][RUN] // 2),)))
     assert ended.status == 1 and "The actor died" in ended.said, ended.said
     shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
@@ -275,7 +275,7 @@ def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed
     lines = remote.lines["worker"][RUN]
     places = (str(tmp_path / "first"), remote.storage, str(tmp_path / "last"))
     for place, following, deadly in zip(places, (*places[1:], None), (lines // 2, lines // 4, None), strict=True):
-        run = parse_config(RunConfig, run.given() | {"storage": place, "resources": {"max_failures": 0}})
+        run = parse_config(RunConfig, run.as_given() | {"storage": place, "resources": {"max_failures": 0}})
         ended = remote.begin(run, Start(groups=() if deadly is None else (Fault(RUN, deadly),)))
         assert ended.status == (0 if deadly is None else 1) and "Traceback" not in ended.said, ended.said
         assert deadly is None or "The actor died" in ended.said, ended.said

@@ -36,7 +36,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
 ):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
     run_config = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")
-    (tmp_path / "run.yaml").write_text(json.dumps(run_config.given()))
+    (tmp_path / "run.yaml").write_text(json.dumps(run_config.as_given()))
     command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
     mlflow_database(tmp_path)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

@@ -116,7 +116,7 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
 
     def play(sweep: str, until: int | None) -> dict[str, Any]:
-        given = [run.given() for run in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
+        given = [run.as_given() for run in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
         metrics = [metric.model_dump() for metric in RETURN]
         facts = {"storage": str(tmp_path), "nested": False, "use_gpu": False, "cpus": 1.0, "folder": str(tmp_path)}
         leg = Leg(sweep=sweep, number=0, leg=1, configs=given, metrics=metrics, until=until, tracking_uri="", **facts)
@@ -219,7 +219,7 @@ def test_a_worker_of_a_trial_without_room_for_a_pass_ends_and_the_next_halves_it
     monkeypatch.setenv(TRACKING_URI, "")
     crowded = texts.config(
         "train.micro_batch=4", "train.total_steps=8", "algorithm=toy_runs.short_memory:CROWDED"
-    ).given()
+    ).as_given()
     leg = Leg("sweep", str(tmp_path), 0, 1, [crowded], [{"name": "return"}], None, True, False, 1, "", str(tmp_path))
     payload = asdict(leg) | {"place": "attempt-1", "starts": []}
     with process_group():
@@ -235,7 +235,7 @@ def test_a_worker_of_a_trial_without_room_for_a_pass_ends_and_the_next_halves_it
 def test_an_error_of_one_worker_alone_ends_its_process_and_that_of_all_is_a_result(tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(TRACKING_URI, "")
-    leg = Leg("sweep", str(tmp_path), 0, 1, [short("ippo").given()], [], None, True, False, 1, "", str(tmp_path))
+    leg = Leg("sweep", str(tmp_path), 0, 1, [short("ippo").as_given()], [], None, True, False, 1, "", str(tmp_path))
     failure = MarlRayError("no room")
     failure.shared = shared
 

@@ -22,7 +22,7 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.checkpoints.index import published
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.all_sinks import local_copy
+from marl_ray.training.journal.deliveries import local_copy
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.owners import OWNER
@@ -82,7 +82,7 @@ class Bench:
         self.root, self.storage, self.start, self.workers, self.keys = root, storage, start, workers, keys or {}
         self.sleeps = False
         self.calm = self.run("calm")
-        ended = self.start(self.calm.given(), Start())
+        ended = self.start(self.calm.as_given(), Start())
         assert (ended.status, ended.groups) == (0, 1), ended.said
         self.lines = ended.lines
         self.result = Result(self.calm)
@@ -90,7 +90,7 @@ class Bench:
     def begin(self, run: RunConfig, how: Start) -> Ended:
         """Start the command, again and again while a driver that sleeps does not count as lost yet."""
         deadline = time.monotonic() + 30
-        while (ended := self.start(run.given(), how)).status == 1 and OWNED.search(ended.said):
+        while (ended := self.start(run.as_given(), how)).status == 1 and OWNED.search(ended.said):
             assert (self.sleeps or UNSAID in ended.said) and time.monotonic() < deadline, ended.said
             time.sleep(0.3)
         self.sleeps = ended.status is None

@@ -121,7 +121,7 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, fo
     from marl_ray.config import RunConfig, parse_config
     from marl_ray.errors import MarlRayError
     from marl_ray.training import driver
-    from marl_ray.training.journal import all_sinks, delivery
+    from marl_ray.training.journal import deliveries, delivery
     from marl_ray.training.run_folder import owners
 
     with said.open("w") as file:
@@ -133,7 +133,7 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, fo
     # There is no cluster whose resources could be read.
     driver.check_capacity = lambda config: False  # type: ignore[attr-defined]
     delivery.RETRY_S, delivery.LOG_EVERY_S = 0.05, 0.02
-    all_sinks.REGISTERED_S = 1.0
+    deliveries.REGISTERED_S = 1.0
     owners.BEAT_S, owners.LOST_S = BEAT_S, LOST_S
     counts = watch_lines(fault)
     status = 0

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.protocol import CollectedBatch
-from marl_ray.training.journal.all_sinks import ALL_TAKEN
+from marl_ray.training.journal.deliveries import ALL_TAKEN
 from marl_ray.training.journal.delivery import MARKS, Mark
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.loop.listeners import Metrics

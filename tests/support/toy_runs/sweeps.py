@@ -51,7 +51,7 @@ class ToySweep:
         if status != "refused":
             name = f"{self.config.name}-{record.number:04d}-seed"
             configs = [self.config.run_config(values, f"{name}-{seed}", seed) for seed in self.config.seeds]
-            record.configs = [config.given() for config in configs]
+            record.configs = [config.as_given() for config in configs]
             record.seconds = 93.0
         for key, value in keys.items():
             setattr(record, key, value)

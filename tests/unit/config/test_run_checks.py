@@ -109,7 +109,7 @@ def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
     given = parse_config(RunConfig, base, ["algorithm=dapo", "hyper.clip_high=0.3", "team.shared.hyper.clip=0.1"])
     assert given.hyper_of("shared").clip_range == (0.9, 1.3)
     # What travels to the workers keeps what was left open; what is printed leaves nothing open. Both are configs again.
-    for data in (given.given(), given.resolved()):
+    for data in (given.as_given(), given.resolved()):
         again = RunConfig.model_validate(data)
         assert again.hyper_of("shared") == given.hyper_of("shared") and config_hash(again) == config_hash(given)
     assert config_hash(given) != config_hash(config)

@@ -308,8 +308,8 @@ def test_making_the_config_of_a_trial_is_pure(fixed: dict[str, Any], keys: set[s
         fresh = sweep(space, run=COSTLY, set=fixed)
         alone, together = fresh.run_config(copy.deepcopy(values), "n", 0), config.run_config(values, "n", 0)
         assert alone == together == config.run_config(values, "n", 0)
-        assert alone.given() == together.given()
-        return together.given()
+        assert alone.as_given() == together.as_given()
+        return together.as_given()
 
     first = [run(values) for values in grid]
     order = list(range(len(grid)))

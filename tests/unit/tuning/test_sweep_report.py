@@ -20,10 +20,10 @@ from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
     SweepRecords,
     TrialRecord,
+    end_reason,
     find_sweep,
     load_records,
     ranked,
-    why,
     winner_of,
 )
 from marl_ray.tuning.reporting import progress
@@ -196,10 +196,12 @@ def test_several_metrics_have_their_own_columns_and_a_front(tmp_path: Path):
 def test_why_a_trial_did_not_train_to_its_end():
     trials = [TrialRecord(k, {}, scores={10: float(k)}, status="stopped") for k in range(3)]
     records = SweepRecords("s", {"scheduler": {"kind": "median"}}, {}, trials=trials)
-    assert [why(trial, records) for trial in trials] == [f"median: place {3 - k} of 3 at 10 steps" for k in range(3)]
-    assert why(TrialRecord(3, {}, status="failed", error="broken"), records) == "broken"
-    assert why(TrialRecord(3, {}, status="cut"), records) == "the sweep's budget was used up"
-    assert why(TrialRecord(3, {}, status="finished"), records) == ""
+    assert [end_reason(trial, records) for trial in trials] == [
+        f"median: place {3 - k} of 3 at 10 steps" for k in range(3)
+    ]
+    assert end_reason(TrialRecord(3, {}, status="failed", error="broken"), records) == "broken"
+    assert end_reason(TrialRecord(3, {}, status="cut"), records) == "the sweep's budget was used up"
+    assert end_reason(TrialRecord(3, {}, status="finished"), records) == ""
 
 
 def test_the_end_of_a_sweep_is_a_document(tmp_path: Path):

@@ -85,10 +85,10 @@ class Serper:
     def __call__(self, query: str, deadline: float) -> SearchResponse:
         question = f"{self._url} {ASKED} {query}"
         stored = None if self._cache is None else self._cache.get(question)
-        response = None if stored is None else _read(stored.encode())
+        response = None if stored is None else _parsed_response(stored.encode())
         if response is not None:
             return response
-        response = _read(self._fetch(query, deadline))
+        response = _parsed_response(self._fetch(query, deadline))
         if response is None:
             raise ToolError("Search failed: the service's response is malformed.")
         # A service that echoes the key must not put it into a prompt or the cache.
@@ -266,7 +266,7 @@ def _key(path: str | None) -> str:
     return key
 
 
-def _read(body: bytes) -> SearchResponse | None:
+def _parsed_response(body: bytes) -> SearchResponse | None:
     """Parse a response; None if it has another schema. The library's own error could quote a key that stands in the
     body."""
     try:

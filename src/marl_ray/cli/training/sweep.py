@@ -31,14 +31,14 @@ def sweep(
     """
     from marl_ray.api.sweeping import sweep_here
     from marl_ray.config.sweep import load_sweep
-    from marl_ray.tuning.records import shown
+    from marl_ray.tuning.records import values_line
 
     loaded = load_sweep(config, overrides or ())
     if dry_run:
         trials = _trials(loaded)
         plan = {"trials": trials, "seeds": loaded.seeds}
         plan |= {"scheduler": loaded.scheduler.kind, "search": loaded.search.kind}
-        lines = [f"{number:04d}  {shown(values)}" for number, values in enumerate(trials)]
+        lines = [f"{number:04d}  {values_line(values)}" for number, values in enumerate(trials)]
         seeds = ", ".join(map(str, loaded.seeds))
         show(as_json, plan, [*lines, f"seeds {seeds}; scheduler {plan['scheduler']}; search {plan['search']}"])
         return
@@ -82,7 +82,7 @@ def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
 
 def sweep_lines(loaded: "SweepConfig", result: "SweepResult", document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that end a sweep: its trials, its winner, its folder."""
-    from marl_ray.tuning.records import shown
+    from marl_ray.tuning.records import values_line
 
     records = result.records
     kinds = ", ".join(f"{count} {status}" for status, count in _counts(result).items())
@@ -96,7 +96,7 @@ def sweep_lines(loaded: "SweepConfig", result: "SweepResult", document: Mapping[
         return
     winner = records.trials[records.winner]
     scores = ", ".join(f"{name} {value:.4g}" for name, value in _scores(loaded, winner.objectives).items())
-    yield f"  winner  trial {winner.number:04d} ({shown(winner.values)}): {scores}"
+    yield f"  winner  trial {winner.number:04d} ({values_line(winner.values)}): {scores}"
     if document["winner"]["certainty"]:
         yield f"          {document['winner']['certainty']}"
     if records.winner_model:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from marl_ray.config.load import YamlLoader
-from marl_ray.errors import MarlRayError, one_line, why
+from marl_ray.errors import MarlRayError, one_line, one_line_without
 
 
 def read_documents(path: str | Path) -> list[Any]:
@@ -21,7 +21,7 @@ def read_documents(path: str | Path) -> list[Any]:
     try:
         documents = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise MarlRayError(f"{str(path)!r} cannot be read: {why(error, path)}") from error
+        raise MarlRayError(f"{str(path)!r} cannot be read: {one_line_without(error, path)}") from error
     except yaml.YAMLError as error:
         raise MarlRayError(f"{path}: {yaml_error(error)}") from error
     try:

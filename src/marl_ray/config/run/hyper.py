@@ -176,6 +176,6 @@ class GivenHyper(AlgorithmConfig):
     def _fits_together(self) -> "GivenHyper":
         return self  # the algorithm's own defaults are not known here
 
-    def given(self) -> dict[str, Any]:
+    def as_given(self) -> dict[str, Any]:
         """Return the keys and values that the user gave."""
         return self.model_dump(exclude_unset=True)

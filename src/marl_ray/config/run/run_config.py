@@ -121,7 +121,7 @@ class RunConfig(Config):
 
     def _check_keys(self) -> None:
         """Refuse hyper-parameters that no algorithm reads."""
-        for key in self.hyper.given():
+        for key in self.hyper.as_given():
             check_key_is_read(
                 f"hyper.{key}", key, {self.algorithm_of(name): self.spec_of(name) for name in self._trained}
             )
@@ -358,10 +358,10 @@ class RunConfig(Config):
     def _given_to(self, policy: str) -> dict[str, Any]:
         """Return the hyper-parameters that the user gave and this policy's algorithm reads."""
         reads = self.spec_of(policy).reads
-        of_run = {key: value for key, value in self.hyper.given().items() if key in reads}
+        of_run = {key: value for key, value in self.hyper.as_given().items() if key in reads}
         return of_run | self.team[policy].hyper
 
-    def given(self) -> dict[str, Any]:
+    def as_given(self) -> dict[str, Any]:
         """Return plain data from which an equal config is made; keys that were not given stay open, so that defaults
         still apply."""
         return self.model_dump(mode="json", exclude_unset=True)

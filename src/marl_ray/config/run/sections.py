@@ -273,7 +273,7 @@ class BenchmarkConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, data: Any) -> Any:
+    def _name_alone(cls, data: Any) -> Any:
         return {"name": data} if isinstance(data, str) else data
 
     @property

@@ -43,9 +43,9 @@ def loaded(point: ExtensionPoint, name: str) -> Any:
         raise MarlRayError(f"{point.kind}: {error}") from error
 
 
-def refuse(kind: str, settings: Mapping[str, Any], *known: str) -> None:
+def refuse(kind: str, settings: Mapping[str, Any], *accepted: str) -> None:
     """Raise MarlRayError for a setting that the checker of this kind does not read."""
     for key in settings:
-        if key not in known:
-            expected = f"expected {' or '.join(known)}" if known else "expected none"
+        if key not in accepted:
+            expected = f"expected {' or '.join(accepted)}" if accepted else "expected none"
             raise MarlRayError(f"check plugin {kind}: unknown setting {key!r}; {expected}")

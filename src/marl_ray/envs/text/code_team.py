@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks
-from marl_ray.envs.text.code_tests import NO_CODE, ProgramScore, check, shown
+from marl_ray.envs.text.code_tests import NO_CODE, ProgramScore, check, prompt_text
 from marl_ray.envs.text.synthetic import Mutant, mutants, programs
 from marl_ray.envs.text.tasks import ProgramTask, read_code
 from marl_ray.errors import MarlRayError
@@ -181,7 +181,7 @@ class CodeTeam(TextEnv):
         self.finish(last.hidden == 1, self.pay(self._program(self._code), metrics))
 
     def _filled(self, template: str, review: str = "") -> str:
-        tests = "\n".join(shown(test) for test in self.task.code.public)
+        tests = "\n".join(prompt_text(test) for test in self.task.code.public)
         return template.format(
             task=self.task.prompt, tests=tests, code=self._code, result=self.checked.report, review=review
         )

@@ -52,7 +52,7 @@ def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore
     report = "passes" if task.public else NO_TESTS
     for test, verdict in zip(task.public, public.verdicts, strict=True):
         if verdict != PASSED:
-            report = f"fails ({verdict}): {shown(test)}"
+            report = f"fails ({verdict}): {prompt_text(test)}"
             break
     share, score = (results.verdicts.count(PASSED) / max(len(results.verdicts), 1) for results in (public, hidden))
     return ProgramScore(share, score, report[:LONGEST_REPORT], public.runs + hidden.runs, public.cpu_s + hidden.cpu_s)
@@ -78,7 +78,7 @@ def _run_stdio(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, l
     return _Ran([*verdicts, *[str(Status.TIMEOUT)] * (len(tests) - len(verdicts))], len(verdicts), cpu_s)
 
 
-def shown(test: Test) -> str:
+def prompt_text(test: Test) -> str:
     """Return a public test, for a prompt."""
     if isinstance(test, CallTest):
         return test.source
@@ -180,8 +180,8 @@ def equality(source: str) -> tuple[str, str]:
     if len(body) == 1 and isinstance(body[0], ast.Assert) and isinstance(body[0].test, ast.Compare):
         test = body[0].test
         if len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-            left = ast.get_source_segment(source, test.left) or ""
-            return left, ast.get_source_segment(source, test.comparators[0]) or ""
+            actual = ast.get_source_segment(source, test.left) or ""
+            return actual, ast.get_source_segment(source, test.comparators[0]) or ""
     return "", ""
 
 

@@ -13,7 +13,7 @@ from pyarrow import fs, parquet
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config.base import first_problem
-from marl_ray.errors import MarlRayError, one_line, why
+from marl_ray.errors import MarlRayError, one_line, one_line_without
 
 
 class FileRow(NamedTuple):
@@ -32,7 +32,7 @@ def read_bytes(uri: str) -> bytes:
         with system.open_input_stream(path, compression=None) as stream:
             return bytes(stream.read())
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise MarlRayError(f"{uri}: cannot be read: {why(error, uri)}") from error
+        raise MarlRayError(f"{uri}: cannot be read: {one_line_without(error, uri)}") from error
 
 
 def rows(name: str, data: bytes) -> Iterator[FileRow]:

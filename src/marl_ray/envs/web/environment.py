@@ -13,7 +13,7 @@ from marl_ray.envs.web.browser.action_text import WebAction, parse_web_action
 from marl_ray.envs.web.browser.chromium import done_with_chromium, shared_chromium
 from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.envs.web.browser.perform import perform
-from marl_ray.envs.web.browser.prompts import head, past_answer, past_answers, shown
+from marl_ray.envs.web.browser.prompts import head, page_text, past_answer, past_answers
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
 from marl_ray.envs.web.options import BrowserOptions
@@ -277,7 +277,7 @@ class BrowserEnv(TextEnv):
             parts.append(f"The page cannot be opened: {note}\n")
         if session is not None and session.dialogs:
             parts.append("Dialogs that were dismissed: " + "; ".join(session.dialogs) + "\n")
-        page = shown(self.view.text, self.options.observation_limit)
+        page = page_text(self.view.text, self.options.observation_limit)
         address = session.url[:_LONGEST_ADDRESS] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
         self.ask(self.possible_agents[0], with_bases("".join(parts), self._shown))

@@ -63,7 +63,7 @@ def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsF
         except OSError as error:
             raise FieldError("out", f"{folder}: another evaluation is writing there") from error
         _same(folder, manifest, empty=os.fstat(file).st_size == 0)
-        yield ResultsFile(file, _read(folder / RESULTS, file))
+        yield ResultsFile(file, _read_results(folder / RESULTS, file))
     finally:
         os.close(file)
 
@@ -89,7 +89,7 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
             )
 
 
-def _read(path: Path, file: int) -> dict[ResultKey, dict[str, Any]]:
+def _read_results(path: Path, file: int) -> dict[ResultKey, dict[str, Any]]:
     data = path.read_bytes()
     complete = data.rfind(b"\n") + 1
     if complete < len(data):  # a killed process left the last line incomplete

@@ -110,7 +110,7 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
     k = len(groups)
     if not apart > 0 or k < 2:
         return first, second
-    together = k / (k - 1) * math.fsum(total**2 for total in groups.values())
-    scale = together / apart * (1 + math.sqrt(2 / (k - 1)))
+    within_groups = k / (k - 1) * math.fsum(total**2 for total in groups.values())
+    scale = within_groups / apart * (1 + math.sqrt(2 / (k - 1)))
     scale = max(scale, 1.0) if k < MIN_GROUPS else scale
     return replace(first, variance=first.variance * scale), replace(second, variance=second.variance * scale)

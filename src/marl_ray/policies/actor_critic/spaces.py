@@ -46,12 +46,12 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
 def _constant_or_list(bound: np.ndarray) -> Any:
     """Return a bound as plain data. JSON has no infinity, so infinite bounds are text."""
     plain = bound.flat[0].item() if bound.size and np.all(bound == bound.flat[0]) else bound.tolist()
-    return _named(plain)
+    return _finite_or_text(plain)
 
 
-def _named(value: Any) -> Any:
+def _finite_or_text(value: Any) -> Any:
     if isinstance(value, list):
-        return [_named(part) for part in value]
+        return [_finite_or_text(part) for part in value]
     return value if math.isfinite(value) else str(value)
 
 

@@ -137,10 +137,10 @@ def lay_beside(module: nn.Module) -> None:
     """Move each adapted weight and its adapter's second matrix side by side, so that no product has to copy them."""
     for _, layer in adapted(module):
         base, up = layer.matrix, layer.up
-        together = torch.cat([base.detach(), up.detach()], 1)
+        stacked = torch.cat([base.detach(), up.detach()], 1)
         if layer.fan_in_fan_out:
-            together = together.T.contiguous().T
-        parts = together.split([base.shape[1], up.shape[1]], 1)
+            stacked = stacked.T.contiguous().T
+        parts = stacked.split([base.shape[1], up.shape[1]], 1)
         layer.weight.data = parts[0].T if layer.fan_in_fan_out else parts[0]
         up.data = parts[1]
 

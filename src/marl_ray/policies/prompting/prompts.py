@@ -78,13 +78,13 @@ def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     means: with the template if there is one. Raises MarlRayError if `chat` is true and there is no template, or if the
     prompt has no token.
     """
-    ids = _read(tokenizer, text, chat)
+    ids = _prompt_ids(tokenizer, text, chat)
     if not ids:
         raise FieldError("prompt", "expected at least one token, got an empty text and no chat template")
     return ids
 
 
-def _read(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
+def _prompt_ids(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     if uses_template(tokenizer, chat):
         return encode_chat(tokenizer, [{"role": "user", "content": text}])
     return [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
@@ -120,15 +120,15 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     most = room * _facts(tokenizer).longest
     if len(text) <= most:
-        ids = _read(tokenizer, text, chat) or [begin]
+        ids = _prompt_ids(tokenizer, text, chat) or [begin]
         if len(ids) <= room:
             return ids, False
     least, too_many = int(LEAST_LEFT * len(text)), int(min(len(text), most + 1))
-    if least > most or len(fitting := _read(tokenizer, _cut(text, least), chat) or [begin]) > room:
+    if least > most or len(fitting := _prompt_ids(tokenizer, _cut(text, least), chat) or [begin]) > room:
         raise PromptTooLongError(f"expected at most {room} tokens when half of its {len(text)} characters are left out")
     while too_many - least > 1 + least // 64:  # the search need not find the exact last character
         middle = (least + too_many) // 2
-        ids = _read(tokenizer, _cut(text, middle), chat) or [begin]
+        ids = _prompt_ids(tokenizer, _cut(text, middle), chat) or [begin]
         if len(ids) <= room:
             least, fitting = middle, ids
         else:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from pyarrow import fs, parquet
 from torch import Tensor
 
-from marl_ray.errors import MarlRayError, why
+from marl_ray.errors import MarlRayError, one_line_without
 from marl_ray.policies.actor_critic.distributions import Categorical, distribution_of
 from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities, row_dtype, row_size, to_row
 from marl_ray.trajectories import Trajectories
@@ -78,7 +78,7 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
             numbers = np.flatnonzero(played_by == policy)
             if len(numbers):
                 members = [agent for agent, player in agents.items() if player == policy]
-                parts_of_policy.append(_read(rows.only(numbers), members, spaces[policy]))
+                parts_of_policy.append(_read_part(rows.only(numbers), members, spaces[policy]))
     everything = [part for parts_of_policy in parts.values() for part in parts_of_policy]
     if not everything:
         raise MarlRayError(f"{path}: expected at least one logged decision sequence")
@@ -119,7 +119,7 @@ def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str,
                     yield name, begin, table
                     begin += len(table)
     except (OSError, pa.ArrowException, ValueError) as error:  # no such file, not a Parquet file, or not a URI
-        raise MarlRayError(f"{path}: cannot be read: {why(error, path)}") from error
+        raise MarlRayError(f"{path}: cannot be read: {one_line_without(error, path)}") from error
 
 
 def _typed(name: str, file: parquet.ParquetFile, group: int, kinds: Mapping[str, pa.DataType]) -> pa.Table:
@@ -217,7 +217,7 @@ class _Part:
     """(all steps, ...) each."""
 
 
-def _read(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
+def _read_part(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
     lengths = rows.lengths("observations")
     rows.check("observations", lengths > 0, "at least one step")
     columns = {name: rows.plain(name) for name in PER_ROW}

@@ -270,16 +270,16 @@ class TextCopy:
         numbers = list(cost) if isinstance(cost, list | tuple | np.ndarray) and np.ndim(cost) == 1 else [cost]
         if len(numbers) != self.signals:
             expected = "a number" if self.signals == 1 else f"a sequence of {self.signals} numbers"
-            raise MarlRayError(f'infos["cost"] of {agent} is {_shown(cost)}, expected {expected}')
+            raise MarlRayError(f'infos["cost"] of {agent} is {_in_one_line(cost)}, expected {expected}')
         return [_finite(number, f'infos["cost"] of {agent}') for number in numbers]
 
 
 def _finite(value: Any, what: str) -> float:
     """Return the value as a float; MarlRayError unless it is a finite number."""
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise MarlRayError(f"{what} is {_shown(value)}, expected a finite number")
+        raise MarlRayError(f"{what} is {_in_one_line(value)}, expected a finite number")
     return float(value)
 
 
-def _shown(value: Any) -> str:
+def _in_one_line(value: Any) -> str:
     return " ".join(repr(value).split())

@@ -64,8 +64,8 @@ def main() -> None:
         _judge(control, options)
         return
     spaces = options["max_level"] >= Level.NAMESPACES
-    why = _failure(_enter_namespaces) if spaces else ""
-    if spaces and not why:
+    reason = _failure(_enter_namespaces) if spaces else ""
+    if spaces and not reason:
         _enter_namespaces()
     server = os.fork()
     if server:
@@ -74,7 +74,7 @@ def main() -> None:
         run_folder.remove(options["folder"])
         return
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    _serve(control, options, spaces and not why, why)
+    _serve(control, options, spaces and not reason, reason)
 
 
 def _enter_namespaces() -> None:
@@ -210,7 +210,7 @@ def _failure(body: Callable[[], object]) -> str:
 
 
 def _confinement(
-    options: dict[str, Any], spaces: bool, why: str
+    options: dict[str, Any], spaces: bool, reason: str
 ) -> tuple[child.Confinement, run_folder.MountedFolder | run_folder.NumberedFolders, Level, str]:
     """Return the best confinement that this host allows, the folders of its runs, its level, and the reason why it is
     not better."""
@@ -219,8 +219,8 @@ def _confinement(
     os.mkdir(work, 0o700)
     if spaces:
         inside = _temporary() or work
-        why = _failure(lambda: _mounts(base, inside, uid))
-        spaces = not why
+        reason = _failure(lambda: _mounts(base, inside, uid))
+        spaces = not reason
         if spaces:
             _mounts(base, inside, uid)
             work = inside
@@ -245,14 +245,14 @@ def _confinement(
             paths = landlock.ruleset(_rules(runs))
             level = Level.NAMESPACES if spaces else Level.PATHS
         else:
-            why = f"Landlock ABI {landlock.abi()}, {landlock.OLDEST_ABI} needed"
+            reason = f"Landlock ABI {landlock.abi()}, {landlock.OLDEST_ABI} needed"
     if level == Level.LIMITS < options["max_level"] and uid is None and os.geteuid() == 0:
         raise SystemExit(
             f"as root, with an interpreter that other users cannot read ({sys.prefix}), programs could remove every file "
-            f"here ({why}); expected another user, or an interpreter outside of {os.path.expanduser('~')}"
+            f"here ({reason}); expected another user, or an interpreter outside of {os.path.expanduser('~')}"
         )
     filter_ = Filter.of_run(platform.machine(), owners=spaces or uid is not None, spaces=spaces)
-    return child.Confinement(folders.path, uid, paths, filter_), folders, level, why
+    return child.Confinement(folders.path, uid, paths, filter_), folders, level, reason
 
 
 def _renewed(
@@ -293,15 +293,15 @@ def _settle(spaces: bool) -> None:
     gc.freeze()
 
 
-def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, why: str) -> None:
+def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, reason: str) -> None:
     sacrifice, numbers = sacrifice_of(), process_numbers()
     _warm(options["warm"])
     semaphores.install()
-    confinement, folders, level, why = _confinement(options, spaces, why)
+    confinement, folders, level, reason = _confinement(options, spaces, reason)
     os.environ["HOME"] = os.environ["TMPDIR"] = confinement.work
     os.chdir("/")
     _settle(isinstance(folders, run_folder.MountedFolder))
-    control.send(json.dumps({"level": level, "why": why}).encode())
+    control.send(json.dumps({"level": level, "why": reason}).encode())
     while True:
         message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)
         if not message:

@@ -139,9 +139,9 @@ class Request:
     def _too_large(self) -> RequestError:
         return RequestError(413, "body", f"expected at most {self._limit} bytes")
 
-    async def object(self, known: frozenset[str]) -> dict[str, Any]:
+    async def object(self, fields: frozenset[str]) -> dict[str, Any]:
         """Return the body as a JSON object with known keys only, or RequestError 400 or 413."""
-        return parse_object(await self.body(), known)
+        return parse_object(await self.body(), fields)
 
 
 class Response(NamedTuple):
@@ -164,22 +164,22 @@ class Stream(NamedTuple):
     content_type: bytes = EVENTS
 
 
-def parse_object(body: bytes, known: frozenset[str]) -> dict[str, Any]:
+def parse_object(body: bytes, fields: frozenset[str]) -> dict[str, Any]:
     """Return a JSON object with known keys only, or RequestError 400."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RequestError(400, "body", f"expected a JSON object, got malformed JSON: {error}") from None
-    return known_fields(data, known)
+    return known_fields(data, fields)
 
 
-def known_fields(data: Any, known: frozenset[str]) -> dict[str, Any]:
+def known_fields(data: Any, fields: frozenset[str]) -> dict[str, Any]:
     """Return the data if it is an object with known keys only, or RequestError 400."""
     if not isinstance(data, dict):
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
-    if not data.keys() <= known:
-        key = next(key for key in data if key not in known)
-        raise RequestError(400, key, f"unknown field, expected {', '.join(sorted(known))}")
+    if not data.keys() <= fields:
+        key = next(key for key in data if key not in fields)
+        raise RequestError(400, key, f"unknown field, expected {', '.join(sorted(fields))}")
     return data
 
 

@@ -63,17 +63,17 @@ def _lines(folder: str, experiment: str) -> Iterator[bytes]:
         for path in sorted(paths):
             complete = path.removesuffix(PARTIAL) + COMPLETE
             if path.endswith(COMPLETE):
-                yield from _read(filesystem, path)
+                yield from _lines_of_file(filesystem, path)
             elif path.endswith(PARTIAL) and complete not in paths:
                 try:
-                    yield from _read(filesystem, path)
+                    yield from _lines_of_file(filesystem, path)
                 except FileNotFoundError:  # the segment was completed meanwhile
-                    yield from _read(filesystem, complete)
+                    yield from _lines_of_file(filesystem, complete)
     except (OSError, pa.ArrowException) as error:
         raise MarlRayError(f"decisions: {folder!r} cannot be read: {one_line(error)}") from error
 
 
-def _read(filesystem: fs.FileSystem, path: str) -> list[bytes]:
+def _lines_of_file(filesystem: fs.FileSystem, path: str) -> list[bytes]:
     with filesystem.open_input_stream(path) as stream:  # it decompresses if the name ends in .zst
         return whole_lines(stream.read()).split(b"\n")[:-1]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_ray.experiments.lifecycle import ALLOWED, Action
-from marl_ray.serving.pages.charts import moment, resolution, shown, spans, towards
+from marl_ray.serving.pages.charts import moment, resolution, rounded, spans, towards
 
 UNKNOWN = "—"
 _COLOURS = 6
@@ -64,11 +64,11 @@ def _share(value: Any) -> str:
 
 def _size(value: Any, step: float | None = None, sign: bool = False) -> str:
     number = finite(value)
-    return UNKNOWN if number is None else shown(number, resolution([number]) if step is None else step, sign)
+    return UNKNOWN if number is None else rounded(number, resolution([number]) if step is None else step, sign)
 
 
 def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = False) -> str:
-    return "" if interval is None else f"{shown(interval[0], step, sign)} to {shown(interval[1], step, sign)}"
+    return "" if interval is None else f"{rounded(interval[0], step, sign)} to {rounded(interval[1], step, sign)}"
 
 
 def time_of(value: Any) -> str:

@@ -72,7 +72,7 @@ def take_number(folder: StoredFolder) -> int:
     """Return a number for a new group of workers, greater than those of the groups before it: milliseconds, or one more
     than theirs where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group
     that sleeps afterwards learns of the next. Raises OSError."""
-    names = (_named(place) for place in _folders(folder))
+    names = (_match_name(place) for place in _folders(folder))
     before = [int(name[2]) for name in names if name is not None and name[2] is not None]
     attempt = max(time.time_ns() // 1_000_000, 1 + max([*before, *_starts(folder)], default=0))
     _write_start(folder, f"{attempt:010d}")
@@ -117,7 +117,7 @@ def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
     """Return the folders with a manifest that are no strays, the oldest first. Raises OSError, and MarlRayError if all
     that is there is of an older format."""
     folders = _folders(folder)
-    complete = [place for place in folders if _named(place) and is_checkpoint(place)]
+    complete = [place for place in folders if _match_name(place) and is_checkpoint(place)]
     if not complete:
         for place in folders:
             refuse_older(place)
@@ -154,7 +154,7 @@ def own_checkpoints(
 def _strange(place: StoredFolder, identity: str) -> str:
     """Return the reason why a folder holds no checkpoint of this run, or of the iteration in its name; empty if it
     does."""
-    name = _named(place)
+    name = _match_name(place)
     try:
         manifest = read_manifest(place)
     except (OSError, MarlRayError):
@@ -255,7 +255,7 @@ def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) ->
     for place in _strays(folder):
         withdraw(place)
     for place in _folders(folder):
-        name = _named(place)
+        name = _match_name(place)
         ended = name is not None and name[2] is not None and int(name[2]) <= attempt
         if ended and not is_checkpoint(place) and not is_checkpoint(place / WITHDRAWN):
             folder.filesystem.delete_dir(place.path)
@@ -272,7 +272,7 @@ def refuse_older(place: StoredFolder) -> None:
                 raise MarlRayError(f"{place} {error}") from error
 
 
-def _named(place: StoredFolder) -> re.Match[str] | None:
+def _match_name(place: StoredFolder) -> re.Match[str] | None:
     return NAME.fullmatch(place.path.rpartition("/")[2])
 
 
@@ -294,7 +294,7 @@ def _strays(folder: StoredFolder) -> list[StoredFolder]:
 
 def _is_stray(place: StoredFolder, starts: Mapping[int, int | None]) -> bool:
     """Return True for the checkpoint of iterations that a later group plays again."""
-    name = _named(place)
+    name = _match_name(place)
     if name is None or name[2] is None:
         return False
     begun = ((attempt, after) for attempt, after in starts.items() if after is not None)

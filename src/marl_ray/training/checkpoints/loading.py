@@ -74,7 +74,7 @@ def _try_load(
 
     def read() -> tuple[tuple[LoadedCheckpoint, Mapping[str, Any]] | None, tuple[str, bool] | None]:
         try:
-            return _read(place, manifest, learners), None
+            return _read_part(place, manifest, learners), None
         except (DamagedCheckpointError, OSError) as problem:
             return None, _line(place, problem)
 
@@ -106,7 +106,7 @@ def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
     return text, isinstance(error, DamagedCheckpointError)
 
 
-def _read(
+def _read_part(
     place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]
 ) -> tuple[LoadedCheckpoint, Mapping[str, Any]]:
     """Read this worker's part, and the plain state of the learners. The learners' tensors are changed also where it

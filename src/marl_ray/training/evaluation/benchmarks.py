@@ -64,10 +64,10 @@ def read_benchmarks(
     """
     table = {agent: name for name, members in agents.items() for agent in members}
     authors = Authors(table, policies, config.env.model_dump(mode="json"), lambda name: (engines or {})[name])
-    return [_read(config, settings, authors) for settings in config.evaluation.benchmarks]
+    return [_read_benchmark(config, settings, authors) for settings in config.evaluation.benchmarks]
 
 
-def _read(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
+def _read_benchmark(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
     loaded, section = benchmark(settings.name), f"evaluation.benchmarks.{settings.metric}"
     if "hardened" not in loaded.modes or loaded.filters_references:
         raise FieldError(f"{section}.name", "expected a benchmark with a hardened mode that does not filter references")

@@ -90,13 +90,13 @@ class DemonstrationFit:
         tokens = sum(len(example.response) for example in minibatch)
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)
-        together = policy.joint if policy.settings.micro_batch else 1  # of these one has demonstrations in a pass
-        passes = -(-most // size) * together
+        joint = policy.joint if policy.settings.micro_batch else 1  # of these one has demonstrations in a pass
+        passes = -(-most // size) * joint
         for number in range(passes):
             if passes > 1:
                 policy.family.begin_pass(policy.model, number + 1 == passes)
-            start = number // together * size
-            part = own_examples[start : start + size] if number % together == rank % together else []
+            start = number // joint * size
+            part = own_examples[start : start + size] if number % joint == rank % joint else []
             rows = padded([example.prompt for example in part], [example.response for example in part])
             prompts, responses, mask = (x.to(policy.device) for x in rows)
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()

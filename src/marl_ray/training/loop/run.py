@@ -64,7 +64,7 @@ class Run:
         self.config, self.device = config, device
         self.family = run_family(config)
         self.rank, workers = world()
-        self._say, self._said = listeners.say, dict[str, str]()
+        self._say, self._torch_reasons = listeners.say, dict[str, str]()
         self.env = together(lambda: make_env(config.env, config.constraints))  # it may read a file of tasks
         self.team = self._start_team(device, start, listeners, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
@@ -132,8 +132,8 @@ class Run:
         if self.rank or self.config.language or self.device.type != "cpu":
             return
         for name, learner in team.learners.items():
-            if learner.why_torch != self._said.get(name, ""):
-                self._said[name] = learner.why_torch
+            if learner.why_torch != self._torch_reasons.get(name, ""):
+                self._torch_reasons[name] = learner.why_torch
                 self._say(f"policy {name!r}: torch takes its gradient steps, because {learner.why_torch}")
 
     @property

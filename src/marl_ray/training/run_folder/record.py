@@ -176,7 +176,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
 def config_record(config: RunConfig) -> dict[str, Any]:
     """Return the part of a run's record that changes when its config does: resolved, as it was given, and its hash."""
-    return {"config": config.resolved(), "given": config.given(), "config_hash": config_hash(config)}
+    return {"config": config.resolved(), "given": config.as_given(), "config_hash": config_hash(config)}
 
 
 def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
     """
     from marl_ray.policies.bundles.manifest import pinned
 
-    data, versions = config.given(), record.setdefault(PINNED, {})
+    data, versions = config.as_given(), record.setdefault(PINNED, {})
     team = data.get("team", {})
     for name, policy in config.team.items():
         places = [(policy.bundle, team.get(name, {}), "bundle")]

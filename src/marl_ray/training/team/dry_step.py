@@ -70,10 +70,10 @@ def dry_step(
     size: DryPass,
     mixed_precision: bool = True,
     optimizer: bool = True,
-    together: tuple[int, int] = (1, 1),
+    axes: tuple[int, int] = (1, 1),
 ) -> DryPeak:
     """Return the greatest memory of a worker, one of `shards` over which the weights are spread, in a step after the
-    first. `together` are the workers of them that share every sequence, and every layer, in a pass.
+    first. `axes` are the workers of them that share every sequence, and every layer, in a pass.
 
     The step is a pass of `size`, with gradients of a pass before it in memory, and a step of AdamW unless `optimizer` is
     False: plain gradient descent keeps nothing, and of an offloaded model the CPU takes the step. The copy that samples is
@@ -91,8 +91,8 @@ def dry_step(
             policy = TokenPolicy(
                 lm, byte_tokenizer(model.context), without_offload, GenerationConfig(max_tokens=size.tokens)
             )
-        shard(policy, worker_mesh("cpu", 1, *together), mixed_precision)
-        sequences = _packed(policy, size, together[0]) if together[0] > 1 else None
+        shard(policy, worker_mesh("cpu", 1, *axes), mixed_precision)
+        sequences = _packed(policy, size, axes[0]) if axes[0] > 1 else None
         with FakeTensorMode(allow_non_fake_inputs=True):
             _fill(policy)
             return _step(policy, size, optimizer, sequences)

@@ -28,16 +28,16 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context; the second
     only if it is sure to fit on every worker. Raises PassMemoryError where the first does not fit.
     """
-    together = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
+    on_gpu = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
     # Adam makes its two moments in the first step.
     coming = sum(
         2 * _bytes(group["params"])
-        for learner in together.values()
+        for learner in on_gpu.values()
         for group in learner.policy.optimizer.param_groups
         if learner.policy.hyper.optimizer == "adamw"
     )
     limits = {}
-    for name, learner in together.items():
+    for name, learner in on_gpu.items():
         policy = learner.policy
         learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
         with naming_the_pass(f"policy {name!r}, before the first step", 1):

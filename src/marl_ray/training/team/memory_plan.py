@@ -71,7 +71,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
             continue
         check_mesh(config, lm, name)
         compared = (config.hyper_of(name).kl_coef > 0 or config.spec_of(name).pairs) and policy.model.lora is None
-        together = (config.resources.context, config.resources.tensor)
+        axes = (config.resources.context, config.resources.tensor)
         adam = config.hyper_of(name).optimizer == "adamw"
         try:
             peak = dry_step(
@@ -81,7 +81,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
                 pass_of(config, name),
                 mixed,
                 adam and not policy.model.cpu_offload,
-                together,
+                axes,
             )
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.model: {error}") from error
@@ -117,9 +117,9 @@ def shards_of(config: RunConfig, gpus: int) -> int:
     for key, number in parallel.items():
         if gpus % number:
             raise MarlRayError(f"resources.parallel.{key}={number}: expected a divisor of the {gpus} GPUs")
-    together = config.resources.context * config.resources.tensor
-    shards = parallel["shard"] * together if "shard" in parallel else gpus // parallel.get("replicate", 1)
-    if gpus % shards or shards % together:
+    joint_gpus = config.resources.context * config.resources.tensor
+    shards = parallel["shard"] * joint_gpus if "shard" in parallel else gpus // parallel.get("replicate", 1)
+    if gpus % shards or shards % joint_gpus:
         mesh = " x ".join(f"{key}={number}" for key, number in parallel.items())
         raise MarlRayError(f"resources.parallel: {mesh}, expected their product to be a divisor of the {gpus} GPUs")
     return shards

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.tracking.printed_lines import print_line
-from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, shown, signed, why
+from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, end_reason, signed, values_line
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
@@ -109,11 +109,11 @@ class SweepProgress:
         score = f"{record.objectives[0]:.4g}" if record.objectives else "-"
         return [
             f"{record.number:04d}",
-            Text(shown(record.values)),  # plain text, because a list in it is not markup
+            Text(values_line(record.values)),  # plain text, because a list in it is not markup
             Text(f"{status}, best" if best else status, _COLOURS.get(status, "red")),
             f"{record.steps:,} ({min(record.steps / self.total, 1):.0%})",
             score,
-            Text(why(record, self.records) or _taken(record)),
+            Text(end_reason(record, self.records) or _taken(record)),
         ]
 
 

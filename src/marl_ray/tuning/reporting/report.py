@@ -28,10 +28,10 @@ from marl_ray.tuning.records import (
     REPORT,
     SweepRecords,
     TrialRecord,
+    end_reason,
     ranked,
-    shown,
     signed,
-    why,
+    values_line,
 )
 from marl_ray.tuning.reporting.compare import (
     LEAST_TRIALS,
@@ -128,13 +128,13 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
         config=config,
         metric=config.metric[0],
         facts=_facts(config, records),
-        failed=[(_name(r), r.status, why(r, records)) for r in records.trials if r.status in FAILED],
+        failed=[(_name(r), r.status, end_reason(r, records)) for r in records.trials if r.status in FAILED],
         winner=None if winner is None else _winner(folder, config, records, winner, rows),
         certainty=_certainty(config, records, order, curves),
         charts=[(size, curve_chart(drawn, width, height)) for size, width, height in _SIZES],
         cost_charts=_cost_charts(config, best, rows),
         budgets=_budgets(records),
-        legend=[(colours[r.number], _name(r), shown(r.values)) for r in best[:COLOURED]],
+        legend=[(colours[r.number], _name(r), values_line(r.values)) for r in best[:COLOURED]],
         others=len(best) - len(colours),
         trials=_trials(config, records, order, curves, colours, rows),
         metrics=[metric.name for metric in config.metric],
@@ -241,7 +241,7 @@ def _winner(
     run_config = winner_config(records)
     return {
         "name": _name(winner),
-        "values": shown(winner.values),
+        "values": values_line(winner.values),
         "scores": [(m.name, v) for m, v in zip(config.metric, winner.objectives or [], strict=False)],
         "seed": records.winner_seed,
         "summary": [] if run_config is None else seed_summary(rows[winner.number], run_config),
@@ -272,11 +272,11 @@ def _trials(
     return [
         {
             "name": _name(record),
-            "values": shown(record.values) or "as given",
+            "values": values_line(record.values) or "as given",
             "unread": ", ".join(key.removeprefix("hyper.") for key in record.unread),
             "colour": colours.get(record.number, "other"),
             "status": record.status or record.state,
-            "why": why(record, records),
+            "why": end_reason(record, records),
             "best": record.number == records.winner,
             "front": record.number in front,
             "scores": record.objectives if record.number in ordered else None,
@@ -344,8 +344,8 @@ def _exploits(records: SweepRecords) -> list[dict[str, Any]]:
             "at": exploit["at"],
             "name": _name(record),
             "donor": f"{exploit['donor']:04d}",
-            "before": shown(record.history.get(exploit["at"], {})),
-            "after": shown(exploit["values"]),
+            "before": values_line(record.history.get(exploit["at"], {})),
+            "after": values_line(exploit["values"]),
         }
         for record in records.trials
         for exploit in record.exploits

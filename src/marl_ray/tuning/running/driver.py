@@ -27,12 +27,12 @@ from marl_ray.tuning.records import (
     RecordsFile,
     SweepRecords,
     TrialRecord,
+    end_reason,
     identity_of,
     load_records,
     middle_seed,
     ranked,
-    shown,
-    why,
+    values_line,
 )
 from marl_ray.tuning.reporting.event_files import EventFiles
 from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
@@ -249,7 +249,7 @@ class _Sweep:
         configs = []
         for seed in self.config.seeds:
             name_and_seed = {"name": f"{self.config.name}-{record.number:04d}-seed-{seed}", "seed": seed}
-            configs.append(self._run_config(record.values).model_copy(update=name_and_seed).given() | name_and_seed)
+            configs.append(self._run_config(record.values).model_copy(update=name_and_seed).as_given() | name_and_seed)
         need = self._need(record.values)
         self.plan.note_leg(record, configs, need.total["CPU"], need.total.get("GPU", 0.0))
         return Leg(
@@ -273,7 +273,7 @@ class _Sweep:
         source = trial_folder(self.config.storage, self.config.name, donor.number)
         if take_over(target, source, Takeover(at, donor.number, dict(what.values))):
             takes = f"trial {recipient.number:04d} takes over {donor.number:04d} at {at:,} steps"
-            print_line(f"{self.config.name}: {takes}: {shown(what.values)}", sys.stdout)
+            print_line(f"{self.config.name}: {takes}: {values_line(what.values)}", sys.stdout)
 
     def changed(self, *records: TrialRecord) -> None:
         """Save and show these records after a change."""
@@ -304,13 +304,13 @@ class _Sweep:
 
     def line(self, record: TrialRecord) -> str:
         """Return one line about an ended trial: its values, status and scores."""
-        text = f"trial {record.number:04d} ({shown(record.values)}) {record.status}"
+        text = f"trial {record.number:04d} ({values_line(record.values)}) {record.status}"
         if record.error:
             return f"{text}: {record.error}"
         objectives = zip(self.config.metric, record.objectives or [], strict=False)
         scores = ", ".join(f"{metric.name} {value:.4g}" for metric, value in objectives)
         text += f": {scores or 'no result'} after {record.steps:,} steps, {record.seconds:.0f} s"
-        reason = why(record, self.records)
+        reason = end_reason(record, self.records)
         return f"{text} ({reason})" if reason else text
 
     def warn(self, text: str) -> None:

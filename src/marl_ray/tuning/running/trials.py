@@ -48,11 +48,11 @@ def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
     """Return `trial` under the sweep's name, which the Ray dashboard shows. A process serves one trial after another,
     so a trial's own name would soon be wrong."""
 
-    def shown(config: dict[str, Any]) -> None:
+    def train_trial(config: dict[str, Any]) -> None:
         trial(config)
 
-    shown.__name__ = f"{sweep}-trial"
-    return shown
+    train_trial.__name__ = f"{sweep}-trial"
+    return train_trial
 
 
 def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from servers.object_store import object_store
 from toy_runs.runs import config
 
-from marl_ray.training.journal.all_sinks import Deliveries
+from marl_ray.training.journal.deliveries import Deliveries
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.writer import Journal, write_failure

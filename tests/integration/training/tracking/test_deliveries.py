@@ -15,8 +15,8 @@ from waiting import until
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.training.journal import all_sinks, delivery
-from marl_ray.training.journal.all_sinks import MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal import deliveries, delivery
+from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal
@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "RETRY_S", 0.2)
     monkeypatch.setattr(delivery, "LOG_EVERY_S", 0.1)
     monkeypatch.setattr(delivery, "SILENT_S", 2.0)
-    monkeypatch.setattr(all_sinks, "REGISTERED_S", 1.0)
+    monkeypatch.setattr(deliveries, "REGISTERED_S", 1.0)
 
 
 def delivering(
@@ -102,7 +102,7 @@ def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_r
 def test_a_sink_that_does_not_open_refuses_a_run_that_begins(
     tmp_path: Path, name: str, error: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(all_sinks, "SAID_S", 0.5)
+    monkeypatch.setattr(deliveries, "SAID_S", 0.5)
     run, folder = run_of(tmp_path, "Lines", name)
     lines: list[str] = []
     began = time.monotonic()

@@ -25,7 +25,7 @@ from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import train
 from marl_ray.training.journal import delivery
-from marl_ray.training.journal.all_sinks import MLFLOW
+from marl_ray.training.journal.deliveries import MLFLOW
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.record import record_of
@@ -149,7 +149,7 @@ def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster
     also = 'tracking.also=[tensorboard, "toys.trackers:Lines"]'
     keys = ("train.total_steps=1920", "checkpoint.every=3", "evaluation.episodes=2")
     run = config(f"storage={tmp_path}", *keys, also)
-    (tmp_path / "run.yaml").write_text(json.dumps(run.given()))
+    (tmp_path / "run.yaml").write_text(json.dumps(run.as_given()))
     command = [sys.executable, "-c", "from marl_ray.cli import main; main()", "train", str(tmp_path / "run.yaml")]
     mlflow_database(tmp_path)
     environment = os.environ | {"RAY_ADDRESS": ray_cluster.address}

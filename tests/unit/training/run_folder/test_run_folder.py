@@ -79,7 +79,7 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: P
 
 def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run_config = config(f"storage={tmp_path}")
-    (tmp_path / "run.yaml").write_text(json.dumps(run_config.given()))
+    (tmp_path / "run.yaml").write_text(json.dumps(run_config.as_given()))
     ended(run_config)
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml")])
@@ -205,7 +205,7 @@ def test_the_command_answers_before_ray_has_started_too(
             said.append(capsys.readouterr().err)
 
     said = list[str]()
-    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}", "tracking.progress=false").given()))
+    (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}", "tracking.progress=false").as_given()))
     at = "training.run_checks.check_run" if moment == "checks" else "api.training.ray_of_call"
     monkeypatch.setattr(f"marl_ray.{at}", slow)
     with pytest.raises(SystemExit) as caught:
@@ -230,7 +230,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
     monkeypatch.setattr("marl_ray.training.loop.worker_loop.run_worker", body)
     payload = {
-        "config": config().given(),
+        "config": config().as_given(),
         "run_id": "0",
         "tracking_uri": "",
         "folder": str(folder),

@@ -144,7 +144,7 @@ def test_aliases_are_taken_wherever_versions_are(
     record: dict[str, Any] = {}
     assert pin_bundles(rival, record)["team"]["foe"]["bundle"] == "models:/toy/2"
     alone = RunConfig.model_validate({"name": "alone", "env": {"id": "toys.envs:countdown"}})
-    assert pin_bundles(alone, {}) == alone.given()  # no team was given
+    assert pin_bundles(alone, {}) == alone.as_given()  # no team was given
     client = mlflow.MlflowClient(uri_of(run_config), registry_uri=uri_of(run_config))
     client.set_registered_model_alias("toy", "best", "3")
     try:  # a run that is gone on with plays against whom it began with

@@ -33,7 +33,7 @@ def _looping(pod: Object) -> tuple[str, str] | None:
             reason = waiting.get("reason") if waiting.get("reason") in LOOPS else "CrashLoopBackOff"
             text = f"its last exit code was {last['exitCode']}" if "exitCode" in last else waiting.get("message")
             restarts = f" ({container['restartCount']} restarts)" if container.get("restartCount") else ""
-            return str(reason), f"{_named(pod)}, container {container['name']}{restarts}: {text or 'no message'}"
+            return str(reason), f"{_pod_label(pod)}, container {container['name']}{restarts}: {text or 'no message'}"
     return None
 
 
@@ -45,7 +45,7 @@ def _without_node(pod: Object) -> tuple[str, str] | None:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     scheduled: Object = next((condition for condition in conditions if condition["type"] == "PodScheduled"), {})
     text = scheduled.get("message") or f"it asks for {_requests(pod) or 'nothing special'}"
-    return "Unschedulable", f"{_named(pod)} waits for a node: {text}"
+    return "Unschedulable", f"{_pod_label(pod)} waits for a node: {text}"
 
 
 def _requests(pod: Object) -> str:
@@ -57,7 +57,7 @@ def _requests(pod: Object) -> str:
     return ", ".join(dict.fromkeys(requests))
 
 
-def _named(pod: Object) -> str:
+def _pod_label(pod: Object) -> str:
     labels = pod["metadata"].get("labels") or {}
     group = labels.get("ray.io/group")
     return f"pod {pod['metadata']['name']}" + (f" (group {group})" if group else "")

@@ -27,7 +27,7 @@ def episode_page(about: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -
     """
     task = escape(str(about.get("task", "")))
     facts = "".join(
-        f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_shown(value))}</dd></div>"
+        f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_cell(value))}</dd></div>"
         for name, value in about.items()
         if name != "task"
     )
@@ -66,5 +66,5 @@ def _first_line(action: str) -> str:
     return lines[0][:200] if lines else ""
 
 
-def _shown(value: Any) -> str:
+def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

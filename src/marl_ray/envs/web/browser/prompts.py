@@ -40,6 +40,6 @@ def past_answers(lines: Sequence[str]) -> str:
     return "Your last actions:\n" + "".join(f"- {line}\n" for line in lines[-_HISTORY:]) if lines else ""
 
 
-def shown(text: str, limit: int) -> str:
+def page_text(text: str, limit: int) -> str:
     """Return the first `limit` characters of a page's text, and a line that says so if there are more."""
     return text if len(text) <= limit else text[:limit] + "\n(the page goes on)"

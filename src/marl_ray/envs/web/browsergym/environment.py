@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from marl_ray.envs.text.base import TextEnv
 from marl_ray.envs.web.browser.action_text import quoted_action
 from marl_ray.envs.web.browser.errors import BrowserError
-from marl_ray.envs.web.browser.prompts import past_answers, shown
+from marl_ray.envs.web.browser.prompts import page_text, past_answers
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess
 from marl_ray.envs.web.browsergym.worker import FAMILIES, PREFIX, family_of
 from marl_ray.envs.web.environment import MOST_PAGES
@@ -142,7 +142,7 @@ class BrowserGym(TextEnv):
         return "step_limit" if self._turns >= self.max_steps else ""
 
     def _ask(self, page: dict[str, Any]) -> None:
-        text = shown(page["page"], self.observation_limit)
+        text = page_text(page["page"], self.observation_limit)
         parts = [_HEAD.format(actions=self._actions), f"Task: {self._goal}\n"]
         parts += [f"The user says: {message!r}\n" for message in page.get("messages", ()) if message != self._goal]
         parts.append(past_answers(self._history))

@@ -28,15 +28,15 @@ def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
     Raises, before more is gathered, the error of a worker that has failed in a block of `together` instead of taking part.
     """
-    together: list[Tensor] = []
+    batch: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if together and size + tensor.nbytes > AT_ONCE:
-            yield from _gathered(together)
-            together, size = [], 0
-        together.append(tensor)
+        if batch and size + tensor.nbytes > AT_ONCE:
+            yield from _gathered(batch)
+            batch, size = [], 0
+        batch.append(tensor)
         size += tensor.nbytes
-    yield from _gathered(together)
+    yield from _gathered(batch)
 
 
 def own_part(tensor: DTensor) -> tuple[slice, ...]:
@@ -110,15 +110,15 @@ def _gathered(tensors: list[Tensor]) -> list[Tensor]:
         for tensor in tensors
     ]
     for stage in (_split, _division):
-        together: dict[Any, list[tuple[int, int, int]]] = {}
+        jobs_of: dict[Any, list[tuple[int, int, int]]] = {}
         for number, tensor in enumerate(tensors):
             if isinstance(tensor, DTensor) and (places := stage(tensor)) is not None:
                 over, dimension = places
                 length, division = tensor.shape[dimension], _division(tensor)
                 if stage is _split and division is not None and division[1] == dimension:
                     length //= tensor.device_mesh.size(division[0])
-                together.setdefault(tensor.device_mesh.get_group(over), []).append((number, dimension, length))
-        for group, jobs in together.items():
+                jobs_of.setdefault(tensor.device_mesh.get_group(over), []).append((number, dimension, length))
+        for group, jobs in jobs_of.items():
             parts = [gathered[number].movedim(dimension, 0) for number, dimension, _ in jobs]
             joined = _joined(parts, [length for *_, length in jobs], group)
             for (number, dimension, _), tensor in zip(jobs, joined, strict=True):

@@ -44,8 +44,8 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
     policy.gathers_once = policy.gathered_bytes <= GATHERED_ONCE
     for_layers = for_all = mesh
     if "tensor" in (mesh.mesh_dim_names or ()):
-        together = mesh["context", "tensor"]._flatten("together")
-        policy.joint = JointWorkers(mesh["context"], mesh["tensor"], together.get_group())
+        joint = mesh["context", "tensor"]._flatten("together")
+        policy.joint = JointWorkers(mesh["context"], mesh["tensor"], joint.get_group())
         for_layers, for_all = _spread(mesh, "shard", "context"), _spread(mesh, "shard", "context", "tensor")
         if mesh["tensor"].size() > 1:
             divide(policy.lm, mesh["tensor"])

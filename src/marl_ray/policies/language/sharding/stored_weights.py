@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from marl_ray.errors import MarlRayError, why
+from marl_ray.errors import MarlRayError, one_line_without
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sharding.gather_shards import own_part
 
@@ -87,7 +87,7 @@ class StoredTensor:
                 count = os.preadv(self.file.descriptor, [view[done:]], begin + done)
             except OSError as error:
                 raise MarlRayError(
-                    f"{self.file.path}: weight {self.name} cannot be read: {why(error, self.file.path)}"
+                    f"{self.file.path}: weight {self.name} cannot be read: {one_line_without(error, self.file.path)}"
                 ) from error
             if count == 0:
                 raise MarlRayError(f"{self.file.path}: the file ends within weight {self.name}")

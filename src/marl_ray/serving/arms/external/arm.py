@@ -254,19 +254,19 @@ def _piece(text: Any, tokens: Any) -> Piece:
     """Return the piece for a part of the text and the tokens that the server reports with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
-    tops = [[(_named(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
+    tops = [[(_named_token(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
     return Piece(
         text,
         [],
         [float(token["logprob"]) for token in tokens],
         None,
         0,
-        [_named(token) for token in tokens],
+        [_named_token(token) for token in tokens],
         tops if any(tops) else [],
     )
 
 
-def _named(token: Mapping[str, Any]) -> NamedToken:
+def _named_token(token: Mapping[str, Any]) -> NamedToken:
     """Return a token in the form that clients read, with its bytes if the server names them."""
     utf8 = token.get("bytes")
     is_bytes = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)

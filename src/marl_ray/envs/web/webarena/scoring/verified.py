@@ -27,7 +27,7 @@ _TRUE, _FALSE = {"true", "yes", "y", "1", "t", "on"}, {"false", "no", "n", "0", 
 def response_score(check: ResponseCheck, answer: str) -> float:
     """Return 1.0 if the answer is a JSON object, perhaps in a block of ```, with the expected task type, status and
     data."""
-    response = _read(answer)
+    response = _parsed_answer(answer)
     if not isinstance(response, dict):
         return 0.0
     kind = response.get("task_type", response.get("performed_operation"))
@@ -132,7 +132,7 @@ def _holds(compare: Callable[[Any, Any], bool], expected: Any, answer: Any) -> b
         return False
 
 
-def _read(answer: str) -> Any:
+def _parsed_answer(answer: str) -> Any:
     block = _BLOCK.search(answer)
     try:
         return json.loads(block[1] if block else answer)
