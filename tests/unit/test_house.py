@@ -31,8 +31,10 @@ VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "one", "ours", "theirs
 """Names that do not say what a variable holds or a function does."""
 VAGUE_PARTS = VAGUE - {"of", "one", "whole"}
 """Words that say nothing in longer names either, unless a question begins with `is`."""
-STORED = {("marl_ray.serving.logs.act_log", "asked")}
-"""Fields of records on disk, whose names are those of the files."""
+VAGUE_ALONE = {"given", "here", "kept", "left", "own", "said", "wanted"}
+"""Words that say nothing alone, and something in a longer name, such as `kept_actions`; `left` beside `right` is a side."""
+STORED = {("marl_ray.serving.logs.act_log", "asked"), ("marl_ray.runs.summary", "given")}
+"""Fields of records on disk and of documents, whose names are those of the files."""
 FOREIGN = {
     ("tests/integration/training/tracking/test_deliveries.py", "_client"),  # MLflow's
     ("tests/unit/policies/prompting/test_prompts.py", "_tokenizer"),  # of transformers
@@ -260,6 +262,27 @@ def is_vague(name: str) -> bool:
     return "_".join(words) in VAGUE or (words[0] != "is" and not VAGUE_PARTS.isdisjoint(words))
 
 
+def sides(tree: ast.Module) -> set[ast.AST]:
+    """The nodes named `left` of the functions and classes that have a `right` too."""
+    beside: set[ast.AST] = set()
+    for scope in nodes(tree):
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            parts = [(part, name_of(part)) for part in ast.walk(scope)]
+            if any(name == "right" for _, name in parts):
+                beside |= {part for part, name in parts if name == "left"}
+    return beside
+
+
+def vague_alone(trees_by_name: Mapping[str, ast.Module]) -> list[str]:
+    """Names of one word that says nothing alone, each with its file and line."""
+    return [
+        f"{file}:{node.lineno}: {name}"
+        for file, tree in trees_by_name.items()
+        for node in nodes(tree)
+        if (name := name_of(node)).strip("_") in VAGUE_ALONE and (file, name) not in STORED and node not in sides(tree)
+    ]
+
+
 def vague_names(trees_by_name: Mapping[str, ast.Module]) -> list[str]:
     """Vague names, each with its file and line; the name of a test is a sentence, whose words are free."""
     return [
@@ -273,6 +296,13 @@ def vague_names(trees_by_name: Mapping[str, ast.Module]) -> list[str]:
 def test_a_name_says_what_a_variable_holds_or_a_function_does():
     assert vague_names(trees()) == []
     assert vague_names(trees_beside_the_sources()) == []
+
+
+def test_a_word_that_says_nothing_alone_is_no_name():
+    assert vague_alone(trees()) == []
+    seen = "left, right = 1, 2\ndef _left(given): self.kept = here\ndef ends(): left, right = 1, 2"
+    names = [name for _, name in (line.split(": ") for line in vague_alone({"a": ast.parse(seen)}))]
+    assert sorted(names) == ["_left", "given", "here", "kept", "left"]
 
 
 def test_one_file_imports_the_private_parts_of_ray():

@@ -197,8 +197,8 @@ def parallel(
     if not trials:
         return None
     spacing = max(120.0, min(300.0, 1020.0 / len(space)))
-    left, top, bottom = 70.0, 44.0, height - 40
-    width = left + spacing * len(space) + 90
+    left_edge, top, bottom = 70.0, 44.0, height - 40
+    width = left_edge + spacing * len(space) + 90
     foot = bottom + 22
     places: list[Callable[[Any], float]] = []
     axes: list[Axis] = []
@@ -207,7 +207,7 @@ def parallel(
         if any(key not in values for _, values, _ in trials):
             marks.append(Tick(foot, "not set"))
         places.append(place)
-        axes.append(Axis(round(left + k * spacing, 1), key, tuple(marks)))
+        axes.append(Axis(round(left_edge + k * spacing, 1), key, tuple(marks)))
     low, high = padded(min(results), max(results)) if results else (0.0, 1.0)
     up, down = (bottom, top) if mode == "max" else (top, bottom)
 
@@ -217,7 +217,7 @@ def parallel(
     marks = [Tick(at_end(value), number(value)) for value in ticks(low, high, 5)] if results else []
     if len(results) < len(trials):
         marks.append(Tick(foot, "no result"))
-    end = round(left + spacing * len(space), 1)
+    end = round(left_edge + spacing * len(space), 1)
     axes.append(Axis(end, metric, tuple(marks)))
     ranked = sorted(results, reverse=mode == "min")
 
