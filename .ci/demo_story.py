@@ -30,8 +30,8 @@ def main(path: str) -> str:
     if Path(curves).stat().st_size < 10_000:
         return f"{curves}: expected a drawing of the learning curves"
     folder = str(Path(curves).parent)
-    left = [p.pid for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or [])]
-    return f"processes {left} of the demo are still running" if left else ""
+    running = [p.pid for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or [])]
+    return f"processes {running} of the demo are still running" if running else ""
 
 
 if __name__ == "__main__":

@@ -81,9 +81,9 @@ def run_peer(python: Path, task: str, setting: tuple[int, int, int], updates: in
 def own_config(task: str, setting: tuple[int, int, int]) -> list[str]:
     """The config file and the overrides of our runs."""
     copies, steps, minibatches = setting
-    path, *own = CONFIGS[task]
+    path, *changes = CONFIGS[task]
     sizes = [f"train.env_copies={copies}", f"train.horizon={steps}", f"hyper.minibatches={minibatches}"]
-    return [path, *own, *QUIET, *sizes]
+    return [path, *changes, *QUIET, *sizes]
 
 
 def run_own(
@@ -154,7 +154,7 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                     seconds = None if batches is None else peer["outside"] + batches / updates * peer["seconds"]
                     measures["peer"].append(seconds)
                     measures["peer_start"].append(peer["outside"])
-                    own = run_own(
+                    our_run = run_own(
                         task,
                         setting,
                         updates,
@@ -163,10 +163,10 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                         "hyper.lr_decay=true",
                         f"seed={seed}",
                     )
-                    batches = reached([row.get("return") for row in own["rows"]], setting, TARGETS[task])
-                    ended = None if batches is None else own["rows"][batches - 1]["timestamp"] - own["begun"]
+                    batches = reached([row.get("return") for row in our_run["rows"]], setting, TARGETS[task])
+                    ended = None if batches is None else our_run["rows"][batches - 1]["timestamp"] - our_run["begun"]
                     measures["own"].append(ended)
-                    measures["own_start"].append(own["rows"][0]["timestamp"] - own["begun"])
+                    measures["own_start"].append(our_run["rows"][0]["timestamp"] - our_run["begun"])
                 print(task, setting, rate, measures["peer"], measures["own"], flush=True)
                 measured.append(measures)
     return measured
@@ -237,8 +237,8 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
             else:
                 seconds = spread([math.inf if each is None else each for each in row[side]], 1).replace("inf", "never")
                 cells += [seconds, f"{statistics.median(row[f'{side}_start']):.1f}", _setting(row)]
-        peer, own = (typical(best[side][side]) for side in ("peer", "own"))
-        ratio = "" if math.isinf(peer) or math.isinf(own) else f"{peer / own:.2f}"
+        peer_s, product_s = (typical(best[side][side]) for side in ("peer", "own"))
+        ratio = "" if math.isinf(peer_s) or math.isinf(product_s) else f"{peer_s / product_s:.2f}"
         lines.append(f"| {task} | {' | '.join(cells)} | {ratio} |")
     return "\n".join([*lines, ""])
 
@@ -266,9 +266,9 @@ def main() -> None:
     result["machine"] = machine() | {"load": os.getloadavg()[0]}
     for part, measure, times in (("speed", speed, options.rounds), ("learning", learning, options.seeds)):
         if part in options.parts:  # rows of the other tasks stay as they were stored
-            kept = [row for row in result.get(part, []) if row["task"] not in options.tasks]
+            other_rows = [row for row in result.get(part, []) if row["task"] not in options.tasks]
             result[part] = sorted(
-                kept + measure(python, options.tasks, times), key=lambda row: list(SETTINGS).index(row["task"])
+                other_rows + measure(python, options.tasks, times), key=lambda row: list(SETTINGS).index(row["task"])
             )
     text = speed_table(result["speed"]) if "speed" in result else ""
     text += "\n" + learning_table(result["learning"]) if "learning" in result else ""

@@ -39,10 +39,10 @@ SETTINGS = {"kind": KINDS[KIND], "hyper": HYPER | OWN[ALGORITHM], "samples": SAM
 def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """vLLM less the built-in engine, over the seeds that both have trained; values in points of pass@1."""
     by_engine = {name: {run["seed"]: run for run in runs if run["engine"] == name} for name in ENGINES}
-    seeds = sorted(set.intersection(*(set(own) for own in by_engine.values())))
-    own, vllm = ([by_engine[name][seed] for seed in seeds] for name in ENGINES)
-    difference = passes(vllm, "after") - passes(own, "after")
-    gain = crossed_bootstrap(passes(own, "after") - passes(own, "before"))
+    seeds = sorted(set.intersection(*(set(torch_runs) for torch_runs in by_engine.values())))
+    torch_runs, vllm_runs = ([by_engine[name][seed] for seed in seeds] for name in ENGINES)
+    difference = passes(vllm_runs, "after") - passes(torch_runs, "after")
+    gain = crossed_bootstrap(passes(torch_runs, "after") - passes(torch_runs, "before"))
     after = crossed_bootstrap(difference)
     return {
         "seeds": seeds,
@@ -53,23 +53,23 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
                 "gain": list(crossed_bootstrap(passes(side, "after") - passes(side, "before"))),
                 "tokens": [run["tokens"] for run in side],
             }
-            for name, side in (("torch", own), ("vllm", vllm))
+            for name, side in (("torch", torch_runs), ("vllm", vllm_runs))
         },
         "by_seed": difference.mean(1).tolist(),
         "difference": list(after),
-        "difference_before": list(crossed_bootstrap(passes(vllm, "before") - passes(own, "before"))),
+        "difference_before": list(crossed_bootstrap(passes(vllm_runs, "before") - passes(torch_runs, "before"))),
         "widest": SHARE * gain.value,
         "met": {
             "same": after.low <= 0 <= after.high,
             "narrow": after.high - after.low < SHARE * gain.value,
-            "log_probs": all(run["log_prob_gap"] < GAP for run in vllm),
+            "log_probs": all(run["log_prob_gap"] < GAP for run in vllm_runs),
         },
     }
 
 
 def table(comparison: dict[str, Any], about: dict[str, Any]) -> str:
     """The result as Markdown."""
-    own, vllm = (comparison["engines"][name] for name in ENGINES)
+    builtin, vllm = (comparison["engines"][name] for name in ENGINES)
     low, high = comparison["difference"][1:]
     lines = [
         "# Engines: the same training with each",
@@ -83,15 +83,16 @@ def table(comparison: dict[str, Any], about: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row, seed in enumerate(comparison["seeds"]):
-        cells = [f"{side[when][row]:.1f}" for side in (own, vllm) for when in ("before", "after")]
+        cells = [f"{side[when][row]:.1f}" for side in (builtin, vllm) for when in ("before", "after")]
         lines.append(f"| {seed} | {' | '.join(cells)} | {comparison['by_seed'][row]:+.1f} |")
-    cells = [f"{statistics.mean(side[when]):.1f}" for side in (own, vllm) for when in ("before", "after")]
+    cells = [f"{statistics.mean(side[when]):.1f}" for side in (builtin, vllm) for when in ("before", "after")]
     lines.append(f"| mean | {' | '.join(cells)} | **{interval(comparison['difference'])}** |")
     lines += [
         "",
         f"Before training, on the same weights, the difference is {interval(comparison['difference_before'])}. "
-        f"Training gains {interval(own['gain'])} with the built-in engine and {interval(vllm['gain'])} with vLLM, from "
-        f"{spread([tokens / 1000 for tokens in own['tokens']])} and {spread([tokens / 1000 for tokens in vllm['tokens']])} "
+        f"Training gains {interval(builtin['gain'])} with the built-in engine and {interval(vllm['gain'])} with vLLM, from "
+        f"{spread([tokens / 1000 for tokens in builtin['tokens']])} and "
+        f"{spread([tokens / 1000 for tokens in vllm['tokens']])} "
         "thousand sampled tokens.",
         "",
         "| goal | |",

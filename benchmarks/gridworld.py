@@ -256,12 +256,12 @@ def speed_table(result: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for key, name in names.items():
-        ratios = [own / other for own, other in zip(rates[best], rates[key], strict=True)]
+        ratios = [rate / other for rate, other in zip(rates[best], rates[key], strict=True)]
         shares = [row[key]["shares"] for row in rounds if "shares" in row[key]]
         parts = [f"{statistics.median(s[part] for s in shares):.0%}" for part in PHASES if shares]
         ratio = "" if key == best else f"{spread(ratios, 1)}"
         lines.append(f"| {name} | {spread(rates[key])} | {ratio} | {' / '.join(parts)} |")
-    share = [own / bound for own, bound in zip(rates[best], raw, strict=True)]
+    share = [rate / bound for rate, bound in zip(rates[best], raw, strict=True)]
     lines += [
         f"| marl-ray's environment alone, {len(rounds[0]['raw'])} processes | {spread(raw)} | | |",
         f"| MultiGrid's environment alone, {len(rounds[0]['raw'])} processes | {spread(package)} | | |",
@@ -330,11 +330,11 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
             f"| {row['algorithm']} | {row['seed']} | {solved} | {row['curve'][0][1]:.4f} | {row['final']:.4f} |"
         )
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
-        own = [row for row in rows if row["algorithm"] == algorithm]
-        reached = [row["solved_at"] for row in own if row["solved_at"] is not None]
+        of_algorithm = [row for row in rows if row["algorithm"] == algorithm]
+        reached = [row["solved_at"] for row in of_algorithm if row["solved_at"] is not None]
         steps = spread(reached) if reached else "never"
-        count = f"{len(reached)} of {len(own)}"
-        lines.append(f"| **{algorithm}** | {count} | {steps} | | {spread([row['final'] for row in own], 4)} |")
+        count = f"{len(reached)} of {len(of_algorithm)}"
+        lines.append(f"| **{algorithm}** | {count} | {steps} | | {spread([row['final'] for row in of_algorithm], 4)} |")
     return "\n".join([*lines, ""])
 
 

@@ -82,24 +82,24 @@ class Mutation(ast.NodeTransformer):
     def __init__(self, place: int) -> None:
         self.place, self.seen = place, 0
 
-    def here(self) -> bool:
+    def is_place(self) -> bool:
         """True if this is the place."""
         self.seen += 1
         return self.seen == self.place + 1
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         if type(node) in self.SWAPS:
-            return self.SWAPS[type(node)]() if self.here() else node
+            return self.SWAPS[type(node)]() if self.is_place() else node
         return super().generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if isinstance(node.value, int) and not isinstance(node.value, bool) and self.here():
+        if isinstance(node.value, int) and not isinstance(node.value, bool) and self.is_place():
             return ast.copy_location(ast.Constant(node.value + 1), node)
         return node
 
     def removed(self, node: ast.stmt) -> ast.AST:
         """Either nothing in its place, or changed further inside."""
-        return ast.copy_location(ast.Pass(), node) if self.here() else self.generic_visit(node)
+        return ast.copy_location(ast.Pass(), node) if self.is_place() else self.generic_visit(node)
 
     visit_Assign = visit_AugAssign = visit_Return = visit_Expr = visit_For = visit_If = visit_While = removed
 
@@ -190,25 +190,25 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only so many programs, evenly spread")
     options = parser.parse_args()
     python = environment(options.venv)
-    chosen = list(programs(options.data))
-    chosen = chosen[:: max(1, len(chosen) // options.limit)] if options.limit else chosen
+    judged = list(programs(options.data))
+    judged = judged[:: max(1, len(judged) // options.limit)] if options.limit else judged
     with make_pool(options.threads, {"numpy"}, Level.LIMITS) as pool:
         times, verdicts = {}, {}
         for name, run in (("ours", in_our_sandbox), ("hardened", hardened)):
             begin = time.perf_counter()
-            verdicts[name] = run(pool, chosen, options.threads)
+            verdicts[name] = run(pool, judged, options.threads)
             times[name] = time.perf_counter() - begin
-            print(f"{name}: {len(chosen)} programs in {times[name]:.0f} s", flush=True)
+            print(f"{name}: {len(judged)} programs in {times[name]:.0f} s", flush=True)
         begin = time.perf_counter()
-        reference = official(python, chosen, options.threads)
+        reference = official(python, judged, options.threads)
         times["official"] = time.perf_counter() - begin
-        print(f"official: {len(chosen)} programs in {times['official']:.0f} s", flush=True)
+        print(f"official: {len(judged)} programs in {times['official']:.0f} s", flush=True)
         first = [i for i, (a, b) in enumerate(zip(reference, verdicts["ours"], strict=True)) if a != b]
-        again = [chosen[i] for i in first]
+        again = [judged[i] for i in first]
         second = zip(first, official(python, again, 1), in_our_sandbox(pool, again, 1), strict=True)
-        differ = [(chosen[i], a, b) for i, a, b in second if a != b]
+        differ = [(judged[i], a, b) for i, a, b in second if a != b]
         level = pool.level.name.lower()
-    report(chosen, reference, verdicts, differ, len(first), times, level)
+    report(judged, reference, verdicts, differ, len(first), times, level)
 
 
 def report(

@@ -199,13 +199,13 @@ def measure_own(
         shared = [sys.executable, __file__, "--train", preset, f"--steps={steps}", f"--threads={threads}"]
         shared += [f"--precision={precision}", f"--workers={workers}", f"--share={apart}"]
         runs = [(f"--rank={rank}", f"--meeting={folder}/{run}") for run in range(apart) for rank in range(workers)]
-        processes = [start([*shared, *own]) for own in runs]
+        processes = [start([*shared, *part]) for part in runs]
         parts = [result_of(process) for process in processes]
     merged = [
         {
-            "seconds": max(own["seconds"] for own in together),
-            "cpu": max(own["cpu"] for own in together),
-            "tokens": sum(own["tokens"] for own in together),
+            "seconds": max(part["seconds"] for part in together),
+            "cpu": max(part["cpu"] for part in together),
+            "tokens": sum(part["tokens"] for part in together),
             "phases": together[0]["phases"],
         }
         for together in zip(*(part["steps"] for part in parts), strict=True)
@@ -279,9 +279,11 @@ def measure_training(options: argparse.Namespace) -> dict[str, Any]:
 
             figures, best = {}, {}
             for precision in options.precisions:
-                own = {setting: trl(setting, options.search_steps) for setting in SETTINGS[precision]}
-                best[precision] = max(own, key=lambda setting, own=own: own[setting]["tokens_per_cpu_second"])
-                figures |= own
+                by_setting = {setting: trl(setting, options.search_steps) for setting in SETTINGS[precision]}
+                best[precision] = max(
+                    by_setting, key=lambda setting, by_setting=by_setting: by_setting[setting]["tokens_per_cpu_second"]
+                )
+                figures |= by_setting
             print(f"{preset}: TRL's fastest settings are {', '.join(best.values())}", flush=True)
             rounds = []
             for number in range(options.rounds):

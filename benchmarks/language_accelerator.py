@@ -85,8 +85,8 @@ def table(result: dict[str, Any]) -> str:
         "| model | responses at once | tokens/s | of the bandwidth |",
         "|---|---|---|---|",
     ]
-    for own in result["sampled"]:
-        row = SampledRow(**own)
+    for fields in result["sampled"]:
+        row = SampledRow(**fields)
         lines.append(f"| {row.size} | {row.responses} | {row.tokens_per_second:,.0f} | {row.bandwidth_share:.1%} |")
     lines += [
         "",
@@ -96,14 +96,16 @@ def table(result: dict[str, Any]) -> str:
         "| model | pass | checkpointing | offload | plan, GiB | peak, GiB | peak / plan | tokens/s | of the matrix rate |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_line(TrainedRow(**own | {"settings": StepSettings(**own["settings"])})) for own in result["trained"]]
+    lines += [
+        _line(TrainedRow(**fields | {"settings": StepSettings(**fields["settings"])})) for fields in result["trained"]
+    ]
     machine = f"Machine: {result['device']}, torch {result['torch']}."
     return "\n".join([*lines, "", f"{machine} `benchmarks/language_accelerator.py` writes this file.", ""])
 
 
 def _line(row: TrainedRow) -> str:
-    own = row.settings
-    switches = ("yes" if on else "no" for on in (own.checkpointing, own.offload))
+    settings = row.settings
+    switches = ("yes" if on else "no" for on in (settings.checkpointing, settings.offload))
     peak = (
         ("not counted" if row.seconds else "out of memory", "")
         if row.peak_bytes is None
@@ -115,7 +117,7 @@ def _line(row: TrainedRow) -> str:
     speed = ("", "") if row.seconds is None else (f"{row.tokens_per_second:,.0f}", f"{row.matrix_share:.1%}")
     cells = (
         row.size,
-        f"{own.rows} x {own.context}, {own.tokens} trained",
+        f"{settings.rows} x {settings.context}, {settings.tokens} trained",
         *switches,
         f"{row.planned_bytes / GIB:,.2f}",
         *peak,

@@ -189,13 +189,13 @@ def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> li
             warm[result["kind"], result["seed"]] = result
             print(f"{result['kind']}, seed {result['seed']}: warm start of {result['seconds']:.0f} s", flush=True)
         # Whatever is shorter, this many iterations sample more tokens than are asked for.
-        wanted: list[tuple[str, str, int, int | None]] = [
+        jobs: list[tuple[str, str, int, int | None]] = [
             (kind, "grpo", 10 * ITERATIONS, TEAM_TOKENS) for kind in ("alone", "team") if team
         ]
-        wanted += [("program", algorithm, ITERATIONS, None) for algorithm in algorithms]
+        jobs += [("program", algorithm, ITERATIONS, None) for algorithm in algorithms]
         jobs = [
             Job(kind, algorithm, seed, warm[kind, seed]["bundle"], iterations, tokens)
-            for kind, algorithm, iterations, tokens in wanted
+            for kind, algorithm, iterations, tokens in jobs
             for seed in range(seeds)
         ]
         runs = []
@@ -239,7 +239,9 @@ def main() -> None:
     result: dict[str, Any] = {
         "machine": described,
         "settings": SETTINGS,
-        "algorithms": [algorithm_row(name, own) for name, own in by_algorithm.items() if own],
+        "algorithms": [
+            algorithm_row(name, algorithm_runs) for name, algorithm_runs in by_algorithm.items() if algorithm_runs
+        ],
         "team": comparison(alone, team) if team else None,
         "runs": runs,
     }

@@ -50,8 +50,8 @@ class Task:
     exact: float | None = None
     """Asked of every final policy's exact return."""
     limit: float | None = None
-    """The cost that an episode may have; every policy must keep it with a chance of at least `kept`."""
-    kept: float = 1.0
+    """The cost that an episode may have; every policy must keep it with a chance of at least `within`."""
+    within: float = 1.0
 
     @property
     def budgeted(self) -> bool:
@@ -61,7 +61,7 @@ class Task:
         parts = [f"return >= {self.least:g}"] if self.least is not None else []
         parts += [f"score >= {self.share:g}, cost <= {TOLERATED * BUDGET:g}"] if self.share is not None else []
         parts += [f"return >= {self.exact:g}"] if self.exact is not None else []
-        parts += [f"P(cost <= {self.limit:g}) >= {self.kept:g}"] if self.limit is not None else []
+        parts += [f"P(cost <= {self.limit:g}) >= {self.within:g}"] if self.limit is not None else []
         return ", ".join(parts)
 
 
@@ -160,7 +160,7 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
             shares = stratified_bootstrap(np.array(scores)[:, None])
             row[kind] = {"worths": [list(worth) for worth in worths], "scores": scores, "score": list(shares)}
             met &= task.share is None or shares.value >= task.share
-            met &= task.limit is None or min(worth.kept for worth in worths) >= task.kept - 1e-9
+            met &= task.limit is None or min(worth.within for worth in worths) >= task.within - 1e-9
         if task.share is not None:
             met &= max(worth.cost for worth in policies["final"]) <= TOLERATED * BUDGET
         if task.exact is not None:
@@ -205,10 +205,10 @@ def table(rows: list[dict[str, Any]], seeds: int) -> str:
         if "final" not in row:
             continue
         final, best = row["final"], row["best"]
-        returns, costs, kept = zip(*final["worths"], strict=True)
+        returns, costs, within = zip(*final["worths"], strict=True)
         scored = [f"{x['score'][0]:.3f} ({min(x['scores']):.3f} - {max(x['scores']):.3f})" for x in (final, best)]
         low, spread, high = row["late_cost"]
-        limited = f"{min(kept):.4f}, {min(w[2] for w in best['worths']):.4f}" if "P(" in row["asked"] else ""
+        limited = f"{min(within):.4f}, {min(w[2] for w in best['worths']):.4f}" if "P(" in row["asked"] else ""
         lines.append(
             f"| {row['task']} | {scored[0]} | {scored[1]} | {min(returns):.4f} - {max(returns):.4f} "
             f"| {min(costs):.2f} - {max(costs):.2f} | {low:.2f} - {high:.2f} ({spread:.2f}) | {limited} |"
@@ -236,13 +236,13 @@ def main() -> None:
     curves = {f"{run['task']}/{run['seed']}": run["curve"] for run in runs}
     files: dict[str, Any] = {}
     for name in options.tasks:
-        own = [run for run in runs if run["task"] == name]
-        shaped = [[(run["steps"], {"return": run["returns"], "cost": run["costs"]})] for run in own]
+        task_runs = [run for run in runs if run["task"] == name]
+        shaped = [[(run["steps"], {"return": run["returns"], "cost": run["costs"]})] for run in task_runs]
         files |= {name: _rounded(marl_eval("marl-ray", TASKS[name].config, name, shaped))}
     described, path = machine(), RESULTS / "learning.json"
     before = json.loads(path.read_text()) if path.exists() else {"rows": [], "curves": {}, "marl_eval": {}}
-    kept = {row["task"]: row for row in before["rows"]} | rows  # a part of the tasks replaces its own rows
-    ordered = [kept[name] for name in TASKS if name in kept]
+    by_task = {row["task"]: row for row in before["rows"]} | rows  # a part of the tasks replaces its own rows
+    ordered = [by_task[name] for name in TASKS if name in by_task]
     text = table(ordered, options.seeds)
     text += "\nMachine: " + ", ".join(f"{k} {v}" for k, v in described.items() if isinstance(v, str | int)) + ".\n"
     stored = {"machine": described, "rows": ordered}

@@ -44,9 +44,9 @@ def table(plans: Mapping[str, Sequence[MemoryPlan]]) -> Iterator[str]:
     yield ""
     yield f"| Qwen2.5 | {' | '.join(f'{gpus} GPUs' if gpus > 1 else '1 GPU' for gpus in GPUS)} | copy for `torch` |"
     yield f"|---|{'---|' * (len(GPUS) + 1)}"
-    for size, own in plans.items():
-        cells = [f"{each.total / GIB:,.1f}" for each in own]
-        copy = own[0].weights / 2  # of all weights on one GPU in float32; the copy has half of the digits
+    for size, size_plans in plans.items():
+        cells = [f"{each.total / GIB:,.1f}" for each in size_plans]
+        copy = size_plans[0].weights / 2  # of all weights on one GPU in float32; the copy has half of the digits
         yield f"| {size} | {' | '.join(cells)} | {copy / GIB:.1f} |"
 
 
@@ -58,8 +58,8 @@ def main() -> None:
         print(size, *(f"{each.total / GIB:.1f}" for each in plans[size]), flush=True)
         rows = [
             {"model": f"Qwen2.5-{size}", **asdict(each), "total": each.total}
-            for size, own in plans.items()
-            for each in own
+            for size, size_plans in plans.items()
+            for each in size_plans
         ]
         (RESULTS / "memory_plan.json").write_text(json.dumps(rows, indent=1) + "\n")
         (RESULTS / "memory_plan.md").write_text("\n".join(table(plans)) + "\n")

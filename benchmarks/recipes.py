@@ -45,20 +45,20 @@ def main() -> None:
         stored["machine"] = machine()
         for seed in range(options.seeds):
             for name, metric in RUNS.items():
-                if wanted(stored["runs"], options.only, config=name, seed=seed):
+                if is_due(stored["runs"], options.only, config=name, seed=seed):
                     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
                         store(stored, "runs", run_recipe(name, metric, seed, Path(folder)))
         for name in SWEEPS:
-            if wanted(stored["sweeps"], options.only, config=name):
+            if is_due(stored["sweeps"], options.only, config=name):
                 with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
                     store(stored, "sweeps", sweep_recipe(name, Path(folder)))
         for name, gpus in PLANS.items():
-            if wanted(stored["plans"], options.only, config=name):
+            if is_due(stored["plans"], options.only, config=name):
                 store(stored, "plans", plan_recipe(name, gpus))
     write_page(stored)
 
 
-def wanted(rows: list[dict[str, Any]], only: list[str] | None, **keys: Any) -> bool:
+def is_due(rows: list[dict[str, Any]], only: list[str] | None, **keys: Any) -> bool:
     """True for what was asked for by name, or else for what no stored row has."""
     return keys["config"] in only if only else not any(keys.items() <= row.items() for row in rows)
 

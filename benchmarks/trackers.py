@@ -169,7 +169,7 @@ def history(kind: str, run: RunConfig, storage: Path) -> str:
     """Give the run's command again, now that its tracker is well; how much of the run the tracker has then."""
     from marl_ray.training.driver import train
 
-    own = [int(row["iteration"]) for row in rows_of(run)]
+    played = [int(row["iteration"]) for row in rows_of(run)]
     with mlflow_server(storage) if kind == "mlflow" else contextlib.nullcontext():
         train(run)
         tracked = (
@@ -177,8 +177,8 @@ def history(kind: str, run: RunConfig, storage: Path) -> str:
             if kind in ("Dead", "Slow", "Full")
             else in_mlflow(run)
         )
-    verdict = "all rows once, in order" if tracked == own else f"NOT THE RUN'S: {tracked}"
-    return f"{verdict} ({len(tracked)} of {len(own)})"
+    verdict = "all rows once, in order" if tracked == played else f"NOT THE RUN'S: {tracked}"
+    return f"{verdict} ({len(tracked)} of {len(played)})"
 
 
 def in_mlflow(run: RunConfig) -> list[int]:

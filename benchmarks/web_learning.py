@@ -95,16 +95,16 @@ def table(runs: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for page in PAGES:
-        own = [run for run in runs if run["page"] == page]
-        if not own:
+        page_runs = [run for run in runs if run["page"] == page]
+        if not page_runs:
             continue
-        solved = [run["solved"] for run in own]
+        solved = [run["solved"] for run in page_runs]
         value, low, high = stratified_bootstrap(np.array(solved)[:, None])
-        seconds = [f"{run['seconds']:.0f}" for run in own]
-        met = np.mean(solved) >= GOAL and max(run["seconds"] for run in own) < LIMIT_S
+        seconds = [f"{run['seconds']:.0f}" for run in page_runs]
+        met = np.mean(solved) >= GOAL and max(run["seconds"] for run in page_runs) < LIMIT_S
         lines.append(
             f"| `{page}` | {value:.3f} ({low:.3f} - {high:.3f}) | {', '.join(f'{share:.2f}' for share in solved)} "
-            f"| {own[0]['steps']:,} | {np.mean([run['actions'] for run in own]):.1f} "
+            f"| {page_runs[0]['steps']:,} | {np.mean([run['actions'] for run in page_runs]):.1f} "
             f"| {', '.join(seconds)} | {'yes' if met else 'no'} |"
         )
     return "\n".join([*lines, ""])

@@ -127,10 +127,10 @@ def saved_model(folder: Path, size: str) -> str:
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         torch.manual_seed(0)
-        for name, own in shapes.items():
-            value = torch.empty_like(own, device="cpu")
+        for name, parameter in shapes.items():
+            value = torch.empty_like(parameter, device="cpu")
             # Scales of norms are one; all else is drawn as transformers does.
-            yield name, value.fill_(1) if own.ndim == 1 else value.normal_(0, 0.02)
+            yield name, value.fill_(1) if parameter.ndim == 1 else value.normal_(0, 0.02)
 
     write_model(folder, lm, shapes, weights())
     byte_tokenizer(1024).save_pretrained(folder)
@@ -158,11 +158,11 @@ def trained(
     """Take training steps, as the learner of a run on one worker does, and compare their memory with that run's plan."""
     run = _run_of(path, settings)
     planned = memory_plan(run, 1).total
-    own = run.team["solver"]
-    assert own.model is not None
+    solver = run.team["solver"]
+    assert solver.model is not None
     empty: dict[str, Any] = {"peak_bytes": None, "seconds": None, "tokens_per_second": None, "matrix_share": None}
     with _process_group(device):
-        policy = build_token_policy(own.model, own.generation, 0, unread=True)
+        policy = build_token_policy(solver.model, solver.generation, 0, unread=True)
         flops = PASSES * step_flops(policy, settings)
         parameters = sum(parameter.numel() for parameter in policy.parameters())
         try:

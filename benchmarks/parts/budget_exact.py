@@ -21,7 +21,7 @@ class Worth(NamedTuple):
 
     ret: float
     cost: float
-    kept: float
+    within: float
     """Chance that an episode costs at most the limit."""
 
 
@@ -58,16 +58,16 @@ class States:
             outputs = model.distribution.normalize(model.actor.infer(self.seen), self.allowed)
         chances = torch.softmax(outputs.where(self.allowed, -torch.inf).double(), -1).tolist()
         reached = {(0, 0): 1.0}
-        ret = cost = kept = 0.0
+        ret = cost = within = 0.0
         for (task, spent), row in zip(self.keys, chances, strict=True):
-            here = reached.get((task, spent), 0.0)
+            chance_of_state = reached.get((task, spent), 0.0)
             for effort, chance in zip(EFFORTS, row, strict=True):
-                share = here * chance
+                share = chance_of_state * chance
                 after = (task + 1, spent + effort.cost)
                 reached[after] = reached.get(after, 0.0) + share
                 ret, cost = ret + share * effort.success, cost + share * effort.cost
-                kept += share * (after[0] == TASKS and after[1] <= self.limit)
-        return Worth(ret, cost, kept)
+                within += share * (after[0] == TASKS and after[1] <= self.limit)
+        return Worth(ret, cost, within)
 
 
 def score(worth: Worth, budget: float) -> float:

@@ -105,9 +105,9 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
             for arm in (treated, ~treated):
                 sums = np.zeros((3, runs, len(shares) // (2 * STEP)))
                 for k in range(3):
-                    here = np.zeros_like(values)
-                    here[:, inside] = arm[:, inside] * values[:, inside] ** k
-                    sums[k] = here.reshape(runs, -1, 2 * STEP).sum(2).cumsum(1)
+                    powers = np.zeros_like(values)
+                    powers[:, inside] = arm[:, inside] * values[:, inside] ** k
+                    sums[k] = powers.reshape(runs, -1, 2 * STEP).sum(2).cumsum(1)
                 n = np.maximum(sums[0], 1e-9)
                 mean = sums[1] / n
                 strata[-1].append((sums[0], mean, np.maximum(sums[2] - n * mean**2, 0)))
@@ -135,11 +135,11 @@ def _stratified(strata: Any) -> Looks:
     safe = np.maximum(n, 1e-9)
     weights = n[:, 0] * n[:, 1] / np.maximum(n.sum(1), 1e-9)
     share = (weights / np.maximum(weights.sum(0), 1e-9))[:, None]
-    own = np.where(n > 1, squares / np.maximum(n - 1, 1e-9), 0.0)
+    variances = np.where(n > 1, squares / np.maximum(n - 1, 1e-9), 0.0)
     freedom = np.maximum(n - 1, 0).sum(0)
     overall = (np.where(n > 0, squares, 0.0).sum(0) / np.maximum(freedom, 1e-9)).max(0)
-    larger = np.maximum(own.max(1), overall)[:, None]
-    mixed = np.where(several, (n * own + BORROWED * larger) / (n + BORROWED), own)
+    larger = np.maximum(variances.max(1), overall)[:, None]
+    mixed = np.where(several, (n * variances + BORROWED * larger) / (n + BORROWED), variances)
     effective = 1 / np.maximum((share**2 / safe * both[:, None]).sum(0), 1e-300)
     means = (share * mean).sum(0)
     variances = (share**2 / safe * mixed * both[:, None]).sum(0) * effective

@@ -38,7 +38,7 @@ def measure(preset: str, precision: str, name: str, calls: int) -> dict[str, Any
     written = texts(calls + WARM_UP)
     for call in range(calls + WARM_UP):
         ids = [tuple(plain.tokenizer.encode(text)) for text in written[call * PROMPTS : (call + 1) * PROMPTS]]
-        prompts = [Prompt(own, number * GROUP + member) for number, own in enumerate(ids) for member in range(GROUP)]
+        prompts = [Prompt(part, number * GROUP + member) for number, part in enumerate(ids) for member in range(GROUP)]
         refresh(plain, trained)
         begun = time.perf_counter()
         engine.generate([replace(prompts[0], greedy=True)], call, generation.model_copy(update={"max_tokens": 1}))
@@ -48,7 +48,7 @@ def measure(preset: str, precision: str, name: str, calls: int) -> dict[str, Any
         completions = engine.generate(prompts, call)
         seconds = time.perf_counter() - again
         if call >= WARM_UP:
-            sampling.append(sum(len(own.ids) for own in completions) / seconds)
+            sampling.append(sum(len(part.ids) for part in completions) / seconds)
             handing_over.append(max(0.0, (first - begun) - (again - first)))
             gaps.append(gap(plain, prompts, completions))
     return {

@@ -69,7 +69,7 @@ def run_config(
     kind: str, seed: int, bundle: str | None = None, iterations: int = 0, engine: str = "torch", **more: Any
 ) -> RunConfig:
     """The config of a run that begins with the weights of `bundle`; `more` are keys of it."""
-    own = KINDS[kind]
+    of_kind = KINDS[kind]
     team = {
         name: {
             "agents": [name],
@@ -77,15 +77,15 @@ def run_config(
             "generation": {"max_tokens": TOKENS[name], "engine": engine},
             "bundle": bundle,
         }
-        for name in own.agents
+        for name in of_kind.agents
     }
-    steps = iterations * COPIES * own.turns
+    steps = iterations * COPIES * of_kind.turns
     data = {
         "name": f"language-{kind}",
         "seed": seed,
-        "env": {"id": "code_team", "kwargs": {"levels": LEVELS, **own.env}},
+        "env": {"id": "code_team", "kwargs": {"levels": LEVELS, **of_kind.env}},
         "team": team,
-        "train": {"total_steps": steps, "env_copies": COPIES, "horizon": own.turns, "group_size": GROUP},
+        "train": {"total_steps": steps, "env_copies": COPIES, "horizon": of_kind.turns, "group_size": GROUP},
     }
     return parse_config(RunConfig, {"algorithm": "grpo"} | data | more)
 
@@ -183,8 +183,8 @@ def held_out(run: Any, samples: int) -> dict[str, Any]:
     episodes = run.collector.play(run.team.players(), tasks, samples=samples)
     by_task = [episodes[i * samples :][:samples] for i in tasks]
     return {
-        "passes": [_mean([episode.metrics["pass"] for episode in own]) for own in by_task],
-        "first": [_mean([episode.metrics["first"] for episode in own]) for own in by_task],
+        "passes": [_mean([episode.metrics["pass"] for episode in task_episodes]) for task_episodes in by_task],
+        "first": [_mean([episode.metrics["first"] for episode in task_episodes]) for task_episodes in by_task],
         "tokens": _mean([float(episode.tokens) for episode in episodes]),
         "turns": _mean([float(episode.length) for episode in episodes]),
     }

@@ -61,9 +61,9 @@ def training_lines(result: dict[str, Any]) -> list[str]:
         for key, name in names.items():
             if key.startswith("trl"):
                 continue
-            own = [row[key] for row in part["rounds"]]
-            cells = [spread([run["phases"][phase][1] for run in own]).partition(" ")[0] for phase in phases]
-            worst = max(run["log_prob_difference"] for run in own)
+            of_key = [row[key] for row in part["rounds"]]
+            cells = [spread([run["phases"][phase][1] for run in of_key]).partition(" ")[0] for phase in phases]
+            worst = max(run["log_prob_difference"] for run in of_key)
             lines.append(f"| {preset} | {name} | {' | '.join(cells)} | {worst:.1e} |")
     lines += ["", "| model | TRL setting | tokens/s | tokens per CPU second |", "|---|---|---|---|"]
     for preset, part in result["models"].items():

@@ -21,12 +21,12 @@ def run_recipe(name: str, metric: str, seed: int, folder: Path) -> dict[str, Any
     """Train one seed of a config: its learning curve, the score of its best bundle on other episodes, and its seconds,
     without those of the run that it begins with."""
     storage = folder / f"{name}-{seed}"
-    given = [f"seed={seed}", f"storage={storage}"]
+    overrides = [f"seed={seed}", f"storage={storage}"]
     if name in START:
         config, *changes = START[name]
-        marl_ray("train", f"jobs/configs/{config}.yaml", *changes, *given)
+        marl_ray("train", f"jobs/configs/{config}.yaml", *changes, *overrides)
     load, begun = os.getloadavg()[0], time.perf_counter()
-    marl_ray("train", f"jobs/configs/{name}.yaml", *given, f"name={name}")
+    marl_ray("train", f"jobs/configs/{name}.yaml", *overrides, f"name={name}")
     seconds = time.perf_counter() - begun
     rows = [json.loads(line) for line in (storage / name / "metrics.jsonl").read_text().splitlines()]
     best = [row for row in rows if f"best/{metric}" in row][-1]

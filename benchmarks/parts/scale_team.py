@@ -100,8 +100,8 @@ def team_times(policies: int) -> dict[str, float]:
                 saves.append(time.process_time() - began)
                 sizes.append(sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()))
         run.close()
-    kept = parts[WARM_UP:]
-    shares = {key.removeprefix("time/"): statistics.median(part[key] for part in kept) for key in kept[0]}
+    warm_parts = parts[WARM_UP:]
+    shares = {key.removeprefix("time/"): statistics.median(part[key] for part in warm_parts) for key in warm_parts[0]}
     times = {
         "build": built,
         "iteration": statistics.median(iterations[WARM_UP:]),

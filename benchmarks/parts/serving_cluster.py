@@ -91,9 +91,9 @@ def gateway(
     folder.mkdir(parents=True)
     arms = {arm: {"bundle": bundle, "cpus": CPUS} for arm, bundle in bundles.items()}
     experiments = [{"name": name, "arms": arms} | (more or {}) for name in names]
-    kept = {"database": f"sqlite:///{folder}/experiments.db", "spool": str(folder / "spool")}
-    own = {"experiments": experiments, "cpus_per_replica": CPUS} | kept | args
-    return {"import_path": "marl_ray.serving.app:build", "args": own}
+    places = {"database": f"sqlite:///{folder}/experiments.db", "spool": str(folder / "spool")}
+    gateway_args = {"experiments": experiments, "cpus_per_replica": CPUS} | places | args
+    return {"import_path": "marl_ray.serving.app:build", "args": gateway_args}
 
 
 def placed_apart(part: Mapping[str, Any]) -> bool:

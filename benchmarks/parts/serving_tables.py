@@ -97,11 +97,13 @@ def epochs_table(part: dict[str, Any]) -> list[str]:
     ]
     goals = []
     for acts in dict.fromkeys(row["acts"] for row in rows):
-        own = [row for row in rows if row["acts"] == acts]
-        cells = [spread([row[name][key] for row in own]) for key in ("rps", "cpu_us") for name in ("first", "third")]
-        cost = [row["third"]["cpu_us"] / row["first"]["cpu_us"] for row in own]
+        of_acts = [row for row in rows if row["acts"] == acts]
+        cells = [
+            spread([row[name][key] for row in of_acts]) for key in ("rps", "cpu_us") for name in ("first", "third")
+        ]
+        cost = [row["third"]["cpu_us"] / row["first"]["cpu_us"] for row in of_acts]
         lines.append(f"| {acts} | {' | '.join(cells)} | {spread(cost, 2)} |")
-        rate = [row["first"]["rps"] / row["third"]["rps"] for row in own]
+        rate = [row["first"]["rps"] / row["third"]["rps"] for row in of_acts]
         text = f"{acts} acts a session: an act of epoch 3 takes at most 1.25 times one of epoch 1"
         goals.append(Goal(text, spread(rate, 3), statistics.median(rate) <= 1.25))
     return lines + goal_table(goals)

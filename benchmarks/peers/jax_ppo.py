@@ -86,10 +86,10 @@ WORLDS = {"simple_spread": simple_spread, "cartpole": cartpole}
 def layers(key: jax.Array, widths: list[int], last: float) -> list[tuple[jax.Array, jax.Array]]:
     scales = [2**0.5] * (len(widths) - 2) + [last]
     made = []
-    for own, rows, columns, scale in zip(
+    for layer_key, rows, columns, scale in zip(
         jax.random.split(key, len(scales)), widths[:-1], widths[1:], scales, strict=True
     ):
-        made.append((jax.nn.initializers.orthogonal(scale)(own, (rows, columns)), jnp.zeros(columns)))
+        made.append((jax.nn.initializers.orthogonal(scale)(layer_key, (rows, columns)), jnp.zeros(columns)))
     return made
 
 

@@ -36,13 +36,13 @@ class Team:
         self._waiting: list[tuple[dict[str, np.ndarray], asyncio.Future[Answer]]] = []
         self.act: Callable[[dict[str, Any]], Awaitable[Answer]] = self._together if batched else self._alone
 
-    async def _alone(self, given: dict[str, Any]) -> Answer:
-        return self._answers([self._checked(given)])[0]
+    async def _alone(self, observations: dict[str, Any]) -> Answer:
+        return self._answers([self._checked(observations)])[0]
 
-    async def _together(self, given: dict[str, Any]) -> Answer:
+    async def _together(self, request: dict[str, Any]) -> Answer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
-        observations = self._checked(given)
+        observations = self._checked(request)
         if not self._waiting:
             loop.call_soon(self._run)
         self._waiting.append((observations, future))
@@ -55,8 +55,8 @@ class Team:
             if not future.done():  # cancelled: the client has gone
                 future.set_result(answer)
 
-    def _checked(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
-        return {agent: self._bundle.check(agent, observation) for agent, observation in given.items()}
+    def _checked(self, observations: dict[str, Any]) -> dict[str, np.ndarray]:
+        return {agent: self._bundle.check(agent, observation) for agent, observation in observations.items()}
 
     def _answers(self, requests: list[dict[str, np.ndarray]]) -> list[Answer]:
         return [
@@ -132,9 +132,9 @@ class Model:
     def __init__(self, bundle: str, batched: bool):
         self._team = Team(bundle, batched)
 
-    async def act(self, given: dict[str, Any]) -> Answer:
+    async def act(self, observations: dict[str, Any]) -> Answer:
         """One request's answer."""
-        return await self._team.act(given)
+        return await self._team.act(observations)
 
 
 def _deployed(kind: type, **options: Any) -> Any:

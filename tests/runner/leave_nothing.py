@@ -107,20 +107,20 @@ def _ignores_ends(pid: int) -> bool:
 
 
 def _end_the_rest() -> None:
-    _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=GRACE_S)
-    for process in left:
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=GRACE_S)
+    for process in alive:
         try:
             print(f"leave_nothing: ending {process.pid}, {' '.join(process.cmdline())[:100]}", file=sys.stderr)
         except psutil.Error:
             continue
     for action in (psutil.Process.terminate, psutil.Process.kill):
-        for process in left:
+        for process in alive:
             try:
                 action(process)
             except psutil.Error:
                 continue
-        psutil.wait_procs(left, timeout=GRACE_S)
-        left = psutil.Process().children(recursive=True)  # also those that had other parents before
+        psutil.wait_procs(alive, timeout=GRACE_S)
+        alive = psutil.Process().children(recursive=True)  # also those that had other parents before
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """(B, T) inputs; advantages and returns."""
     rows = []
-    for r, v, boot, own, ended, cut in _rows(rewards, values, bootstrap, mask, terminated, truncated):
+    for r, v, boot, decided, ended, cut in _rows(rewards, values, bootstrap, mask, terminated, truncated):
         row = [0.0] * len(r)
         for episode in _episodes([a or b for a, b in zip(ended, cut, strict=True)]):
-            steps = [t for t in episode if own[t]]
+            steps = [t for t in episode if decided[t]]
             last = episode[-1]
             next_value = 0.0 if ended[last] else boot[last]
             next_advantage = 0.0
@@ -43,13 +43,13 @@ def gae(
 
 def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Tensor:
     result = []
-    for r, own, ends in _rows(rewards, mask, cut):
+    for r, decided, ends in _rows(rewards, mask, cut):
         row = [0.0] * len(r)
         for episode in _episodes(ends):
-            for t in (t for t in episode if own[t]):
+            for t in (t for t in episode if decided[t]):
                 discount = 1.0
                 for later in episode:
-                    if later > t and own[later]:
+                    if later > t and decided[later]:
                         discount *= gamma
                     if later >= t:
                         row[t] += discount * r[later]
@@ -105,19 +105,19 @@ def greedy_baseline(scores: Tensor, index: Tensor, include: Tensor, greedy: Tens
 def aggregate(losses: Tensor, mask: Tensor, mode: str, fixed_length: int) -> float:
     """The loss of a whole minibatch on one worker."""
     sequences = []
-    for row, own in _rows(losses, mask):
-        kept = [loss for loss, is_own in zip(row, own, strict=True) if is_own]
-        if kept:
-            sequences.append(kept)
-    everything = [loss for kept in sequences for loss in kept]
+    for row, decided in _rows(losses, mask):
+        sequence = [loss for loss, is_own in zip(row, decided, strict=True) if is_own]
+        if sequence:
+            sequences.append(sequence)
+    everything = [loss for sequence in sequences for loss in sequence]
     if not everything:
         return 0.0
     modes: dict[str, Callable[[], float]] = {
         "token-mean": lambda: mean(everything),
         "token-sum": lambda: sum(everything),
-        "seq-mean-token-sum": lambda: mean([sum(kept) for kept in sequences]),
-        "seq-mean-token-mean": lambda: mean([mean(kept) for kept in sequences]),
-        "fixed-length": lambda: mean([sum(kept) / fixed_length for kept in sequences]),
+        "seq-mean-token-sum": lambda: mean([sum(sequence) for sequence in sequences]),
+        "seq-mean-token-mean": lambda: mean([mean(sequence) for sequence in sequences]),
+        "fixed-length": lambda: mean([sum(sequence) / fixed_length for sequence in sequences]),
     }
     return modes[mode]()
 
@@ -132,10 +132,10 @@ def kl_estimate(log_probs: Tensor, reference: Tensor, kind: str) -> Tensor:
 
 
 def standardise(x: Tensor, mask: Tensor, ddof: int, eps: float, center: bool, scale: bool) -> Tensor:
-    kept = [value for row, own in _rows(x, mask) for value, is_own in zip(row, own, strict=True) if is_own]
-    flat = len(set(kept)) < 2
-    middle = mean(kept) if kept else 0.0
-    spread = 1.0 if flat else deviation(kept, ddof) + eps
+    masked = [value for row, decided in _rows(x, mask) for value, is_own in zip(row, decided, strict=True) if is_own]
+    flat = len(set(masked)) < 2
+    middle = mean(masked) if masked else 0.0
+    spread = 1.0 if flat else deviation(masked, ddof) + eps
 
     def score_of(value: float, is_own: bool) -> float:
         if not is_own or (flat and center):
@@ -151,16 +151,16 @@ def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
 
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
     result = []
-    for p, q, own in _rows(log_probs, old, mask):
-        kept = [p[t] - q[t] for t in range(len(p)) if own[t]]
-        result.append(sum(kept) if summed else mean(kept) if kept else 0.0)
+    for p, q, decided in _rows(log_probs, old, mask):
+        differences = [p[t] - q[t] for t in range(len(p)) if decided[t]]
+        result.append(sum(differences) if summed else mean(differences) if differences else 0.0)
     return _tensor(result)
 
 
 def gspo_token_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     result = []
-    for level, own in zip(sequence_log_ratio(log_probs, old, mask).tolist(), mask.tolist(), strict=True):
-        result.append([min(level, 10.0) if is_own else 0.0 for is_own in own])
+    for level, decided in zip(sequence_log_ratio(log_probs, old, mask).tolist(), mask.tolist(), strict=True):
+        result.append([min(level, 10.0) if is_own else 0.0 for is_own in decided])
     return _tensor(result).reshape(mask.shape)
 
 

@@ -195,10 +195,13 @@ class Site:
         """Delete a resource as a user does, and see that nothing of it is left."""
         delete_all(self.connection, kind, name, END_S, lambda state: print(f"{name}: {state}", flush=True))
         until(
-            lambda: not self.left(name), END_S, f"the end of all that belongs to {name}", lambda: str(self.left(name))
+            lambda: not self.remaining(name),
+            END_S,
+            f"the end of all that belongs to {name}",
+            lambda: str(self.remaining(name)),
         )
 
-    def left(self, name: str) -> list[str]:
+    def remaining(self, name: str) -> list[str]:
         """The existing objects of a resource. Its clusters' Services, Secrets and accounts carry no label of it, but all
         names that are made for it begin with its own."""
         names = (
@@ -206,7 +209,11 @@ class Site:
             for kind, version in LEFT
             for item in list_all(self.connection, kind, version)
         )
-        return sorted(f"{kind} {own}" for kind, own in names if own == name or own.startswith(f"{name}-"))
+        return sorted(
+            f"{kind} {object_name}"
+            for kind, object_name in names
+            if object_name == name or object_name.startswith(f"{name}-")
+        )
 
     def clean_up(self) -> None:
         """Delete what the tests have made, whatever came of them; all of it is tried before a failure is told."""

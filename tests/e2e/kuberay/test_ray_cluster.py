@@ -52,7 +52,12 @@ def test_a_cluster_comes_up_and_leaves_nothing(site: Site) -> None:
     site.apply(config)
     assert site.wait("RayCluster", config.name, Phase.READY).phase is Phase.READY
     assert len(site.pods(config.name)) == 2 and len(site.pods(config.name, node_type="head")) == 1
-    assert {line.split()[0] for line in site.left(config.name)} >= {"Pod", "Service", "RayCluster", "NetworkPolicy"}
+    assert {line.split()[0] for line in site.remaining(config.name)} >= {
+        "Pod",
+        "Service",
+        "RayCluster",
+        "NetworkPolicy",
+    }
     site.delete("RayCluster", config.name)
 
 

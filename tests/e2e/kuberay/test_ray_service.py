@@ -153,4 +153,4 @@ def test_a_lost_head_is_replaced_and_the_gateway_acts_again(lasting_site: Site, 
 
 def test_a_gateway_that_is_deleted_leaves_nothing(lasting_site: Site, gateway: Gateway) -> None:
     lasting_site.delete("RayService", gateway[0])
-    until(lambda: not lasting_site.left(gateway[0]), END_S, "the end of the gateway")
+    until(lambda: not lasting_site.remaining(gateway[0]), END_S, "the end of the gateway")

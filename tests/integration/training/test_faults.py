@@ -156,7 +156,9 @@ def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_sa
         how = Start() if last else Start(groups=(Fault(RUN, deadly),))
         ended = teams.begin(run, how)
         # Of two workers the one that lives may be the first to say that the other is gone.
-        assert (ended.status == 0 or " failed: worker " in ended.said) and "Traceback" not in ended.said, ended.said
+        assert (ended.status == 0 or " failed: worker " in ended.output) and "Traceback" not in ended.output, (
+            ended.output
+        )
         if ended.status == 0:
             break
     result = Result(run)
@@ -177,12 +179,12 @@ def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local: Bench, tmp_pa
     try:
         run = parse_config(RunConfig, local.run("full").as_given() | {"storage": str(disk)})
         ended = local.begin(run, Start())
-        assert ended.status == 1 and "No space left on device" in ended.said and "Traceback" not in ended.said, (
-            ended.said
+        assert ended.status == 1 and "No space left on device" in ended.output and "Traceback" not in ended.output, (
+            ended.output
         )
         subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
         ended = local.begin(run, Start())
-        assert ended.status == 0 and "Traceback" not in ended.said, ended.said
+        assert ended.status == 0 and "Traceback" not in ended.output, ended.output
         result = Result(run)
         assert result.rows == local.result.rows and result.files == local.result.files
         assert result.state == local.result.state and result.policies == local.result.policies
@@ -196,7 +198,7 @@ def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
     """A run that has ended, and whose driver was killed before it noted that; and its folder."""
     run = bench.run(name)
     ended = bench.begin(run, Start())
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     place = StoredFolder(*filesystem_of(run))
     record = record_of(run)
     del record["finished"]
@@ -220,8 +222,8 @@ def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run
     Path(place.path, "return.png").unlink()
     Path(place.path, "return.png").mkdir()
     ended = local.begin(run, Start())
-    assert ended.status == 0 and "Traceback" not in ended.said, ended.said
-    assert "return.png cannot be written: " in ended.said
+    assert ended.status == 0 and "Traceback" not in ended.output, ended.output
+    assert "return.png cannot be written: " in ended.output
     Result(run).check_sinks(local.root / "tracked")
 
 
@@ -238,11 +240,11 @@ def test_a_run_whose_bundles_are_lost_makes_another(local: Bench, how: str):
         file.write_bytes(file.read_bytes()[::-1]) if "flipped" in how else file.unlink()
     ended = local.begin(run, Start())
     for each in lost:
-        assert f"{each.place}/bundle/bundle.json" in ended.said
+        assert f"{each.place}/bundle/bundle.json" in ended.output
     if "flipped" in how:  # which is seen when training has ended
-        assert ended.status == 1 and "; the same command makes one of the last weights" in ended.said
+        assert ended.status == 1 and "; the same command makes one of the last weights" in ended.output
         ended = local.begin(run, Start())
-    assert ended.status == 0 and "Traceback" not in ended.said
+    assert ended.status == 0 and "Traceback" not in ended.output
     left = best(published(place))
     assert left is not None and left.name not in {each.name for each in lost}
     assert str(linked_bundle(*place)) == f"{place}/bundle"
@@ -256,14 +258,14 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
     keys = longer | {"resume_from": local.calm.name, "resources": {"max_failures": 0}}
     run = parse_config(RunConfig, local.run("next").as_given() | keys)
     ended = local.begin(run, Start(groups=(Fault(RUN, local.lines["worker"][RUN] // 2),)))
-    assert ended.status == 1 and "The actor died" in ended.said, ended.said
+    assert ended.status == 1 and "The actor died" in ended.output, ended.output
     shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
     copy = run.model_copy(update={"storage": str(tmp_path)})  # where the other run is not
     (kept, *_) = reversed(published(StoredFolder(*filesystem_of(copy))))
     assert ITERATIONS <= kept.manifest.iteration < ITERATIONS + 4
     for each in (run, copy):
         ended = local.begin(each, Start())
-        assert ended.status == 0 and ended.groups == 1, ended.said
+        assert ended.status == 0 and ended.groups == 1, ended.output
     rows = [Result(each).rows for each in (run, copy)]
     assert rows[0] == rows[1] and [iteration_of(row) for row in rows[0]] == list(range(ITERATIONS, ITERATIONS + 5))
     assert load_bundle(f"{tmp_path}/{run.name}/bundle").manifest.lineage.origin is not None
@@ -277,8 +279,8 @@ def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed
     for place, following, deadly in zip(places, (*places[1:], None), (lines // 2, lines // 4, None), strict=True):
         run = parse_config(RunConfig, run.as_given() | {"storage": place, "resources": {"max_failures": 0}})
         ended = remote.begin(run, Start(groups=() if deadly is None else (Fault(RUN, deadly),)))
-        assert ended.status == (0 if deadly is None else 1) and "Traceback" not in ended.said, ended.said
-        assert deadly is None or "The actor died" in ended.said, ended.said
+        assert ended.status == (0 if deadly is None else 1) and "Traceback" not in ended.output, ended.output
+        assert deadly is None or "The actor died" in ended.output, ended.output
         if following is not None:
             old, new = filesystem_of(run), filesystem_of(run.model_copy(update={"storage": following}))
             new[0].create_dir(new[1])

@@ -117,10 +117,10 @@ class Walk:
         return output
 
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MARL_RAY_"))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MARL_RAY_"))}
         programs = [self.folder / ".venv/bin", Path(sys.executable).parent]
-        return kept | {
-            "PATH": os.pathsep.join([*map(str, programs), kept["PATH"]]),
+        return inherited | {
+            "PATH": os.pathsep.join([*map(str, programs), inherited["PATH"]]),
             "MARL_RAY_GATEWAY": f"http://127.0.0.1:{self.port}",
             "COLUMNS": "120",
         }

@@ -125,9 +125,9 @@ def _file(path: str) -> list[Any]:
 
 def _locks(paths: list[str]) -> list[str]:
     """Locks on these files, whoever holds them."""
-    wanted = {os.stat(path).st_ino for path in paths}
+    inodes = {os.stat(path).st_ino for path in paths}
     lines = [line.split()[1:] for line in Path("/proc/locks").read_text().splitlines()]
-    return sorted(" ".join(line) for line in lines if int(line[-3].rpartition(":")[2]) in wanted)
+    return sorted(" ".join(line) for line in lines if int(line[-3].rpartition(":")[2]) in inodes)
 
 
 def _process(pid: int) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def _put(connection: Connection, path: str, parts: dict[str, Any], under: str = 
 
 
 def _trimmed(recorded: dict[str, Any]) -> dict[str, Any]:
-    kept = ("name", "labels", "annotations")
-    metadata = {key: recorded["metadata"][key] for key in kept if key in recorded["metadata"]}
+    metadata_keys = ("name", "labels", "annotations")
+    metadata = {key: recorded["metadata"][key] for key in metadata_keys if key in recorded["metadata"]}
     if recorded["kind"] == "Event":
         about = {key: recorded["regarding"][key] for key in ("apiVersion", "kind", "name", "namespace")}
         return {
@@ -154,11 +154,11 @@ def _trimmed(recorded: dict[str, Any]) -> dict[str, Any]:
         }
     spec = recorded["spec"]
     if recorded["kind"] == "Pod":  # which nobody is to run
-        own = {key: spec[key] for key in ("nodeName",) if key in spec}
+        node_name = {key: spec[key] for key in ("nodeName",) if key in spec}
         names = [
             {"name": container["name"], "image": "none", "resources": container.get("resources", {})}
             for container in spec["containers"]
         ]
-        spec = own | {"nodeSelector": {"recorded": "only"}, "containers": names}
+        spec = node_name | {"nodeSelector": {"recorded": "only"}, "containers": names}
     api_version = "ray.io/v1" if recorded["kind"] in RAY else "v1"
     return {"apiVersion": api_version, "kind": recorded["kind"], "metadata": metadata, "spec": spec}

@@ -35,8 +35,8 @@ def marl_ray(*arguments: str | Path, folder: Path = ROOT) -> subprocess.Complete
         pytest.raises(SystemExit) as ended,
     ):
         main([str(argument) for argument in arguments])
-    given = ended.value.code
-    status = given if isinstance(given, int) else int(given is not None)
+    code = ended.value.code
+    status = code if isinstance(code, int) else int(code is not None)
     return subprocess.CompletedProcess(["marl-ray", *map(str, arguments)], status, out.getvalue(), err.getvalue())
 
 

@@ -59,11 +59,11 @@ def near_of(value: Any) -> Any:
 
 def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation: the CPU's, on the numbers of the far tensors."""
-    here = torch.device("cpu")
+    cpu = torch.device("cpu")
     args, kwargs = pytree.tree_map(near_of, (args, kwargs))
-    args = pytree.tree_map(lambda value: here if isinstance(value, torch.device) else value, args)
+    args = pytree.tree_map(lambda value: cpu if isinstance(value, torch.device) else value, args)
     if kwargs.get("device") is not None:
-        kwargs["device"] = here
+        kwargs["device"] = cpu
     return pytree.tree_map(lambda value: send(value) if isinstance(value, torch.Tensor) else value, op(*args, **kwargs))
 
 

@@ -69,10 +69,10 @@ class OwnRay:
         Serve alone would be believed too early: it takes its time to notice a death, and a new proxy to listen.
         """
         deadline = time.monotonic() + timeout_s
-        wanted = ([replicas, 1, 1], ["RUNNING"] * replicas, ["HEALTHY"], 200)
+        expected = ([replicas, 1, 1], ["RUNNING"] * replicas, ["HEALTHY"], 200)
         while (
             state := ([len(self.actors(title)) for title in (REPLICA, PROXY, CONTROLLER)], *self._state())
-        ) != wanted:
+        ) != expected:
             assert time.monotonic() < deadline, f"after {timeout_s:g} s Serve is not whole again: {state}"
             time.sleep(0.1)
 

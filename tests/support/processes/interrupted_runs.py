@@ -83,15 +83,15 @@ class Bench:
         self.sleeps = False
         self.calm = self.run("calm")
         ended = self.start(self.calm.as_given(), Start())
-        assert (ended.status, ended.groups) == (0, 1), ended.said
+        assert (ended.status, ended.groups) == (0, 1), ended.output
         self.lines = ended.lines
         self.result = Result(self.calm)
 
     def begin(self, run: RunConfig, how: Start) -> Ended:
         """Start the command, again and again while a driver that sleeps does not count as lost yet."""
         deadline = time.monotonic() + 30
-        while (ended := self.start(run.as_given(), how)).status == 1 and OWNED.search(ended.said):
-            assert (self.sleeps or UNSAID in ended.said) and time.monotonic() < deadline, ended.said
+        while (ended := self.start(run.as_given(), how)).status == 1 and OWNED.search(ended.output):
+            assert (self.sleeps or UNSAID in ended.output) and time.monotonic() < deadline, ended.output
             time.sleep(0.3)
         self.sleeps = ended.status is None
         return ended
@@ -236,7 +236,7 @@ def survives(bench: Bench, plan: list[Event]) -> None:
     for event in plan:
         mood.write_text(json.dumps(event.mood))
         ended = bench.begin(run, event.start)
-        note(f"{run.name}: status {ended.status}, {ended.groups} groups: {ended.said}")
+        note(f"{run.name}: status {ended.status}, {ended.groups} groups: {ended.output}")
         assert ended.status in ((0,) if event.start.driver is None else (0, -9, None))
         if event.half_a_line and "://" not in run.storage and ended.status != 0:
             for name in ("metrics.jsonl", "events.jsonl"):
@@ -247,9 +247,9 @@ def survives(bench: Bench, plan: list[Event]) -> None:
             harm(run, event.damage, harmed)
     mood.unlink(missing_ok=True)
     ended = bench.begin(run, Start())
-    note(f"{run.name}: at last status {ended.status}, {ended.groups} groups: {ended.said}")
-    assert ended.status == 0 and "Traceback" not in ended.said
-    assert "not in" not in ended.said and "not complete" not in ended.said
+    note(f"{run.name}: at last status {ended.status}, {ended.groups} groups: {ended.output}")
+    assert ended.status == 0 and "Traceback" not in ended.output
+    assert "not in" not in ended.output and "not complete" not in ended.output
     result = Result(run)
     assert [iteration_of(row) for row in result.rows] == EVERY
     assert result.rows == bench.result.rows

@@ -113,7 +113,7 @@ class PlainTrainer:
                 raise WorkerGroupError("workers failed", errors)
 
 
-def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, folder: Path) -> None:
+def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, output: Path, folder: Path) -> None:
     """Run the command in this process."""
     import ray
     import ray.train.torch
@@ -124,7 +124,7 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, said: Path, fo
     from marl_ray.training.journal import deliveries, delivery
     from marl_ray.training.run_folder import owners
 
-    with said.open("w") as file:
+    with output.open("w") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     faulthandler.enable()  # what is said shows where a library crashed

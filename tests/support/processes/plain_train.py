@@ -76,7 +76,7 @@ class Ended:
 
     status: int | None
     """Exit status of the driver; negative for a signal, and None where it sleeps."""
-    said: str
+    output: str
     groups: int
     lines: dict[str, dict[str, int]] = field(default_factory=dict)
     """`driver` and `worker` -> file -> number of lines that one which ended by itself has run."""
@@ -149,19 +149,19 @@ class Machine:
         self.name = config["name"]
         # A file of its own, because a driver of before that slept may wake and go on writing.
         self.starts += 1
-        said, (own, other) = self.folder / f"said-{self.starts}.txt", self.forks.Pipe()
-        driver = self._fork(drive, config, other, how.driver, said)
+        output, (receiver, other) = self.folder / f"said-{self.starts}.txt", self.forks.Pipe()
+        driver = self._fork(drive, config, other, how.driver, output)
         other.close()
         faults, groups = list(how.groups), 0
         workers: list[tuple[Any, Any]] = []
         deadline = time.monotonic() + START_S
         while driver.exitcode is None and not _sleeps(driver):
-            assert time.monotonic() < deadline, f"the run did not end in {START_S:g} s: {said.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"the run did not end in {START_S:g} s: {output.read_text()[-2000:]}"
             self._end_strays()
-            connection.wait([own, driver.sentinel, *(pipe for _, pipe in workers)], 0.02)
+            connection.wait([receiver, driver.sentinel, *(pipe for _, pipe in workers)], 0.02)
             with contextlib.suppress(EOFError, OSError):
-                if not workers and own.poll():
-                    payload, count = own.recv()
+                if not workers and receiver.poll():
+                    payload, count = receiver.recv()
                     groups += 1
                     workers = self._group(payload, count, faults.pop(0) if faults else None)
                     for stray in self.strays:
@@ -169,7 +169,7 @@ class Machine:
                 if workers and (answer := self._answer(workers)) is not None:
                     self._leave([process for process, _ in workers], how.linger_s)
                     workers = []
-                    own.send(answer)
+                    receiver.send(answer)
         status = None if driver.exitcode is None else driver.exitcode
         self._leave([process for process, _ in workers], how.linger_s)
         if status is None:
@@ -177,7 +177,7 @@ class Machine:
         lines = {
             role: json.loads(path.read_text()) for role in ("driver", "worker") if (path := self._lines(role)).exists()
         }
-        return Ended(status, said.read_text(), groups, lines)
+        return Ended(status, output.read_text(), groups, lines)
 
     def close(self) -> None:
         """End all that count as lost."""
@@ -199,9 +199,9 @@ class Machine:
         store.unlink(missing_ok=True)
         workers = []
         for rank in range(count):
-            own, other = self.forks.Pipe()
-            chosen = fault if fault is not None and fault.rank == rank else None
-            workers.append((self._fork(work, payload, rank, count, str(store), other, chosen), own))
+            receiver, other = self.forks.Pipe()
+            rank_fault = fault if fault is not None and fault.rank == rank else None
+            workers.append((self._fork(work, payload, rank, count, str(store), other, rank_fault), receiver))
             other.close()
         return workers
 

@@ -30,8 +30,8 @@ IN_CHROMIUM = [
 def no_chromium_stays() -> Iterator[None]:
     yield
     close_shared_chromium()
-    left = [child.name() for child in psutil.Process().children(recursive=True)]
-    assert not [name for name in left if "chrom" in name or "node" in name]
+    children = [child.name() for child in psutil.Process().children(recursive=True)]
+    assert not [name for name in children if "chrom" in name or "node" in name]
 
 
 def element(env: BrowserEnv, pattern: str) -> str:

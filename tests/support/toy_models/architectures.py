@@ -84,10 +84,12 @@ def configs(architecture: str) -> Iterator[Any]:
 
 def _shrunk(kind: Any, sizes: dict[str, Any], more: dict[str, Any]) -> Any:
     plain = kind()
-    known = set(inspect.signature(kind.__init__).parameters) | set(vars(plain))
-    known |= {getattr(kind, "attribute_map", {}).get(name, "") for name in sizes}
-    given = {name: size for name, size in sizes.items() if name in known and getattr(plain, name, None) is not None}
-    return kind(**given | more | IDS | {name: value for name, value in OF_LOGITS.items() if name in known})
+    parameters = set(inspect.signature(kind.__init__).parameters) | set(vars(plain))
+    parameters |= {getattr(kind, "attribute_map", {}).get(name, "") for name in sizes}
+    read_sizes = {
+        name: size for name, size in sizes.items() if name in parameters and getattr(plain, name, None) is not None
+    }
+    return kind(**read_sizes | more | IDS | {name: value for name, value in OF_LOGITS.items() if name in parameters})
 
 
 def tiny_lm(architecture: str) -> Any:
@@ -146,5 +148,5 @@ def scored(lm: Any) -> float:
 def _off(lm: Any, prompt: Prompt, ids: list[int], log_probs: torch.Tensor) -> float:
     with torch.no_grad():
         all_log_probs = lm(input_ids=torch.tensor([[*prompt.ids, *ids]])).logits[0].float().log_softmax(-1)
-    own = all_log_probs[len(prompt.ids) - 1 : -1].gather(-1, torch.tensor(ids)[:, None])[:, 0]
-    return float((own - log_probs).abs().max())
+    response_log_probs = all_log_probs[len(prompt.ids) - 1 : -1].gather(-1, torch.tensor(ids)[:, None])[:, 0]
+    return float((response_log_probs - log_probs).abs().max())

@@ -100,20 +100,20 @@ def elsewhere_peaks(folder: str, out: str) -> dict[str, list[int]]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     warm = torch.nn.Linear(64, 64)
     dist.all_reduce(warm.weight.detach())
-    kept: list[TokenPolicy] = []
+    copies: list[TokenPolicy] = []
 
     def load() -> None:
         policy = build_token_policy(ModelConfig(path=folder), GenerationConfig(), 0, unread=True)
-        kept.append(empty_copy(policy, CPU))
+        copies.append(empty_copy(policy, CPU))
         shard(policy, mesh, False)
-        kept.append(policy)
+        copies.append(policy)
 
     def hand_over() -> None:
-        for _ in sampling_weights(kept[0]):
+        for _ in sampling_weights(copies[0]):
             pass
 
     def write() -> None:
-        still, trained = StillWeights(kept[0]), dict(kept[1].lm.named_parameters())
+        still, trained = StillWeights(copies[0]), dict(copies[1].lm.named_parameters())
 
         def first(name: str) -> torch.Tensor | None:
             return sent_to_first(trained[name].detach(), dist.group.WORLD)

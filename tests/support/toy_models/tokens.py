@@ -65,8 +65,8 @@ def of_two_shards() -> None:
         policy, complete = tiny(**model), tiny(**model)
         plain = plain_copy(policy)
         shard(policy, mesh, False)
-        own = responses(5 * rank, seed=rank)  # worker 0 has no rows
-        got = policy.evaluate(*own)
+        own_rows = responses(5 * rank, seed=rank)  # worker 0 has no rows
+        got = policy.evaluate(*own_rows)
         everything = responses(5, seed=1)
         expected = complete.evaluate(*everything)
         if rank == 1:

@@ -62,12 +62,12 @@ def short_of(
 ) -> Iterator[None]:
     """Within the block a function of a module, called by another one on a worker, has room for so many calls; then it fails
     once, as an allocator does."""
-    function, left = getattr(module, name), [count]
+    function, remaining = getattr(module, name), [count]
 
     def fails(*arguments: Any, **more: Any) -> Any:
         if dist.get_rank() == rank and sys._getframe(1).f_globals["__name__"] == caller.__name__:
-            left[0] -= 1
-            if left[0] == -1:
+            remaining[0] -= 1
+            if remaining[0] == -1:
                 raise error
         return function(*arguments, **more)
 
@@ -107,11 +107,11 @@ def exports(folder: str, model: str, failing: int) -> str:
     engine = "team.speaker.generation.engine=toys.engines:Apart"
     run = Run(texts.config(model, engine, "train.group_size=2", f"resources.workers={dist.get_world_size()}"), CPU)
     run.step()
-    left, send = [5], saving.sent_to_first  # type: ignore[attr-defined]
+    remaining, send = [5], saving.sent_to_first  # type: ignore[attr-defined]
 
     def breaks(tensor: torch.Tensor, group: Any) -> torch.Tensor | None:
-        left[0] -= 1
-        if left[0] == 0 and dist.get_rank() == failing:
+        remaining[0] -= 1
+        if remaining[0] == 0 and dist.get_rank() == failing:
             raise OSError("the disk does not answer")
         sent: torch.Tensor | None = send(tensor, group)
         return sent
@@ -160,8 +160,8 @@ def trains(family: str, overrides: list[list[str]]) -> str:
 def opens(folders: list[str]) -> list[str]:
     """Worker 1 has the files of another model; then it cannot open the files to read its shards alone, and reads the whole
     model."""
-    own = texts.config(f"team.speaker.model={{path: '{folders[dist.get_rank()]}', context: 32}}")
-    lines = [all_raise(lambda: runs.team_of(own))]
+    run_config = texts.config(f"team.speaker.model={{path: '{folders[dist.get_rank()]}', context: 32}}")
+    lines = [all_raise(lambda: runs.team_of(run_config))]
     if dist.get_rank() == 1:
         token_policy.empty_model = lambda path, context: None  # type: ignore[attr-defined]
     first = texts.config(f"team.speaker.model={{path: '{folders[0]}', context: 32}}")

@@ -37,30 +37,30 @@ def walk(value: Any, path: str, seen: frozenset[int], without: Mapping[str, str]
                 yield from walk(tensor, f"{path}.{key}", seen, without)
             for module_path, module in value.named_modules():
                 if type(module).__module__.startswith("marl_ray"):
-                    own = {key: part for key, part in vars(module).items() if not key.startswith("_")}
-                    own = {key: part for key, part in own.items() if not isinstance(part, nn.Module)}
-                    yield from walk(own, f"{path}({module_path})", seen, without)
+                    part = {key: part for key, part in vars(module).items() if not key.startswith("_")}
+                    part = {key: part for key, part in part.items() if not isinstance(part, nn.Module)}
+                    yield from walk(part, f"{path}({module_path})", seen, without)
         case torch.optim.Optimizer():
             for number, group in enumerate(value.param_groups):
                 for at, parameter in enumerate(group["params"]):
                     yield from walk(dict(value.state.get(parameter, {})), f"{path}[{number}][{at}]", seen, without)
-                rest = {key: own for key, own in group.items() if key != "params"}
+                rest = {key: part for key, part in group.items() if key != "params"}
                 yield from walk(rest, f"{path}[{number}]", seen, without)
         case Mapping():
             yield f"{path}.keys", sorted(map(str, value))
-            for key, own in value.items():
-                yield from walk(own, f"{path}[{key}]", seen, without)
+            for key, part in value.items():
+                yield from walk(part, f"{path}[{key}]", seen, without)
         case list() | tuple() | deque():
             yield f"{path}.length", len(value)
-            for at, own in enumerate(value):
-                yield from walk(own, f"{path}[{at}]", seen, without)
+            for at, part in enumerate(value):
+                yield from walk(part, f"{path}[{at}]", seen, without)
         case set() | frozenset():
             yield path, sorted(map(str, value))
         case _:
             slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
             names = {**getattr(value, "__dict__", {}), **{n: getattr(value, n) for n in slots if hasattr(value, n)}}
-            for name, own in names.items():
-                yield from walk(own, f"{path}.{name}", seen, without)
+            for name, part in names.items():
+                yield from walk(part, f"{path}.{name}", seen, without)
 
 
 def differing(first: Any, other: Any, without: Mapping[str, str]) -> list[str]:

@@ -28,11 +28,11 @@ def updated(passes: int, short: int) -> str:
     env = make_env(run.env, run.constraints)
     team = build_team(run, env, worker_mesh("cpu"), False)
     batch = build_collector(run, env, team.agents, rank, workers).collect(team.players(), 0)
-    left = [passes]
+    remaining = [passes]
 
     def take(*_: Any) -> None:
-        left[0] -= 1
-        if rank == short and left[0] < 0:
+        remaining[0] -= 1
+        if rank == short and remaining[0] < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     team.learners["speaker"].policy.model.lm.get_decoder().register_forward_pre_hook(take)

@@ -63,8 +63,8 @@ class Repeater(Scripted):
 def players(
     agents: dict[str, list[str]], engine: Engine | None = None, model: TokenPolicy = POLICY, **kwargs: Any
 ) -> dict[str, TokenPlayer]:
-    own = engine or Scripted()
-    return {name: TokenPlayer(model, own, members, ValueNorm(), **kwargs) for name, members in agents.items()}
+    used_engine = engine or Scripted()
+    return {name: TokenPlayer(model, used_engine, members, ValueNorm(), **kwargs) for name, members in agents.items()}
 
 
 def collector(

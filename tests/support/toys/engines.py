@@ -23,30 +23,32 @@ class Apart(Engine):
         return True
 
     def __init__(self, policy: TokenPolicy) -> None:
-        assert all(own.is_meta for name, own in policy.lm.named_parameters() if ".lora_" not in name)
-        self.policy, self.own = policy, detached(policy)
-        fill_with_zeros(self.own)
-        self.own.version = -1
+        assert all(parameter.is_meta for name, parameter in policy.lm.named_parameters() if ".lora_" not in name)
+        self.policy, self.copy = policy, detached(policy)
+        fill_with_zeros(self.copy)
+        self.copy.version = -1
 
     @torch.no_grad()
     def ready(self) -> None:
-        if self.own.version == self.policy.version:
+        if self.copy.version == self.policy.version:
             return
-        targets = {bare_name(name): own for name, own in self.own.lm.named_parameters(remove_duplicate=False)}
+        targets = {
+            bare_name(name): parameter for name, parameter in self.copy.lm.named_parameters(remove_duplicate=False)
+        }
         for name, value in sampling_weights(self.policy):
             targets[name].copy_(value)
         for name, value in self.policy.lm.named_parameters():
             if not value.is_meta:  # of an adapter
                 targets[name].copy_(value)
-        self.own.version = self.policy.version
+        self.copy.version = self.policy.version
 
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
-        return TorchEngine(self.own).generate(prompts, seed, generation)
+        return TorchEngine(self.copy).generate(prompts, seed, generation)
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        return TorchEngine(self.own).stream(prompt, seed, generation)
+        return TorchEngine(self.copy).stream(prompt, seed, generation)
 
 
 class Plain(TorchEngine):
@@ -71,9 +73,9 @@ class PlainHost(EngineHost):
     @torch.no_grad()
     def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
         assert version > self.policy.version
-        own = dict(self.policy.lm.named_parameters())
+        parameters = dict(self.policy.lm.named_parameters())
         for name, value in weights.items():
-            own[name].copy_(unpacked(value))
+            parameters[name].copy_(unpacked(value))
         if complete:
             self.policy.version = version
 

@@ -108,11 +108,11 @@ class Fragile(Countdown):
 
     def __init__(self, marker: str, at: int, stall: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)
-        self.marker, self.left, self.stall = marker, at, stall
+        self.marker, self.steps_left, self.stall = marker, at, stall
 
     def step(self, actions: dict[str, int]) -> Any:
-        self.left -= 1
-        if self.left == 0 and not os.path.exists(self.marker):
+        self.steps_left -= 1
+        if self.steps_left == 0 and not os.path.exists(self.marker):
             with open(self.marker, "w"):
                 pass
             if not self.stall:
@@ -131,15 +131,15 @@ class Poisoned(Countdown):
 
     def __init__(self, after: int = 20, **kwargs: Any):
         super().__init__(**kwargs)
-        self.left = after
+        self.episodes_left = after
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.left -= 1
+        self.episodes_left -= 1
         return super().reset(seed, options)
 
     def step(self, actions: dict[str, int]) -> Any:
         observations, rewards, *rest = super().step(actions)
-        return observations, {a: float("nan") if self.left < 0 else r for a, r in rewards.items()}, *rest
+        return observations, {a: float("nan") if self.episodes_left < 0 else r for a, r in rewards.items()}, *rest
 
 
 def poisoned(**kwargs: Any) -> Poisoned:

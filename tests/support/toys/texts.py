@@ -29,14 +29,14 @@ class Echo(TextEnv):
     def __init__(self, agents: tuple[str, ...] = ("a",), marker: str = "", at: int = 0, **kwargs: Any):
         """Kills its process in step `at` of this copy, once: the first to do it leaves the file `marker` behind."""
         super().__init__(agents, [Letter(x) for x in LETTERS * 4], [Letter(x) for x in LETTERS], **kwargs)
-        self.marker, self.left = marker, at
+        self.marker, self.acts_left = marker, at
 
     def begin(self) -> None:
         self.ask(self.agents[0], self.task.prompt)
 
     def act(self, agent: str, text: str) -> None:
-        self.left -= 1
-        if self.left == 0 and not os.path.exists(self.marker):
+        self.acts_left -= 1
+        if self.acts_left == 0 and not os.path.exists(self.marker):
             with open(self.marker, "w"):
                 pass
             os._exit(1)

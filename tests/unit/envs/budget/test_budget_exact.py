@@ -40,7 +40,7 @@ def test_an_indifferent_policy_is_worth_the_mean_of_all_plans():
 
 def test_no_state_breaks_a_hard_limit():
     config = load_config(RunConfig, CONFIG, ("constraints=[{budget: 30, hard_limit: 30}]",))
-    assert States(config, 30).worth(indifferent(config)).kept == pytest.approx(1)
+    assert States(config, 30).worth(indifferent(config)).within == pytest.approx(1)
 
 
 def test_the_score_is_0_for_the_best_constant_and_at_most_1():

@@ -53,9 +53,7 @@ def test_workers_that_compute_passes_together_hold_less_of_a_pass():
     four = LlamaConfig(
         **TINY.to_dict() | {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 1024}
     )
-    plain, tensor, context = (
-        dry_step(four, model(), 4, DryPass(8, 8), axes=axes) for axes in ((1, 1), (1, 2), (2, 1))
-    )
+    plain, tensor, context = (dry_step(four, model(), 4, DryPass(8, 8), axes=axes) for axes in ((1, 1), (1, 2), (2, 1)))
     assert tensor.weights == pytest.approx(plain.weights, rel=0.01) and context.weights == plain.weights
     assert tensor.gathered < 0.6 * plain.gathered  # of a block that is gathered, which is most of it
     assert context.activations < 0.75 * plain.activations
