@@ -35,9 +35,11 @@ def command(*arguments: str, timeout: float = 240, **env: str) -> subprocess.Com
 
 def trained(storage: Path, name: str = "gridworld-mappo") -> dict[int, dict[str, str]]:
     """Steps -> policy -> sha256 of its weights in the bundles that a run has kept."""
-    kept = [Manifest.model_validate_json(p.read_bytes()) for p in (storage / name).glob("*/bundle/bundle.json")]
-    assert kept
-    return {entry.lineage.steps: {policy: part.sha256 for policy, part in entry.policies.items()} for entry in kept}
+    manifests = [Manifest.model_validate_json(p.read_bytes()) for p in (storage / name).glob("*/bundle/bundle.json")]
+    assert manifests
+    return {
+        entry.lineage.steps: {policy: part.sha256 for policy, part in entry.policies.items()} for entry in manifests
+    }
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["submit", "--help"], ["demo", "--help"]])
@@ -50,11 +52,11 @@ def test_help(arguments):
 def test_the_installed_program_is_this_command_line():
     """In a process of its own; other tests call it in theirs."""
     for arguments in (["--help"], ["train", CONFIG, "hyper.lr=high"]):
-        installed, here = command("marl-ray", *arguments), marl_ray(*arguments)
+        installed, in_process = command("marl-ray", *arguments), marl_ray(*arguments)
         assert (installed.returncode, installed.stdout, installed.stderr) == (
-            here.returncode,
-            here.stdout,
-            here.stderr,
+            in_process.returncode,
+            in_process.stdout,
+            in_process.stderr,
         )
 
 

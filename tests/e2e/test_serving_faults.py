@@ -174,10 +174,10 @@ def has_its_arms_again(gateway: Deployed, experiment: str, before: Mapping[str, 
 
 def check_against_database(gateway: Deployed, requests: Sequence[Sent], main: str, cut: str) -> None:
     for experiment in (main, cut):
-        own = [r for r in requests if r.experiment == experiment and r.status == 200]
+        successful = [r for r in requests if r.experiment == experiment and r.status == 200]
         exposures, outcomes = (gateway.rows(table, experiment) for table in (schema.exposures, schema.outcomes))
         answered = defaultdict(set)
-        for request in own:
+        for request in successful:
             if request.path == ACT:
                 answered[request.session].add(request.arm)
         assert len(answered) > 20
@@ -185,7 +185,7 @@ def check_against_database(gateway: Deployed, requests: Sequence[Sent], main: st
         if experiment == main:
             assert {session: {exposures[session].arm} for session in answered} == answered
         # Each acknowledged outcome is there, with its value and for the arm that was answered; and no other is.
-        acknowledged = {r.session: (r.value, r.arm) for r in own if r.path == OUTCOME}
+        acknowledged = {r.session: (r.value, r.arm) for r in successful if r.path == OUTCOME}
         assert acknowledged.keys() == answered.keys()
         assert {unit: (row.value, exposures[unit].arm) for unit, row in outcomes.items()} == acknowledged
 

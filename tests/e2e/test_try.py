@@ -43,11 +43,11 @@ def test_a_team_is_trained_scored_served_and_gone_after_ctrl_c(tmp_path: Path) -
         )
     try:
         deadline = time.monotonic() + READY_S
-        while "serving until Ctrl-C" not in (said := errors.read_text()):
-            assert time.monotonic() < deadline and process.poll() is None, said
+        while "serving until Ctrl-C" not in (printed := errors.read_text()):
+            assert time.monotonic() < deadline and process.poll() is None, printed
             time.sleep(0.1)
         tried = json.loads(output.read_text())
-        assert set(tried) == keys_of("try") and "starting a local Ray" in said
+        assert set(tried) == keys_of("try") and "starting a local Ray" in printed
         page = httpx.get(f"{tried['url']}/ui", auth=("any", tried["key"]), timeout=30)
         assert page.status_code == 200 and "gridworld" in page.text
         assert tried["after"][0] > tried["before"][0] + 0.3

@@ -68,7 +68,7 @@ def test_gradients_are_those_of_the_expectations(ends: bool, most: int) -> None:
         for agent, state in ((0, 0), (0, 1), (0, 2), (1, 0)):
             sides = []
             for step in (1e-5, -1e-5):
-                tables = [[list(row) for row in own] for own in UNEVEN]
+                tables = [[list(row) for row in agent_rows] for agent_rows in UNEVEN]
                 p_zero, p_one = tables[agent][state]
                 tables[agent][state] = [p_zero - step * p_zero * p_one, p_one + step * p_zero * p_one]
                 sides.append(truth.expected(rules, tables, after, most)[kind])

@@ -42,24 +42,26 @@ def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_remove(root:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", MAKE], **pipes) as process:
         assert process.stdout.readline() == "made\n"
-        left = sorted(set(root.iterdir()) - set(others))
-        assert len(left) == 2 and len(left[1].name) == len("mr-01234567")
-        with temporary_folder("check") as own:
-            assert all(folder.exists() for folder in left) and own.is_dir()  # their process lives
-        assert not own.exists()
+        alive = sorted(set(root.iterdir()) - set(others))
+        assert len(alive) == 2 and len(alive[1].name) == len("mr-01234567")
+        with temporary_folder("check") as own_folder:
+            assert all(folder.exists() for folder in alive) and own_folder.is_dir()  # their process lives
+        assert not own_folder.exists()
         process.send_signal(signal.SIGKILL)
         process.wait(10)
     remove_leftovers.cache_clear()  # as in a process that has just begun
-    kept = {new_temporary_folder("check"), short_folder("ray", str(root))}
-    assert set(root.iterdir()) == {*others, *kept} and {each.stat().st_mode & 0o777 for each in kept} == {0o700}
+    new_folders = {new_temporary_folder("check"), short_folder("ray", str(root))}
+    assert set(root.iterdir()) == {*others, *new_folders} and {each.stat().st_mode & 0o777 for each in new_folders} == {
+        0o700
+    }
 
 
 def test_a_number_that_another_process_has_now_counts_as_another(root: Path):
-    own = new_temporary_folder("check")
-    purpose, machine, process, start, end = own.name.rsplit("-", 4)
+    own_folder = new_temporary_folder("check")
+    purpose, machine, process, start, end = own_folder.name.rsplit("-", 4)
     assert int(process) == os.getpid()
     earlier = root / "-".join([purpose, machine, process, str(int(start) - 1), end])
     earlier.mkdir()
     remove_leftovers.cache_clear()
     remove_leftovers(str(root))
-    assert own.exists() and not earlier.exists()
+    assert own_folder.exists() and not earlier.exists()

@@ -78,7 +78,9 @@ def test_log_probs_are_the_policys_before_and_after_every_update(sampled):
 
 def test_a_response_depends_on_its_stream_and_seed_and_not_on_the_batch(sampled):
     together = sampled.engine.generate(PROMPTS, 3)
-    assert [sampled.engine.generate([prompt], 3)[0].ids for prompt in PROMPTS[:2]] == [own.ids for own in together[:2]]
+    assert [sampled.engine.generate([prompt], 3)[0].ids for prompt in PROMPTS[:2]] == [
+        answer.ids for answer in together[:2]
+    ]
     assert sampled.engine.generate(PROMPTS, 4) != together
     twins = sampled.engine.generate([PROMPTS[0], Prompt(PROMPTS[0].ids, stream=99)], 3)
     assert twins[0].ids == together[0].ids != twins[1].ids
@@ -87,9 +89,9 @@ def test_a_response_depends_on_its_stream_and_seed_and_not_on_the_batch(sampled)
 def test_the_most_likely_tokens_are_those_of_the_built_in_decoder(sampled):
     greedy = [Prompt(prompt.ids, prompt.stream, greedy=True) for prompt in PROMPTS]
     generation = GenerationConfig(max_tokens=16)
-    own = TorchEngine(sampled.plain).generate(greedy, 0, generation)
+    built_in = TorchEngine(sampled.plain).generate(greedy, 0, generation)
     other = sampled.engine.generate(greedy, 0, generation)
-    assert [(answer.ids, answer.ended) for answer in other] == [(answer.ids, answer.ended) for answer in own]
+    assert [(answer.ids, answer.ended) for answer in other] == [(answer.ids, answer.ended) for answer in built_in]
 
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5, "temperature": 2.0}])
@@ -109,16 +111,16 @@ def test_log_probs_are_of_the_whole_distribution_at_the_temperature(sampled, cha
 
 
 def test_a_response_ends_with_an_end_token_a_stop_string_or_its_length(sampled):
-    wanted = sampled.engine.generate(PROMPTS, 1, GenerationConfig(max_tokens=20))
-    at = next(place for place, token in enumerate(wanted[0].ids) if 32 < token < 127)  # its byte is its text
-    stopped = sampled.engine.generate(PROMPTS, 1, GenerationConfig(max_tokens=20, stop=(chr(wanted[0].ids[at]),)))
-    assert stopped[0].ids == wanted[0].ids[: at + 1] and stopped[0].ended
-    for answer in wanted:
+    expected = sampled.engine.generate(PROMPTS, 1, GenerationConfig(max_tokens=20))
+    at = next(place for place, token in enumerate(expected[0].ids) if 32 < token < 127)  # its byte is its text
+    stopped = sampled.engine.generate(PROMPTS, 1, GenerationConfig(max_tokens=20, stop=(chr(expected[0].ids[at]),)))
+    assert stopped[0].ids == expected[0].ids[: at + 1] and stopped[0].ended
+    for answer in expected:
         ends = [token in sampled.plain.end_tokens for token in answer.ids]
         assert not any(ends[:-1]) and answer.ended == ends[-1]
         assert answer.ended or len(answer.ids) == 20
     [completion] = sampled.engine.generate(PROMPTS[:1], 1, GenerationConfig(max_tokens=1))
-    assert completion.ids == wanted[0].ids[:1]
+    assert completion.ids == expected[0].ids[:1]
 
 
 def test_a_stream_is_the_response(sampled):
@@ -149,18 +151,18 @@ def test_adapters_follow_training_without_the_weights_below_them(adapted):
 def test_an_engine_that_has_slept_takes_the_weights_again(policy, request, monkeypatch):
     """On a CPU vLLM keeps its memory, so what is seen here is the order of calls."""
     engine: Sampled = request.getfixturevalue(policy)
-    wanted = engine.engine.generate(PROMPTS, 1)
+    expected = engine.engine.generate(PROMPTS, 1)
     monkeypatch.setattr(engine.engine, "sleeps", True)
     engine.engine.rest()
     engine.engine.rest()
-    assert engine.engine.generate(PROMPTS, 1) == wanted
+    assert engine.engine.generate(PROMPTS, 1) == expected
     engine.update()
     engine.engine.rest()
-    assert [answer.ids for answer in engine.engine.generate(PROMPTS, 1)] != [answer.ids for answer in wanted]
+    assert [answer.ids for answer in engine.engine.generate(PROMPTS, 1)] != [answer.ids for answer in expected]
 
 
 def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampled):
-    wanted = sampled.engine.generate(PROMPTS, 1)
+    expected = sampled.engine.generate(PROMPTS, 1)
     held, version = sampled.engine.process, sampled.engine.version
     with pytest.raises(EngineRefusedError, match=f"weights of version {version} arrived twice"):
         held.ask("load", version, update(sampled, version))
@@ -172,18 +174,18 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(sampl
     with pytest.raises(EngineRefusedError, match="arrived while responses are being written"):
         held.ask("load", version + 1, update(sampled, version + 1))
     held.ask("remove", [0])
-    assert sampled.engine.generate(PROMPTS, 1) == wanted
+    assert sampled.engine.generate(PROMPTS, 1) == expected
 
 
 @pytest.mark.parametrize(
     ("changes", "message"), [({"context": 1 << 20}, "max_model_len"), ({"folder": "/no/such"}, "/no/such")]
 )
 def test_settings_that_vllm_refuses_are_one_line(sampled, changes, message):
-    wanted = sampled.engine.generate(PROMPTS, 1)
+    expected = sampled.engine.generate(PROMPTS, 1)
     with pytest.raises(EngineRefusedError, match=message) as caught:
         sampled.engine.process.ask("start", replace(sampled.engine.settings(), **changes))
     assert str(caught.value).startswith("generation.engine=vllm: ") and "\n" not in str(caught.value)
-    assert sampled.engine.generate(PROMPTS, 1) == wanted
+    assert sampled.engine.generate(PROMPTS, 1) == expected
 
 
 def test_an_engine_without_room_for_its_cache_cannot_start(sampled):
@@ -193,20 +195,20 @@ def test_an_engine_without_room_for_its_cache_cannot_start(sampled):
 
 
 def test_an_engine_that_serves_an_old_version_trains_nobody(sampled):
-    wanted = sampled.engine.generate(PROMPTS, 1)
+    expected = sampled.engine.generate(PROMPTS, 1)
     sampled.engine.version += 1  # as if the newest weights had been lost on their way
     with pytest.raises(EngineLostError, match="it samples with version"):
         sampled.engine.generate_once(PROMPTS, 1, sampled.plain.generation)
-    assert sampled.engine.generate(PROMPTS, 1) == wanted
+    assert sampled.engine.generate(PROMPTS, 1) == expected
 
 
 def test_a_process_that_dies_or_falls_silent_is_replaced_and_its_responses_are_written_again(
     sampled, tmp_path, monkeypatch
 ):
-    wanted = sampled.engine.generate(PROMPTS, 1)
+    expected = sampled.engine.generate(PROMPTS, 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     os.kill(sampled.engine.process.pid, signal.SIGKILL)
-    assert sampled.engine.generate(PROMPTS, 1) == wanted
+    assert sampled.engine.generate(PROMPTS, 1) == expected
     assert [*tmp_path.rglob("vllm*")]
     held = sampled.engine.process
     with monkeypatch.context() as soon:
@@ -217,4 +219,4 @@ def test_a_process_that_dies_or_falls_silent_is_replaced_and_its_responses_are_w
     with pytest.raises(ProcessLookupError):
         os.kill(held.pid, 0)
     assert not [*tmp_path.iterdir()], "vLLM's files go with its process"
-    assert sampled.engine.generate(PROMPTS, 1) == wanted
+    assert sampled.engine.generate(PROMPTS, 1) == expected

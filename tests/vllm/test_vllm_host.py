@@ -22,17 +22,19 @@ LONG = GenerationConfig(max_tokens=24)
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[VllmHost]:
-    own = VllmHost(Sampled().plain)
-    own.start()
-    yield own
-    own.close()
+    started = VllmHost(Sampled().plain)
+    started.start()
+    yield started
+    started.close()
 
 
 def test_calls_at_the_same_time_get_the_responses_that_each_would_get_alone(host):
-    alone = [host.generate(host.policy.version, PROMPTS[own::2], own, LONG) for own in (0, 1)]
+    alone = [host.generate(host.policy.version, PROMPTS[number::2], number, LONG) for number in (0, 1)]
     before = host.progress()
     with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(host.generate, host.policy.version, PROMPTS[own::2], own, LONG) for own in (0, 1)]
+        calls = [
+            threads.submit(host.generate, host.policy.version, PROMPTS[number::2], number, LONG) for number in (0, 1)
+        ]
         together = [call.result(timeout=60) for call in calls]
     for first, other in zip(together, alone, strict=True):
         assert [answer.ids for answer in first] == [answer.ids for answer in other]
@@ -44,8 +46,8 @@ def test_a_call_waits_for_the_weights_that_it_asks_for(host):
     old = host.generate(version, PROMPTS, 3, LONG)
     with ThreadPoolExecutor(1) as threads:
         early = threads.submit(host.generate, version + 1, PROMPTS, 3, LONG)
-        own = {name: packed(weight + 0.1) for name, weight in host.policy.lm.named_parameters()}
-        host.load(version + 1, own)
+        weights = {name: packed(weight + 0.1) for name, weight in host.policy.lm.named_parameters()}
+        host.load(version + 1, weights)
         new = early.result(timeout=60)
     assert {answer.version for answer in new} == {version + 1}
     assert [answer.ids for answer in new] != [answer.ids for answer in old]
@@ -60,7 +62,7 @@ def test_a_call_for_weights_that_never_come_ends(host, monkeypatch):
 
 
 def test_weights_are_refused_twice_in_part_and_while_responses_are_written(host):
-    version, wanted = host.policy.version, host.generate(host.policy.version, PROMPTS, 3, LONG)
+    version, expected = host.policy.version, host.generate(host.policy.version, PROMPTS, 3, LONG)
     name, weight = next(iter(host.policy.lm.named_parameters()))
     for number, weights, message in (
         (version, {}, "arrived twice"),
@@ -77,16 +79,16 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(host)
             pass
         with pytest.raises(MarlRayError, match="arrived while responses are being written"):
             host.load(version + 1, {})
-        assert writing.result(timeout=60) == wanted
-    assert host.generate(version, PROMPTS, 3, LONG) == wanted
+        assert writing.result(timeout=60) == expected
+    assert host.generate(version, PROMPTS, 3, LONG) == expected
 
 
 def test_a_process_that_dies_is_replaced_and_its_responses_are_written_again(host):
-    wanted = host.generate(host.policy.version, PROMPTS, 3, LONG)
+    expected = host.generate(host.policy.version, PROMPTS, 3, LONG)
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(host.generate, host.policy.version, PROMPTS, 3, LONG)
         os.kill(host.engine.process.pid, signal.SIGKILL)
-        assert writing.result(timeout=120) == wanted
+        assert writing.result(timeout=120) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

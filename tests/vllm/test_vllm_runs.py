@@ -45,13 +45,13 @@ def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
 
 def processes_of_vllm() -> list[int]:
     """Those of actors of this test's Ray."""
-    raylets = {str(own.pid) for own in psutil.Process().children(recursive=True) if own.name() == "raylet"}
+    raylets = {str(process.pid) for process in psutil.Process().children(recursive=True) if process.name() == "raylet"}
     assert raylets
     return [
-        own.pid
-        for own in psutil.process_iter(["cmdline", "environ"])
-        if "vllm.process.server" in " ".join(own.info["cmdline"] or [])
-        and (own.info["environ"] or {}).get("RAY_RAYLET_PID") in raylets
+        process.pid
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if "vllm.process.server" in " ".join(process.info["cmdline"] or [])
+        and (process.info["environ"] or {}).get("RAY_RAYLET_PID") in raylets
     ]
 
 
@@ -147,17 +147,18 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
         running = threads.submit(train, run_config)
         deadline = time.monotonic() + 240
         while not (
-            names := [own["name"] for own in ray.util.list_named_actors(True) if " engine " in own["name"]]
+            names := [actor["name"] for actor in ray.util.list_named_actors(True) if " engine " in actor["name"]]
         ) or not [*(tmp_path / run_config.name).glob("checkpoint_*/manifest.json")]:
             assert time.monotonic() < deadline and not running.done()
             time.sleep(0.2)
-        [namespace] = [own["namespace"] for own in ray.util.list_named_actors(True) if own["name"] == names[0]]
+        [namespace] = [actor["namespace"] for actor in ray.util.list_named_actors(True) if actor["name"] == names[0]]
         ray.kill(ray.get_actor(names[0], namespace))
         outcome = running.result(timeout=240)
-    said = [line for line in capsys.readouterr().err.splitlines() if "its workers start again from" in line]
-    assert len(said) == 1
+    restarts = [line for line in capsys.readouterr().err.splitlines() if "its workers start again from" in line]
+    assert len(restarts) == 1
     assert (
-        "the checkpoint of iteration" in said[0] and "worker 0: resources.engines: engine of policy speaker" in said[0]
+        "the checkpoint of iteration" in restarts[0]
+        and "worker 0: resources.engines: engine of policy speaker" in restarts[0]
     )
     steps = [step for step, _ in MlflowRun(run_config, outcome.run_id).history("return")]
     assert steps == sorted({*steps}) and steps[-1] == 80

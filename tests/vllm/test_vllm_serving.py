@@ -78,11 +78,11 @@ def test_responses_fail_with_their_engine_and_the_next_ones_are_written_by_anoth
         return [token for piece in pieces for token in piece.ids]
 
     async def body() -> None:
-        wanted = await ids()
+        expected = await ids()
         os.kill(arm.batch("writer").engine.process.pid, signal.SIGKILL)
         with pytest.raises(ArmError, match=r"generation\.engine=vllm: its process died"):
             await ids()
-        assert await ids() == wanted
+        assert await ids() == expected
 
     try:
         asyncio.run(body())

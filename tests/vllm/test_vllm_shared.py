@@ -117,7 +117,7 @@ def test_two_adapters_stream_out_of_the_same_steps_of_one_process(arms, bundles,
 
 
 def test_an_arm_that_comes_and_goes_disturbs_nobody(arms, bundles, tmp_path):
-    wanted = asyncio.run(written(arms["one"], requests(1, tokens=50)[0]))
+    expected = asyncio.run(written(arms["one"], requests(1, tokens=50)[0]))
     pid = process_of(arms["one"]).pid
 
     async def body() -> list[Piece]:
@@ -129,7 +129,7 @@ def test_an_arm_that_comes_and_goes_disturbs_nobody(arms, bundles, tmp_path):
         await asyncio.to_thread(third.close)  # amid its response
         return await writing
 
-    assert ids_of(asyncio.run(body())) == ids_of(wanted)
+    assert ids_of(asyncio.run(body())) == ids_of(expected)
     assert process_of(arms["one"]).pid == pid
 
 
@@ -149,14 +149,14 @@ def test_all_responses_fail_with_their_process_once_and_the_next_are_written_by_
                     await reply.next()
 
     try:
-        wanted = asyncio.run(all_written(everybody))
+        expected = asyncio.run(all_written(everybody))
         asyncio.run(body())
         again = asyncio.run(all_written(everybody))
         assert {process_of(arm).pid for arm in everybody.values()} == {process_of(idle).pid} != {old.pid}
     finally:
         idle.close()
     for name in everybody:
-        assert list(map(ids_of, again[name])) == list(map(ids_of, wanted[name]))
+        assert list(map(ids_of, again[name])) == list(map(ids_of, expected[name]))
 
 
 def test_a_prompt_that_vllm_refuses_is_its_arms_affair(arms):
@@ -167,8 +167,8 @@ def test_a_prompt_that_vllm_refuses_is_its_arms_affair(arms):
             await asyncio.to_thread(decoder.add, [Prompt((1, 2), 0), Prompt(tuple(range(1, 90)), 1)], 0, WARM_UP)
         return await writing
 
-    wanted = asyncio.run(written(arms["one"], requests(1, tokens=50)[0]))
-    assert ids_of(asyncio.run(body())) == ids_of(wanted)
+    expected = asyncio.run(written(arms["one"], requests(1, tokens=50)[0]))
+    assert ids_of(asyncio.run(body())) == ids_of(expected)
     assert asyncio.run(all_written(arms))
 
 
@@ -180,10 +180,10 @@ def test_a_greater_rank_than_the_process_has_room_for_is_refused_by_name(arms, t
 
 def test_an_adapter_of_another_base_has_no_place_in_the_process(arms, bundles, tmp_path):
     other = lora_bundle(tmp_path, 1, base=1)
-    own, _ = vllm_shared.join_base(
+    base, _ = vllm_shared.join_base(
         load_bundle(other).policies.apart("lm")
     )  # whose process would start with its first token
-    assert own is not arms["one"].batch("writer").engine.base is arms["two"].batch("writer").engine.base
+    assert base is not arms["one"].batch("writer").engine.base is arms["two"].batch("writer").engine.base
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* is not of the base model that it names"):
         arm_of(posing(other, bundles["one"], tmp_path / "posing"))
 

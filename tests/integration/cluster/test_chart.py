@@ -183,11 +183,11 @@ def test_rendering_twice_gives_the_same(name: str):
     ],
 )
 def test_wrong_values_are_refused_with_a_line_that_names_them(values: dict[str, Any], line: str):
-    given = {
+    wrong = {
         key: {**MINIMAL.get(key, {}), **value} if isinstance(value, dict) else value for key, value in values.items()
     }
     with pytest.raises(helm_python.HelmError) as refused:
-        texts({**MINIMAL, **given})
+        texts({**MINIMAL, **wrong})
     assert line in str(refused.value).strip().splitlines()[-1]
 
 
@@ -228,9 +228,14 @@ def types(node: Any) -> Any:
 @pytest.mark.parametrize("word", ["007", "1e3", "true", "null"])
 def test_a_name_that_looks_like_a_number_stays_a_name(name: str, word: str):
     """A Secret may be named `007`, and a template that writes it bare would ask for another one, 7."""
-    given = values_of(name) | {"kueue": {"queue": "word", "priorityClass": "word"}, "serviceAccount": {"name": "word"}}
-    given["image"] = given["image"] | {"pullSecrets": ["word"]}
-    plain, odd = (documents(all_named(given, own), own if own.isalpha() else "demo") for own in ("abc", word))
+    named_values = values_of(name) | {
+        "kueue": {"queue": "word", "priorityClass": "word"},
+        "serviceAccount": {"name": "word"},
+    }
+    named_values["image"] = named_values["image"] | {"pullSecrets": ["word"]}
+    plain, odd = (
+        documents(all_named(named_values, text), text if text.isalpha() else "demo") for text in ("abc", word)
+    )
     assert sorted(map(str, map(types, odd))) == sorted(map(str, map(types, plain)))
     assert f"'{word}'" in str(odd)
 
@@ -250,15 +255,15 @@ def test_the_schema_knows_every_default_and_every_default_is_in_the_values():
     assert schema
     optional = {"global"}
 
-    def same(part: dict[str, Any], given: dict[str, Any], at: str) -> None:
+    def same(part: dict[str, Any], defaults: dict[str, Any], at: str) -> None:
         part = schema["$defs"][part["$ref"].rsplit("/", 1)[-1]] if "$ref" in part else part
         if "properties" not in part:
             return
         if "existing" not in at:
-            assert given.keys() <= part["properties"].keys(), at
+            assert defaults.keys() <= part["properties"].keys(), at
         if not at:
-            assert part["properties"].keys() - optional == given.keys()
-        for key, value in given.items():
+            assert part["properties"].keys() - optional == defaults.keys()
+        for key, value in defaults.items():
             if isinstance(value, dict):
                 same(part["properties"][key], value, f"{at}.{key}")
 
@@ -287,13 +292,13 @@ def test_dashboards_ask_for_metrics_that_there_are():
     known = Path(str(ray.__file__)).parent.glob("dashboard/modules/metrics/dashboards/*.py")
     words = set(re.findall(r"ray_[a-z_]+", " ".join(path.read_text() for path in known)))
     docs = (ROOT / "docs" / "serving" / "watching.md").read_text(encoding="utf-8")
-    own = {family.name for family in GatewayMetrics().registry.collect()}
+    gateway_metrics = {family.name for family in GatewayMetrics().registry.collect()}
     for path in (CHART / "dashboards").glob("*.json"):
         panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
         expressions = [target["expr"] for panel in panels for target in panel["targets"]]
         for metric in set(re.findall(r"ray_[a-z_]+", " ".join(expressions))) - {"ray_io_cluster"}:
             name = re.sub(r"(_count|_bucket)?(_total)?$", "", metric.removeprefix("ray_"))
-            assert metric in words or metric in docs or name in own, metric
+            assert metric in words or metric in docs or name in gateway_metrics, metric
 
 
 def test_the_values_of_the_docs_are_values():

@@ -97,8 +97,8 @@ def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_bac
 def test_ray_accepts_the_labels_of_its_nodes(name: str):
     for _, cluster in ray_clusters(documents(values_of(name))):
         for group in cluster["workerGroupSpecs"]:  # KubeRay sorts and joins them so
-            given = ",".join(f"{key}={value}" for key, value in sorted(group["labels"].items()))
-            assert parse_node_labels_string(given) == group["labels"]
+            labels = ",".join(f"{key}={value}" for key, value in sorted(group["labels"].items()))
+            assert parse_node_labels_string(labels) == group["labels"]
 
 
 def test_without_an_autoscaler_there_are_no_groups_that_nothing_would_fill():
@@ -139,8 +139,10 @@ def test_what_a_cron_job_makes_is_named_after_its_ray_job_also_in_a_retry():
     entrypoint = cron["jobTemplate"]["entrypoint"].replace("marl-ray", "echo", 1)
     for attempt in ("demo-marl-ray-nightly-2941-x8jss", "demo-marl-ray-nightly-2941-abcde"):
         environment = os.environ | {"RAY_JOB_SUBMISSION_ID": attempt}
-        said = subprocess.run(["bash", "-ce", entrypoint], env=environment, capture_output=True, text=True, check=True)
-        assert said.stdout.split()[-1] == "name=demo-marl-ray-nightly-2941"
+        process = subprocess.run(
+            ["bash", "-ce", entrypoint], env=environment, capture_output=True, text=True, check=True
+        )
+        assert process.stdout.split()[-1] == "name=demo-marl-ray-nightly-2941"
 
 
 def test_words_of_an_entrypoint_are_quoted_for_the_shell():
@@ -205,9 +207,10 @@ def test_names_and_selectors_of_what_keeps_state_do_not_depend_on_values():
     """Kubernetes refuses to change them, and under other names the data would be gone."""
 
     def fixed(values: dict[str, Any]) -> list[Any]:
-        kept = of_kind(documents(values), "StatefulSet", "PersistentVolumeClaim", "Deployment")
+        stateful = of_kind(documents(values), "StatefulSet", "PersistentVolumeClaim", "Deployment")
         return [
-            (d["kind"], d["metadata"]["name"], d["spec"].get("selector"), d["spec"].get("serviceName")) for d in kept
+            (d["kind"], d["metadata"]["name"], d["spec"].get("selector"), d["spec"].get("serviceName"))
+            for d in stateful
         ]
 
     before = fixed(IMAGE)
@@ -226,9 +229,9 @@ def test_names_and_selectors_of_what_keeps_state_do_not_depend_on_values():
 
 
 def test_claims_and_generated_secrets_outlive_the_release():
-    kept = of_kind(documents(values_of("laptop-kind")), "PersistentVolumeClaim", "Secret")
-    assert len(kept) == 9
-    assert all(d["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for d in kept)
+    lasting = of_kind(documents(values_of("laptop-kind")), "PersistentVolumeClaim", "Secret")
+    assert len(lasting) == 9
+    assert all(d["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for d in lasting)
 
 
 @everywhere

@@ -177,6 +177,6 @@ def test_a_cluster_that_does_not_answer_is_named_in_time(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for address in ("127.0.0.1:9", f"127.0.0.1:{silent.getsockname()[1]}"):
             monkeypatch.setenv("RAY_ADDRESS", address)
-            said = f"RAY_ADDRESS: no cluster at '{address}' answers within 0.5 s"
-            with pytest.raises(MarlRayError, match=said), ray_here():
+            message = f"RAY_ADDRESS: no cluster at '{address}' answers within 0.5 s"
+            with pytest.raises(MarlRayError, match=message), ray_here():
                 raise AssertionError("it is not there")

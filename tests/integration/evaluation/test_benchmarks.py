@@ -152,8 +152,8 @@ def test_an_mbpp_completion_ends_at_the_stop_word(pool):
 
 def test_mbpp_tests_that_hand_over_objects_are_left_to_the_official_mode(pool):
     data = load(benchmark("mbpp"), str(FIXTURES / "mbpp.jsonl"), sha256=ANY)
-    own = problems("mbpp")["Mbpp/12"]
-    passed, row = judged(pool, own, own.references[0])
+    problem = problems("mbpp")["Mbpp/12"]
+    passed, row = judged(pool, problem, problem.references[0])
     assert passed == {"official": True, "hardened": False}
     assert row["hardened"]["result"].startswith("fail:nonbuiltin: argument of type Link")
     assert all(problem.modes == ("official", "hardened") for problem in data.problems)

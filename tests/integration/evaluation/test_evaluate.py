@@ -150,16 +150,23 @@ def test_mistakes_are_one_line_and_status_2(arguments, message, tmp_path):
 
 def test_the_folder_of_another_benchmark_is_refused_and_kept(scored):
     before = (scored / "results.jsonl").read_bytes()
-    own = ["--benchmark", "jsonl", "--data", FIXTURES / "own.jsonl", "--samples", scored.parent / "own_samples.jsonl"]
+    options = [
+        "--benchmark",
+        "jsonl",
+        "--data",
+        FIXTURES / "own.jsonl",
+        "--samples",
+        scored.parent / "own_samples.jsonl",
+    ]
     rows = [
         {"task_id": "add", "solution": "def add(a, b): return a + b"},
         {"task_id": "double", "solution": "print(4)"},
     ]
     (scored.parent / "own_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = evaluated(*own, "--out", scored, "--local")
+    done = evaluated(*options, "--out", scored, "--local")
     assert done.returncode == 2 and "holds an evaluation with benchmark 'humaneval', not 'jsonl'" in done.stderr
     assert (scored / "results.jsonl").read_bytes() == before
-    done = evaluated(*own, "--out", scored.parent / "own", "--local")
+    done = evaluated(*options, "--out", scored.parent / "own", "--local")
     assert done.returncode == 0 and "hardened  pass@1    0.5 " in done.stdout
 
 

@@ -81,8 +81,8 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
 def test_mistakes_are_one_line_and_status_2(
     team: str, arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [team if argument == "TEAM" else argument for argument in arguments]
-    assert command(*given, "--out", tmp_path / "out") == 2
+    filled = [team if argument == "TEAM" else argument for argument in arguments]
+    assert command(*filled, "--out", tmp_path / "out") == 2
     output = capsys.readouterr().err
     assert message in output and len(output.splitlines()) == 1 and not (tmp_path / "out").exists()
 
@@ -94,11 +94,11 @@ def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team
         WritingRequest(team, num_samples=2),
         [(problem, sample) for problem in problems for sample in range(2)],
     )
-    here = Writer(request, benchmark("jsonl"))
+    writer = Writer(request, benchmark("jsonl"))
     with ray_writers(request, "jsonl") as source:
-        assert source.manifest(problems) == here.manifest(problems)
+        assert source.manifest(problems) == writer.manifest(problems)
         rows = [row for batch in source.write(jobs) for row in batch]
-    assert sorted(rows, key=lambda row: (row["task_id"], row["sample"])) == here.rows(jobs)
+    assert sorted(rows, key=lambda row: (row["task_id"], row["sample"])) == writer.rows(jobs)
     with (
         ray_writers(WritingRequest(team, agent="x"), "jsonl") as source,
         pytest.raises(MarlRayError, match=r"^agent: expected one of generator, reviewer, got 'x'$"),

@@ -45,11 +45,11 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
             outcome, cost = (round(float(x), 3) for x in rng.uniform((0, -3), (2, 3)))
             if k % 4:
                 store.record("exp", [Report(name, {"outcome": outcome, "cost": cost})])
-            given = np.array([arm == "b"]), np.array([share])
+            coin = np.array([arm == "b"]), np.array([share])
             if k % 4:
-                tests[ASKED[0]].add(np.array([outcome]), *given)
-            tests[ASKED[2]].add(np.array([outcome if k % 4 else math.nan]), *given)
-            tests[ASKED[1]].add(np.array([cost if k % 4 else 9.0]), *given)
+                tests[ASKED[0]].add(np.array([outcome]), *coin)
+            tests[ASKED[2]].add(np.array([outcome if k % 4 else math.nan]), *coin)
+            tests[ASKED[1]].add(np.array([cost if k % 4 else 9.0]), *coin)
         assert store.look(store.experiment("exp"), questions=ASKED).bets[ASKED[1]].n == 25 * part
         over(store)
         store.record("exp", [Report(names[0], {"outcome": 2.0})])  # too late
@@ -77,8 +77,8 @@ def test_an_interrupted_look_bets_on_nothing_twice(store, monkeypatch):
     over(store)
     record, add, calls = store.experiment("exp"), BettingTest.add, []
 
-    def once(*given):
-        add(*given)
+    def once(*arguments):
+        add(*arguments)
         if not calls:
             calls.append(1)
             raise MarlRayError("interrupted")

@@ -114,14 +114,14 @@ def test_an_endpoint_has_one_open_experiment_at_a_time(url):
 
 def test_each_population_is_an_epoch_and_remembered(url):
     store = ExperimentStore(url)
-    given = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]
-    for epoch, population in enumerate(given, 1):
+    populations = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]
+    for epoch, population in enumerate(populations, 1):
         kept_config = config(a=1, b=1) | ({"population": population} if population else {})
         for _ in range(2):
             assert store.open_experiment("exp", kept_config).epoch == epoch
         assert store.table("exp").population == population_of(kept_config)
         assert store.past("exp").populations == {
-            population_of({"population": population_given}) for population_given in given[:epoch]
+            population_of({"population": earlier}) for earlier in populations[:epoch]
         }
     store.open_experiment("exp", config(a=1, b=1) | {"salt": "another"})
     assert store.past("exp") is None and store.past("nobody") is None
@@ -152,9 +152,9 @@ def test_production_is_the_last_winner_or_else_the_control(url):
     store = ExperimentStore(url)
 
     def opened(name: str, **weights: float) -> None:
-        given = config(**weights) | {"endpoint": "game"}
-        given["arms"][next(iter(weights))]["bundle"] = "runs/bundle"
-        store.open_experiment(name, given)
+        data = config(**weights) | {"endpoint": "game"}
+        data["arms"][next(iter(weights))]["bundle"] = "runs/bundle"
+        store.open_experiment(name, data)
 
     assert store.production("game") is None
     opened("first", a=1, b=1)

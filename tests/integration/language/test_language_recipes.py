@@ -25,9 +25,9 @@ def recipe(name: str, files: dict[str, Path], folder: Path, *overrides: str) -> 
     """The recipe with a tiny model, other files in the place of its own, and the engine that is always there."""
     data = read_yaml(ROOT / "jobs/configs" / name)
     text = json.dumps(data)
-    for given, path in files.items():
-        assert given in text, given
-        text = text.replace(given, str(path))
+    for placeholder, path in files.items():
+        assert placeholder in text, placeholder
+        text = text.replace(placeholder, str(path))
     data = json.loads(text)
     for policy in data["team"].values():
         policy |= {"model": TINY, "generation": {"max_tokens": 8}}

@@ -85,11 +85,11 @@ def test_where_an_engine_has_the_weights_no_worker_ever_holds_more_than_its_shar
     folder, model, layer = stored
     peaks = {name: max(each) for name, each in workers(count, elsewhere_peaks, folder, str(tmp_path)).items()}
     largest = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
-    print(f"{count} workers: {', '.join(f'{name} {own / model:.2f}' for name, own in peaks.items())} times the model")
+    print(f"{count} workers: {', '.join(f'{name} {peak / model:.2f}' for name, peak in peaks.items())} times the model")
     assert peaks["load"] <= 1.2 / count * model + layer
     # Besides the shards: the largest weight, or AT_ONCE of smaller ones, as it was sent, as it arrives, and put together.
     assert max(peaks["hand over"], peaks["write"]) <= 3 * max(largest, AT_ONCE)
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    kept = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (folder, tmp_path))
-    for (name, first), other in zip(next(kept).state_dict().items(), next(kept).state_dict().values(), strict=True):
+    models = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (folder, tmp_path))
+    for (name, first), other in zip(next(models).state_dict().items(), next(models).state_dict().values(), strict=True):
         assert torch.equal(first, other), name

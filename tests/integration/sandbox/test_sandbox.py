@@ -83,7 +83,7 @@ def test_files_and_the_folder(pool: Pool) -> None:
 
 @pytest.mark.parametrize("level", [Level.LIMITS, Level.PATHS, Level.NAMESPACES])
 def test_every_run_has_an_untouched_folder(level: Level) -> None:
-    left = [
+    statements = [
         "os.chmod('.', 0o500)", "os.chmod('.', 0)", "os.umask(0o777)\nos.mkdir('d')", "[os.mkdir(str(n)) for n in range(200)]",
         "os.symlink('/', 'l')\nos.mkfifo('p')\nopen('a\\nb', 'w')", "[(os.mkdir('n'), os.chdir('n')) for _ in range(50)]",
         "os.rename('.', '../other')", "os.rmdir(os.getcwd())", "os.chmod('..', 0)", "open('../x', 'w')", "os.mkdir('../y')",
@@ -94,7 +94,7 @@ def test_every_run_has_an_untouched_folder(level: Level) -> None:
     with Pool(workers=1, warm=(), min_level=Level.LIMITS, max_level=level) as pool:
         if pool.level < level:
             pytest.skip(f"this host allows only {pool.level.name}")
-        for statement in left:
+        for statement in statements:
             pool.run(f"import os\n{statement}")
             ran = pool.run(honest)
             assert ran.stdout == b"['x', 'z'] 0o40700\n", (statement, ran.stderr)

@@ -126,7 +126,7 @@ def expected() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         printed = {}
         for name, script in SCRIPTS.items():
-            own = tempfile.mkdtemp(dir=folder)
+            run_folder = tempfile.mkdtemp(dir=folder)
             with tempfile.TemporaryFile() as stdin:
                 stdin.write(STDIN)
                 stdin.seek(0)
@@ -135,7 +135,7 @@ def expected() -> dict[str, bytes]:
                     stdin=stdin,
                     capture_output=True,
                     timeout=60,
-                    cwd=own,
+                    cwd=run_folder,
                     env=ENVIRONMENT,
                 )
             printed[name] = done.stdout

@@ -55,8 +55,8 @@ IN_PLACE = {
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_tests_see_changed_arguments_only_where_they_ask_for_them(pool: Pool, name: str) -> None:
     candidate, tests = IN_PLACE[name]
-    for wanted in (None, True):
-        assert pool.judge(candidate, tests, entry_point="f", in_place=wanted).passed
+    for in_place in (None, True):
+        assert pool.judge(candidate, tests, entry_point="f", in_place=in_place).passed
     assert pool.judge(candidate, tests, entry_point="f", in_place=False).verdict == "fail:wrong"
 
 

@@ -42,7 +42,7 @@ def attack(max_level: str, shared: str) -> list[list[str]]:
 
     assert Level[max_level] >= Level.PATHS
     limits = Limits(cpu_s=0.2, wall_s=0.4, memory_bytes=256 << 20)
-    left = []
+    traces = []
     with Pool(workers=1, max_level=Level[max_level]) as pool:
         assert pool.level >= Level.PATHS
         world = ready(pool)
@@ -50,8 +50,8 @@ def attack(max_level: str, shared: str) -> list[list[str]]:
             before = state(pool, shared)
             changed = unchanged(pool, program, shared, before, world, limits)
             if changed:
-                left.append([program, changed])
-    return left
+                traces.append([program, changed])
+    return traces
 
 
 if __name__ == "__main__":

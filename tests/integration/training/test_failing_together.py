@@ -69,8 +69,8 @@ def test_data_that_one_worker_cannot_read(tmp_path, family, overrides):
     (tmp_path / "there").mkdir()
     log_countdown(tmp_path / "there" / "part.parquet", 0.9, 20)
     (tmp_path / "there" / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "a", "rejected": "b"}\n' * 8)
-    own = [[text.replace("DATA", str(tmp_path / name)) for text in overrides] for name in ("there", "gone")]
-    line = two_workers(failing.trains, family, own)
+    of_workers = [[text.replace("DATA", str(tmp_path / name)) for text in overrides] for name in ("there", "gone")]
+    line = two_workers(failing.trains, family, of_workers)
     assert line.startswith("worker 1: ") and str(tmp_path / "gone") in line
 
 

@@ -245,8 +245,8 @@ def test_a_run_whose_bundles_are_lost_makes_another(local: Bench, how: str):
         assert ended.status == 1 and "; the same command makes one of the last weights" in ended.output
         ended = local.begin(run, Start())
     assert ended.status == 0 and "Traceback" not in ended.output
-    left = best(published(place))
-    assert left is not None and left.name not in {each.name for each in lost}
+    remaining = best(published(place))
+    assert remaining is not None and remaining.name not in {each.name for each in lost}
     assert str(linked_bundle(*place)) == f"{place}/bundle"
     assert load_bundle(f"{place}/bundle").manifest.lineage.run == run.name
     assert taken(local.root / "tracked", run.name) == EVERY
@@ -261,8 +261,8 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
     assert ended.status == 1 and "The actor died" in ended.output, ended.output
     shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
     copy = run.model_copy(update={"storage": str(tmp_path)})  # where the other run is not
-    (kept, *_) = reversed(published(StoredFolder(*filesystem_of(copy))))
-    assert ITERATIONS <= kept.manifest.iteration < ITERATIONS + 4
+    (last, *_) = reversed(published(StoredFolder(*filesystem_of(copy))))
+    assert ITERATIONS <= last.manifest.iteration < ITERATIONS + 4
     for each in (run, copy):
         ended = local.begin(each, Start())
         assert ended.status == 0 and ended.groups == 1, ended.output

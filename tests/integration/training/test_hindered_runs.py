@@ -48,12 +48,12 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
         actors = alive(ray_cluster)
         assert "broken-off worker" in {actor.class_name for actor in actors}
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait(30)
-    assert process.returncode == 130, said
-    assert "broken-off: interrupted; kept iteration " in said
+    assert process.returncode == 130, printed
+    assert "broken-off: interrupted; kept iteration " in printed
     phases = (
         "checking the run",
         "connecting to 127.0.0.1",
@@ -61,8 +61,8 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
         "making the policies",
         "training from step 0",
     )
-    assert all(re.search(rf"broken-off: \d+\.\d s  {phase}", said) for phase in phases), said
-    assert "Traceback" not in said
+    assert all(re.search(rf"broken-off: \d+\.\d s  {phase}", printed) for phase in phases), printed
+    assert "Traceback" not in printed
     record = json.loads((tmp_path / "broken-off" / "run.json").read_text())
     run_id = record["mlflow_run_id"]
     assert MlflowRun(run_config, run_id).client.get_run(run_id).info.status == "KILLED"

@@ -40,8 +40,8 @@ class OneLate:
         return getattr(self.inner, name)
 
     def collect(self, players: Mapping[str, Any], iteration: int) -> Any:
-        own, self.late = self.late or players, copy.deepcopy(dict(players))
-        return self.inner.collect(own, iteration)
+        earlier, self.late = self.late or players, copy.deepcopy(dict(players))
+        return self.inner.collect(earlier, iteration)
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
 ):
     run_config = texts.config(*WORKERS, f"storage={tmp_path}", f"algorithm=toy_runs.short_memory:{name}")
     outcome = train(run_config)
-    said = capsys.readouterr().err.splitlines()
-    (restart,) = [line for line in said if "its workers start again from" in line]
+    lines = capsys.readouterr().err.splitlines()
+    (restart,) = [line for line in lines if "its workers start again from" in line]
     assert "worker 1" in restart and "out of memory in a pass of 4 sequences" in restart
-    assert any("policy 'speaker': passes of at most 2, because larger ones ran out of memory" in line for line in said)
+    assert any("policy 'speaker': passes of at most 2, because larger ones ran out of memory" in line for line in lines)
     assert json.loads((tmp_path / run_config.name / FILE).read_text()) == {"speaker": 2}
     small = two_workers(texts.trained, str(tmp_path / "small"), *WORKERS, "train.micro_batch=2")
     for key in ("return", "policy_loss", "grad_norm", "entropy"):

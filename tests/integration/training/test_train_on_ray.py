@@ -54,9 +54,9 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, RunResult]:
     """A run of which a worker dies."""
-    kept = run(storage)
+    config_and_result = run(storage)
     assert (storage / "died").exists()
-    return kept
+    return config_and_result
 
 
 def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, RunResult], tmp_path: Path):

@@ -26,10 +26,10 @@ def shows(folder: Path, key: str, expected: list[tuple[int, float]]) -> None:
 @pytest.mark.parametrize("remote", [False, True])
 def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool):
     monkeypatch.setattr(event_files, "UPLOAD_S", 0.0)
-    folder, said = Folder(str(tmp_path), "s"), list[str]()
+    folder, lines = Folder(str(tmp_path), "s"), list[str]()
     if remote:
         folder.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
-    events = EventFiles(folder, said.append)
+    events = EventFiles(folder, lines.append)
     events.log("0000-1", [{"steps": 8, "return": 0.5}, {"steps": 16, "return": 0.75}])
     events.log("0001-1", [{"steps": 8, "return": 0.25, "loss": float("nan")}])
     home = tmp_path / "s" / "tensorboard"
@@ -45,15 +45,15 @@ def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path: Path, monkeypatch
     events.close()
     shows(home / "0000-1", "return", [(24, 1.0)])
     shows(home / "0001-1", "return", [(8, 0.25)])
-    assert said == []
+    assert lines == []
 
 
 def test_a_disk_that_takes_nothing_is_said_once(tmp_path: Path):
     (tmp_path / "s").write_text("in the way")
-    said: list[str] = []
-    events = EventFiles(Folder(str(tmp_path), "s"), said.append)
+    lines: list[str] = []
+    events = EventFiles(Folder(str(tmp_path), "s"), lines.append)
     for _ in range(3):
         events.log("0000-1", [{"steps": 8, "return": 0.5}])
     events.close()
-    assert len(said) == 1
-    assert said[0].startswith("TensorBoard's files are not complete: ")
+    assert len(lines) == 1
+    assert lines[0].startswith("TensorBoard's files are not complete: ")

@@ -60,9 +60,9 @@ def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monke
 
     with process_group():
         trained = SeedsAsOne(seeds(2), RETURN, torch.device("cpu"), None)
-        for seed, own in trained.runs.items():
-            monkeypatch.setattr(own.env, "close", lambda seed=seed: closed.append(seed))
-            monkeypatch.setattr(own.collector, "close", fail)
+        for seed, seed_run in trained.runs.items():
+            monkeypatch.setattr(seed_run.env, "close", lambda seed=seed: closed.append(seed))
+            monkeypatch.setattr(seed_run.collector, "close", fail)
         with pytest.raises(DivergedError, match="the first error"), trained.closing():
             raise DivergedError("the first error")
     assert closed == [0, 1]
@@ -116,10 +116,10 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
 
     def play(sweep: str, until: int | None) -> dict[str, Any]:
-        given = [run.as_given() for run in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
+        configs = [run.as_given() for run in seeds(2, "checkpoint.keep=3", "checkpoint.every=1", "evaluation.every=0")]
         metrics = [metric.model_dump() for metric in RETURN]
         facts = {"storage": str(tmp_path), "nested": False, "use_gpu": False, "cpus": 1.0, "folder": str(tmp_path)}
-        leg = Leg(sweep=sweep, number=0, leg=1, configs=given, metrics=metrics, until=until, tracking_uri="", **facts)
+        leg = Leg(sweep=sweep, number=0, leg=1, configs=configs, metrics=metrics, until=until, tracking_uri="", **facts)
         return run(leg, lambda row: None)
 
     calm, trial = trial_folder(str(tmp_path), "calm", 0), trial_folder(str(tmp_path), "damaged", 0)
@@ -172,8 +172,8 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
         assert taken.state.entropy_coef == 0.5
         for old, new in zip(donated.state.multipliers, taken.state.multipliers, strict=True):
             assert getattr(new, "lr", getattr(new, "kp", None)) == 0.7
-            kept = {"value", "updates", "integral", "costs", "error"} & set(vars(new))
-            assert {key: vars(new)[key] for key in kept} == {key: vars(old)[key] for key in kept}
+            own_state = {"value", "updates", "integral", "costs", "error"} & set(vars(new))
+            assert {key: vars(new)[key] for key in own_state} == {key: vars(old)[key] for key in own_state}
         donor.close()
         taker.close()
 

@@ -272,12 +272,12 @@ def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_i
         actors = list_actors(ray_cluster.dashboard_url, filters=[("state", "=", "ALIVE")], detail=True)
         assert "toy-sweep-trial" in {actor.repr_name for actor in actors}
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait(30)
-    assert process.returncode == 130, said
-    assert "toy-sweep: interrupted; 0 of 1 trials have ended, the others' checkpoints are in " in said
+    assert process.returncode == 130, printed
+    assert "toy-sweep: interrupted; 0 of 1 trials have ended, the others' checkpoints are in " in printed
     records = find_sweep("toy-sweep", str(tmp_path))[1]
     assert (records.status, records.trials[0].state) == ("cut", "running")
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
@@ -309,13 +309,15 @@ def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch
     is in their learners: equal but for the hyper-parameters, which are the exploit's."""
     (donor_checkpoint,) = (folder / f"trials/{exploit['donor']:04d}").glob("attempt-1/checkpoint-000002-*")
     (recipient_checkpoint,) = (folder / f"trials/{recipient:04d}").glob("attempt-2/checkpoint-000002-*")
-    given, got = tensors(donor_checkpoint, scratch / "a"), tensors(recipient_checkpoint, scratch / "b")
-    assert set(given) == set(got)
-    assert any("/optimizer/" in key and key.endswith("exp_avg_sq") for key in given)
-    assert any("/model/" in key for key in given)
-    rates = {key for key in given if key.endswith(("lr", "initial_lr"))}
-    for key in set(given) - rates:
-        same = torch.equal(given[key], got[key]) if isinstance(given[key], torch.Tensor) else given[key] == got[key]
+    donated, got = tensors(donor_checkpoint, scratch / "a"), tensors(recipient_checkpoint, scratch / "b")
+    assert set(donated) == set(got)
+    assert any("/optimizer/" in key and key.endswith("exp_avg_sq") for key in donated)
+    assert any("/model/" in key for key in donated)
+    rates = {key for key in donated if key.endswith(("lr", "initial_lr"))}
+    for key in set(donated) - rates:
+        same = (
+            torch.equal(donated[key], got[key]) if isinstance(donated[key], torch.Tensor) else donated[key] == got[key]
+        )
         assert same, key
     assert {got[key] for key in rates} == {exploit["values"]["hyper.lr"]}
     learner = json.loads((recipient_checkpoint / "seed-0" / "state.json").read_text())["learners"]["shared"]

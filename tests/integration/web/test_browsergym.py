@@ -89,12 +89,12 @@ def test_a_fault_ends_the_episode_and_the_next_one_works(env: BrowserGym, fault:
     if fault == "unreachable":
         broken.kwargs = {"task_kwargs": {"start_url": "http://127.0.0.1:9/"}}
     broken.reset(options={"index": 0})
-    own = psutil.Process().children(recursive=True)
+    children = psutil.Process().children(recursive=True)
     action = "noop()"
     if fault == "hang":
         action = "noop(60000)"
     elif fault == "crash":
-        for process in own:
+        for process in children:
             if "chrom" in process.name():
                 process.kill()
     else:

@@ -49,9 +49,9 @@ def test_tasks_are_solved_with_the_actions_of_an_agent() -> None:
     env = MiniWob(["choose-list"], variants=1, held_out=3)
     for index in range(3):
         begin(env, index)
-        wanted = re.search(r"Select (.+) from the list", env.intent())
-        assert wanted
-        option = "option '" + re.escape(wanted[1]) + "'"
+        match = re.search(r"Select (.+) from the list", env.intent())
+        assert match
+        option = "option '" + re.escape(match[1]) + "'"
         env.step(f"click [{element(env, option)}]")
         env.step(f"click [{element(env, 'button')}]")
         assert env.rewards[AGENT] == 1.0

@@ -41,15 +41,15 @@ def test_the_best_match_is_the_first_element():
 
 def test_an_episode_on_a_page_that_is_kept_is_that_of_a_new_one():
     for page in PAGES:
-        kept = MiniWob([page], variants=1, held_out=3, keep_pages=True)
+        reused = MiniWob([page], variants=1, held_out=3, keep_pages=True)
         fresh = MiniWob([page], variants=1, held_out=3)
         sessions = set()
         for index in range(3):
-            for env in (kept, fresh):
+            for env in (reused, fresh):
                 env.reset(options={"index": index, "split": "test"})
-            assert kept.observe(AGENT) == fresh.observe(AGENT)
-            sessions.add(id(kept.session))
-            kept.step("stop")
+            assert reused.observe(AGENT) == fresh.observe(AGENT)
+            sessions.add(id(reused.session))
+            reused.step("stop")
         assert len(sessions) == 1
-        kept.close()
+        reused.close()
         fresh.close()

@@ -191,8 +191,8 @@ def test_arguments_in_marks_are_texts() -> None:
     """So Qwen 3 Coder and GLM 4.5 write them; a tool's types make numbers of them."""
     program = 'print("<b>")\n  {x}'
     both = (("a", "2"), ("code", program))
-    given = [f"\n<parameter={key}>\n{value}\n</parameter>" for key, value in both]
-    qwen = f"<tool_call>\n<function=add>{''.join(given)}\n</function>\n</tool_call>"
+    marked = [f"\n<parameter={key}>\n{value}\n</parameter>" for key, value in both]
+    qwen = f"<tool_call>\n<function=add>{''.join(marked)}\n</function>\n</tool_call>"
     pairs = [
         f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in (("a", "2"), ("code", program))
     ]

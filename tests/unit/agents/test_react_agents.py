@@ -46,7 +46,7 @@ ONE_LINE = r"^[^\n]*$"
 CALL = 'Thought: I add.\nAction: add\nInput: {"a": 2, "b": 3}'
 
 
-def said(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
+def replied(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
     """Problem and observation of a response."""
     result = act(parse(text), TOOLS, timeout_s)
     return result.problem, result.observation
@@ -72,7 +72,7 @@ def test_a_call_is_read_and_made() -> None:
     ],
 )
 def test_other_ways_to_write_the_same_call(text: str) -> None:
-    assert (parse(text).thought, said(text)) == ("I add.", ("", "5"))
+    assert (parse(text).thought, replied(text)) == ("I add.", ("", "5"))
 
 
 def test_what_follows_the_first_call_is_not_repeated() -> None:
@@ -111,7 +111,7 @@ def test_programs_with_real_line_breaks_are_strings() -> None:
     ],
 )
 def test_every_mistake_is_an_observation(text: str, problem: str, words: str) -> None:
-    action, observation = said(text)
+    action, observation = replied(text)
     assert action == problem
     assert words in observation
     assert "\n" not in observation
@@ -119,8 +119,8 @@ def test_every_mistake_is_an_observation(text: str, problem: str, words: str) ->
 
 def test_a_tool_has_until_its_deadline() -> None:
     slow = 'Action: misbehave\nInput: {"how": "sleep"}'
-    assert said(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
-    assert said(slow)[0] == ""
+    assert replied(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
+    assert replied(slow)[0] == ""
 
 
 def test_calls_that_were_left_behind_do_not_pile_up() -> None:
@@ -235,9 +235,9 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, st
 def test_the_oldest_turns_go_first() -> None:
     turns = [ReactTurn(f"said {i}", f"saw {i}") for i in range(9)]
     text = transcript("", "q", turns, 110)
-    kept = [i for i in range(9) if f"said {i}" in text]
-    assert kept == list(range(kept[0], 9))
-    assert 0 < kept[0] < 8
+    numbers = [i for i in range(9) if f"said {i}" in text]
+    assert numbers == list(range(numbers[0], 9))
+    assert 0 < numbers[0] < 8
 
 
 def test_types_become_a_schema() -> None:

@@ -27,7 +27,7 @@ def hyper(name: str, **more) -> AlgorithmConfig:
 def rows_of(data: Trajectories) -> list[list[float]]:
     """Rewards of every sequence's decisions."""
     pairs = zip(data.rewards, data.mask, strict=True)
-    return [[float(r) for r, own in zip(row, mask, strict=True) if own] for row, mask in pairs]
+    return [[float(r) for r, decided in zip(row, mask, strict=True) if decided] for row, mask in pairs]
 
 
 def spread(data: Trajectories, per_row: list[list[float]]) -> torch.Tensor:
@@ -138,7 +138,7 @@ def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig
     low, high = h.clip_range
     advantage = float(part.advantages[i, t])
     ratios = (part.log_probs - part.old_log_probs).tolist()
-    own = [x for x, counts in zip(ratios[i], part.mask[i].tolist(), strict=True) if counts]
+    masked = [x for x, counts in zip(ratios[i], part.mask[i].tolist(), strict=True) if counts]
     new, ratio = part.log_probs[i, t].item(), math.exp(ratios[i][t])
     match name:
         case "remax":
@@ -150,9 +150,9 @@ def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig
         case "cpo" | "macpo":
             return -ratio * advantage
         case "gspo":
-            ratio = math.exp(sum(own) / len(own))
+            ratio = math.exp(sum(masked) / len(masked))
         case "rloo" if h.ratio_level == "sequence":
-            ratio = math.exp(sum(own))
+            ratio = math.exp(sum(masked))
     return -min(ratio * advantage, min(max(ratio, low), high) * advantage)
 
 
@@ -199,13 +199,13 @@ def test_permuting_sequences_permutes_advantages(name, seed):
 def test_a_terminal_reward_reaches_every_decision(name):
     """gamma = lambda = 1, with steps of others (a tool's output, another's turn) in between."""
     data = batch(5)
-    own = data.mask.clone()
-    own[:, 1::2] = False
+    mask = data.mask.clone()
+    mask[:, 1::2] = False
     last = (data.terminated | data.truncated).double()
     nothing = torch.zeros_like(data.values)
-    data = replace(data, mask=own, rewards=last, values=nothing, bootstrap=nothing)
+    data = replace(data, mask=mask, rewards=last, values=nothing, bootstrap=nothing)
     advantages, _ = algorithm_of(name).advantages(data, hyper(name, gamma=1.0, gae_lambda=1.0))
-    torch.testing.assert_close(advantages, own.double())
+    torch.testing.assert_close(advantages, mask.double())
 
 
 def test_groups_without_spread_teach_nothing():

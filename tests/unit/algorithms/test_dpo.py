@@ -99,9 +99,9 @@ def write_pairs(path: Path, count: int) -> str:
 def log_prob(bundle: Path, prompt: str, text: str) -> float:
     policy = load_bundle(bundle).policies["speaker"]
     ids = [policy.tokenizer.encode(text_part, add_special_tokens=False) for text_part in (prompt, text)]
-    given, answer = (torch.tensor([part]) for part in ids)
+    prompt_ids, answer = (torch.tensor([part]) for part in ids)
     with torch.no_grad():
-        return float(policy.evaluate(given, answer, torch.ones_like(answer, dtype=torch.bool)).log_probs.sum())
+        return float(policy.evaluate(prompt_ids, answer, torch.ones_like(answer, dtype=torch.bool)).log_probs.sum())
 
 
 LEARN = ("algorithm=dpo", "train.group_size=1", "hyper.lr=0.003", "train.total_steps=96", "train.env_copies=16")

@@ -296,8 +296,8 @@ def test_standardise_equals_the_loop_whatever_the_parts(batch, ddof, center, sca
 def test_standardised_float32_has_mean_zero_and_deviation_one():
     x = 1e3 + torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     mask = torch.rand(64, 64, generator=torch.Generator().manual_seed(1)) < 0.5
-    kept = standardise(x, mask, moments(x, mask), ddof=1)[mask].double()
-    assert abs(float(kept.mean())) < 1e-4 and float(kept.std()) == pytest.approx(1, abs=1e-4)
+    standardised = standardise(x, mask, moments(x, mask), ddof=1)[mask].double()
+    assert abs(float(standardised.mean())) < 1e-4 and float(standardised.std()) == pytest.approx(1, abs=1e-4)
 
 
 @given(batch=batches, scale=st.sampled_from([0.1, 3.0, 30.0]))

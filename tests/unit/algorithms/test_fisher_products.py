@@ -91,18 +91,18 @@ CASES = [("categorical", False), ("categorical", True), ("parts", False), ("part
 @pytest.mark.parametrize(("name", "masked"), CASES)
 def test_fisher_product_equals_the_explicit_fisher_and_the_hessian_of_the_kl(name, masked):
     _, function, parameters, weights, sizes = policy = small_policy(name, masked)
-    here = flatten(parameters)
+    point = flatten(parameters)
     old = function(parameters)
 
     def divergence(flat):
         return (weights * head_kl(old, function(unflatten(flat, parameters)), sizes)).sum()
 
     product = fisher_product(function, parameters, weights, sizes)
-    identity = torch.eye(len(here), dtype=torch.float64)
+    identity = torch.eye(len(point), dtype=torch.float64)
     fisher = torch.stack([product(column) for column in identity])
     torch.testing.assert_close(fisher, explicit_fisher(*policy), atol=1e-9, rtol=1e-7)
     if not masked:  # the second derivative of where() at -inf is not defined
-        torch.testing.assert_close(fisher, torch.autograd.functional.hessian(divergence, here), atol=1e-9, rtol=1e-7)
+        torch.testing.assert_close(fisher, torch.autograd.functional.hessian(divergence, point), atol=1e-9, rtol=1e-7)
     assert torch.linalg.eigvalsh(fisher)[0] > -1e-12
 
 

@@ -29,23 +29,23 @@ def reference(rewards, values, bootstrap, mask, terminated, truncated, gamma, la
                 end = 0.0 if terminated[b, t] else float(bootstrap[b, t])
                 segments.append((current, t, end))
                 current = []
-        for own, last, end in segments:
+        for decisions, last, end in segments:
             deltas = []
-            for k, t in enumerate(own):
-                after = float(values[b, own[k + 1]]) if k + 1 < len(own) else end
-                until = own[k + 1] if k + 1 < len(own) else last + 1
+            for k, t in enumerate(decisions):
+                after = float(values[b, decisions[k + 1]]) if k + 1 < len(decisions) else end
+                until = decisions[k + 1] if k + 1 < len(decisions) else last + 1
                 deltas.append(float(rewards[b, t:until].sum()) + gamma * after - float(values[b, t]))
-            for k, t in enumerate(own):
+            for k, t in enumerate(decisions):
                 advantages[b, t] = sum((gamma * lam) ** j * delta for j, delta in enumerate(deltas[k:]))
     return advantages
 
 
-def episodes(batch, steps, seed, own=0.7):
+def episodes(batch, steps, seed, share=0.7):
     """Random float64 arguments up to `truncated`: several episodes in a row, own steps or not at every end."""
     generator = torch.Generator().manual_seed(seed)
     rewards, values, bootstrap = torch.randn(3, batch, steps, generator=generator, dtype=torch.float64).unbind()
     chance = torch.rand(3, batch, steps, generator=generator)
-    terminated, truncated, mask = chance[0] < 0.2, (chance[1] < 0.2) & (chance[0] >= 0.2), chance[2] < own
+    terminated, truncated, mask = chance[0] < 0.2, (chance[1] < 0.2) & (chance[0] >= 0.2), chance[2] < share
     return rewards, values, bootstrap, mask, terminated, truncated
 
 

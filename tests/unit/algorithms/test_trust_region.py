@@ -258,8 +258,8 @@ def test_backtracking_takes_the_first_candidate_that_keeps_its_promises(loss, co
     expected = None
     for j, length in enumerate(lengths):
         change, rise, divergence = at(length)[0] - at(0)[0], at(length)[1] - at(0)[1], at(length)[2]
-        kept = divergence <= 0.01 and rise <= max(-violation, 0) and (change <= 0 or violation > 0)
-        if j >= bad and kept:
+        keeps = divergence <= 0.01 and rise <= max(-violation, 0) and (change <= 0 or violation > 0)
+        if j >= bad and keeps:
             expected = j
             break
     old = torch.zeros(1, dtype=torch.float64)

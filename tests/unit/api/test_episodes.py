@@ -29,7 +29,7 @@ def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({}, "benchmark: expected a benchmark's name, or `episodes`"),
         ({"episodes": 0}, "episodes: expected a whole number of 1 or more, got 0"),
@@ -38,6 +38,6 @@ def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path) -
         ({"episodes": 3, "env": {"lenght": 3}}, r"env.kwargs.lenght: toys.envs:countdown has no such argument"),
     ],
 )
-def test_a_wrong_argument_is_named(bundle: Path, given, message: str) -> None:
+def test_a_wrong_argument_is_named(bundle: Path, arguments, message: str) -> None:
     with pytest.raises(MarlRayError, match=message):
-        marl_ray.evaluate(policy=bundle, **given)
+        marl_ray.evaluate(policy=bundle, **arguments)

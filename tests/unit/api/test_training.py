@@ -17,8 +17,8 @@ def test_agents_that_share_weights_are_named(tmp_path: Path) -> None:
     assert shared_weights(shared) == [
         f"{', '.join(members)} share the weights of policy 'shared'; `team` gives agents policies of their own"
     ]
-    own = [f"team.p{number}.agents=[{agent}]" for number, agent in enumerate(members)]
-    assert shared_weights(check_run(config(f"storage={tmp_path}", *own))) == []
+    overrides = [f"team.p{number}.agents=[{agent}]" for number, agent in enumerate(members)]
+    assert shared_weights(check_run(config(f"storage={tmp_path}", *overrides))) == []
 
 
 def test_an_address_that_mlflow_does_not_understand_is_refused(tmp_path: Path) -> None:

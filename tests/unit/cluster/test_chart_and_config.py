@@ -77,8 +77,8 @@ def _compared(part: Any) -> Any:
     if isinstance(part, list) and all(isinstance(item, dict) and "name" in item for item in part):
         part = {item["name"]: item for item in part}
     if isinstance(part, dict):
-        kept = {key: _compared(value) for key, value in part.items()}
-        return {key: kept[key] for key in kept if not any(fnmatch(key, pattern) for pattern in DIFFERENT)}
+        parts = {key: _compared(value) for key, value in part.items()}
+        return {key: parts[key] for key in parts if not any(fnmatch(key, pattern) for pattern in DIFFERENT)}
     return [_compared(item) for item in part] if isinstance(part, list) else part
 
 

@@ -54,13 +54,13 @@ def test_actor_critics_keep_their_own_defaults(algorithm: str) -> None:
 
 def test_the_more_particular_default_wins() -> None:
     """The family's < the algorithm's own < the run's < the policy's."""
-    own = "hyper: {lr: 5.0e-7, gamma: 0.9}"
-    team = f"team={{a: {{model: {{preset: tiny-1m}}}}, b: {{agents: [x], model: {{path: y}}, {own}}}}}"
+    hyper = "hyper: {lr: 5.0e-7, gamma: 0.9}"
+    team = f"team={{a: {{model: {{preset: tiny-1m}}}}, b: {{agents: [x], model: {{path: y}}, {hyper}}}}}"
     defaults = run("ppo", None, team, "hyper.lr=1e-4", "hyper.gae_lambda=0.97")
-    given = [
+    values = [
         (defaults.hyper_of(name).lr, defaults.hyper_of(name).gamma, defaults.hyper_of(name).gae_lambda) for name in "ab"
     ]
-    assert given == [(1e-4, 1.0, 0.97), (5e-7, 0.9, 0.97)]
+    assert values == [(1e-4, 1.0, 0.97), (5e-7, 0.9, 0.97)]
     assert run("gspo", {"path": "y"}).hyper_of("a").clip_range == (1 - 3e-4, 1 + 4e-4)
 
 

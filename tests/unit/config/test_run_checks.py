@@ -106,13 +106,13 @@ def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
     base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}}
     config = parse_config(RunConfig, base, ["algorithm=dapo"])
     assert config.hyper_of("shared").clip_range == (0.8, 1.28) and config.whole_episodes
-    given = parse_config(RunConfig, base, ["algorithm=dapo", "hyper.clip_high=0.3", "team.shared.hyper.clip=0.1"])
-    assert given.hyper_of("shared").clip_range == (0.9, 1.3)
+    changed = parse_config(RunConfig, base, ["algorithm=dapo", "hyper.clip_high=0.3", "team.shared.hyper.clip=0.1"])
+    assert changed.hyper_of("shared").clip_range == (0.9, 1.3)
     # What travels to the workers keeps what was left open; what is printed leaves nothing open. Both are configs again.
-    for data in (given.as_given(), given.resolved()):
+    for data in (changed.as_given(), changed.resolved()):
         again = RunConfig.model_validate(data)
-        assert again.hyper_of("shared") == given.hyper_of("shared") and config_hash(again) == config_hash(given)
-    assert config_hash(given) != config_hash(config)
+        assert again.hyper_of("shared") == changed.hyper_of("shared") and config_hash(again) == config_hash(changed)
+    assert config_hash(changed) != config_hash(config)
 
 
 def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key() -> None:
@@ -163,10 +163,10 @@ def test_bounds_are_compared_with_the_algorithms_own_defaults() -> None:
 
 
 def test_a_benchmark_is_a_name_or_a_group_of_keys() -> None:
-    given = (
+    override = (
         "evaluation.benchmarks=[humaneval, {name: math, data: s3://b/m.jsonl, samples: 4, temperature: 0.6, every: 5}]"
     )
-    first, second = language(given, "resources.hourly_price=2.5").evaluation.benchmarks
+    first, second = language(override, "resources.hourly_price=2.5").evaluation.benchmarks
     assert (first.name, first.data, first.samples, first.every) == ("humaneval", None, 1, None)
     assert (second.data, second.samples, second.temperature, second.every) == ("s3://b/m.jsonl", 4, 0.6, 5)
 

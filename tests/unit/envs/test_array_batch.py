@@ -56,16 +56,16 @@ def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any
     for t in range(70):
         fast.observe(rows)
         slow.observe(expected)
-        for own, reference in zip(rows, expected, strict=True):
-            np.testing.assert_array_equal(own, reference)
+        for array, reference in zip(rows, expected, strict=True):
+            np.testing.assert_array_equal(array, reference)
         actions = [rng.integers(int(env.action_space(group[0]).n), size=(copies, len(group))) for group in groups]
         if t % 3 and "CartPole" not in env_id:  # towards a corner, so that agents touch and leave the screen
             actions = [np.where(a % 2, 2, 4 if env_id.startswith("mpe2") else 0) for a in actions]
-        for own, reference in zip(fast.step(actions), slow.step(actions), strict=True):
-            np.testing.assert_array_equal(own, reference)
+        for array, reference in zip(fast.step(actions), slow.step(actions), strict=True):
+            np.testing.assert_array_equal(array, reference)
         np.testing.assert_array_equal(fast.alive, slow.alive)
-        for own, reference in zip(fast.action_masks, slow.action_masks, strict=True):
-            np.testing.assert_array_equal(own, reference)
+        for array, reference in zip(fast.action_masks, slow.action_masks, strict=True):
+            np.testing.assert_array_equal(array, reference)
         for c in np.flatnonzero(~fast.alive.any(1)).tolist():
             fast.reset(c, 1000 * t + c)
             slow.reset(c, 1000 * t + c)

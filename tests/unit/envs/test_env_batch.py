@@ -41,10 +41,10 @@ def rows_of(batch: EnvBatch, like: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def assert_equal(actual: Any, expected: Any) -> None:
-    for own, reference in zip(actual, expected, strict=True):
-        if not np.array_equal(own, reference):  # the message costs more than the steps
-            np.testing.assert_array_equal(own, reference)
-        assert own.dtype == reference.dtype
+    for array, reference in zip(actual, expected, strict=True):
+        if not np.array_equal(array, reference):  # the message costs more than the steps
+            np.testing.assert_array_equal(array, reference)
+        assert array.dtype == reference.dtype
 
 
 VARIANTS: list[tuple[dict[str, Any], dict[str, float]]] = [
@@ -162,17 +162,17 @@ def test_an_impossible_action_is_an_error(actions: list[int]) -> None:
 
 
 def test_layouts_that_never_vary_are_kept_and_others_drawn() -> None:
-    kept, drawn = (
+    fixed, drawn = (
         make_batch(EnvConfig(id=env_id, kwargs={"agents": 2}), 1, [names(2)])
         for env_id in (EMPTY, "MultiGrid-Empty-Random-5x5-v0")
     )
-    for batch in (kept, drawn):
+    for batch in (fixed, drawn):
         batch.reset(0, 0)
-    assert isinstance(kept, GridworldBatch) and kept.envs[0].world.start is not None
+    assert isinstance(fixed, GridworldBatch) and fixed.envs[0].world.start is not None
     assert isinstance(drawn, GridworldBatch) and drawn.envs[0].world.start is None
-    kept.step([np.full((1, 2), FORWARD)])
-    kept.reset(0, 1)
-    assert kept.states[0, :, 3:5].tolist() == [[1, 1], [1, 1]]
+    fixed.step([np.full((1, 2), FORWARD)])
+    fixed.reset(0, 1)
+    assert fixed.states[0, :, 3:5].tolist() == [[1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("start", [(0, 0), (9, 9), (-1, 2)])

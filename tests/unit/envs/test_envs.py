@@ -92,15 +92,15 @@ def test_steps_equal_the_packages(env_id: str) -> None:
             while env.agents:
                 alive = list(env.agents)
                 actions = {agent: int(rng.choice(7, p=chance)) for agent in alive}
-                own = env.step(actions)
+                step = env.step(actions)
                 moves = {i: actions.get(agent, DONE) for i, agent in enumerate(env.possible_agents)}
                 reference = raw.step(moves)
                 for i, agent in enumerate(env.possible_agents):
                     if agent not in alive:
-                        assert all(agent not in part for part in own)
+                        assert all(agent not in part for part in step)
                         continue
-                    assert own[0][agent].tolist() == expected_row(reference[0][i], mission)
-                    assert [own[k][agent] for k in (1, 2, 3)] == [reference[k][i] for k in (1, 2, 3)]
+                    assert step[0][agent].tolist() == expected_row(reference[0][i], mission)
+                    assert [step[k][agent] for k in (1, 2, 3)] == [reference[k][i] for k in (1, 2, 3)]
                     assert (agent in env.agents) == (not reference[2][i] and not reference[3][i])
                 np.testing.assert_array_equal(env.world.grid.state, raw.grid.state)
                 np.testing.assert_array_equal(env.world.rows, raw.agent_states.view(np.ndarray))

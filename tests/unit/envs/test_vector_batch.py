@@ -45,8 +45,8 @@ def test_a_gymnasium_vector_equals_the_loop(reset: bool) -> None:
     makers = [lambda: gymnasium.make("CartPole-v1")] * copies
     vector = VectorBatch(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), AGENTS, 1)
     loop = EnvLoop(EnvConfig(id="gymnasium.CartPole-v1"), copies, AGENTS)
-    for own, reference in zip(walk(vector, copies, 60, reset), walk(loop, copies, 60, reset), strict=True):
-        np.testing.assert_array_equal(own, reference)
+    for array, reference in zip(walk(vector, copies, 60, reset), walk(loop, copies, 60, reset), strict=True):
+        np.testing.assert_array_equal(array, reference)
 
 
 class Forbidding(gymnasium.Wrapper):
@@ -63,8 +63,8 @@ class Forbidding(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, self.info(observation)
 
     def info(self, observation: np.ndarray) -> dict[str, Any]:
-        left = bool(observation[0] > 0)
-        return {} if self.steps % 4 == 3 else {"action_mask": np.array([left, not left])}
+        may_go_left = bool(observation[0] > 0)
+        return {} if self.steps % 4 == 3 else {"action_mask": np.array([may_go_left, not may_go_left])}
 
 
 def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos() -> None:
@@ -113,12 +113,12 @@ def test_a_pool_plays_the_episodes_of_its_seeds() -> None:
     config = EnvConfig(id="envpool.CartPole-v1")
     first, again = (make_batch(config, 4, AGENTS) for _ in range(2))
     assert isinstance(first, PoolBatch)
-    for own, reference in zip(walk(first, 4, 80, True), walk(again, 4, 80, True), strict=True):
-        np.testing.assert_array_equal(own, reference)
+    for array, reference in zip(walk(first, 4, 80, True), walk(again, 4, 80, True), strict=True):
+        np.testing.assert_array_equal(array, reference)
     # A copy's first episode is that of its seed, whatever copies are beside it.
     alone = walk(make_batch(config, 2, AGENTS), 2, 6, False)
-    for own, reference in zip(walk(make_batch(config, 4, AGENTS), 4, 1, False)[:1], alone[:1], strict=True):
-        np.testing.assert_array_equal(own[:2], reference)
+    for array, reference in zip(walk(make_batch(config, 4, AGENTS), 4, 1, False)[:1], alone[:1], strict=True):
+        np.testing.assert_array_equal(array[:2], reference)
     with pytest.raises(MarlRayError, match=r"env\.id: 'envpool.CartPole-v7' is unknown"):
         make_env(EnvConfig(id="envpool.CartPole-v7"))
 

@@ -102,8 +102,8 @@ def test_special_oracles(name, given_to, output, want, right):
     assert same(name, given_to, output, want, 0.0) is right
 
 
-def checked(function, inputs, wanted, atol=0.0, name="f", limit=5.0):
-    check(function, name, "base", dumps(inputs), dumps(wanted), atol, [limit] * len(inputs))
+def checked(function, inputs, expected, atol=0.0, name="f", limit=5.0):
+    check(function, name, "base", dumps(inputs), dumps(expected), atol, [limit] * len(inputs))
 
 
 def test_floats_are_met_nearly_and_other_outputs_exactly():

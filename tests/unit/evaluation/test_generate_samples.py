@@ -104,8 +104,8 @@ def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path: Pat
 
 
 def test_policies_are_shown_no_test_that_counts_unless_the_prompt_shows_it() -> None:
-    own = problems()[0]
-    assert [test.source for test in own.shown.public] == CodeRecord.model_validate_json(
+    problem = problems()[0]
+    assert [test.source for test in problem.shown.public] == CodeRecord.model_validate_json(
         (FIXTURES / "own.jsonl").read_text().splitlines()[0]
     ).public_tests
     for problem in (*problems(), *problems("humaneval", "humaneval.jsonl"), *problems("mbpp", "mbpp.jsonl")):
@@ -148,8 +148,8 @@ class Dies:
     def __init__(self, writer: Writer):
         self.writer, self.samples = writer, list[tuple[str, int]]()
 
-    def manifest(self, given: Sequence[Problem]) -> dict[str, Any]:
-        return self.writer.manifest(given)
+    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+        return self.writer.manifest(problems)
 
     def write(self, jobs: Sequence[tuple[Problem, int]]) -> Iterator[list[dict[str, Any]]]:
         self.samples += [(problem.task_id, number) for problem, number in jobs]

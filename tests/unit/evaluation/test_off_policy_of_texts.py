@@ -44,13 +44,13 @@ def serve(bundle: TokenBundle, count: int, path: Path, **settings: float) -> str
 
 def chance_of_even(bundle: TokenBundle, temperature: float) -> float:
     policy = bundle.policies["lm"]
-    own, policy.generation = policy.generation, GenerationConfig(temperature=temperature)
+    before, policy.generation = policy.generation, GenerationConfig(temperature=temperature)
     ids = torch.arange(policy.lm.config.vocab_size)
     with torch.no_grad():
         log_probs = policy.evaluate(
             torch.tensor([PROMPT] * len(ids)), ids[:, None], torch.ones(len(ids), 1, dtype=torch.bool)
         )
-    policy.generation = own
+    policy.generation = before
     return float(log_probs.log_probs[::2].exp().sum())
 
 
@@ -68,8 +68,10 @@ def test_the_estimate_is_what_the_other_bundle_earns(bundles, tmp_path):
 def test_the_gate_asks_for_the_floor_and_a_bundles_own_texts_have_weight_one(bundles, tmp_path):
     path = serve(bundles[0], 400, tmp_path / "e.parquet")
     assert not judge_texts(bundles[1], path, floor=1.0).gate.passed
-    own = judge_texts(bundles[0], path, floor=0.0)
-    assert own.value.mean_weight == pytest.approx(1, abs=1e-4) and own.value.effective == pytest.approx(400, rel=1e-3)
+    report = judge_texts(bundles[0], path, floor=0.0)
+    assert report.value.mean_weight == pytest.approx(1, abs=1e-4) and report.value.effective == pytest.approx(
+        400, rel=1e-3
+    )
 
 
 def test_a_bundle_is_judged_at_the_temperature_that_was_asked_for(bundles, tmp_path):

@@ -37,12 +37,12 @@ def test_default_ks_are_those_that_every_problem_has_samples_for():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("ks", "message"),
     [((1, 5), r"^k: problem 'b' has only 2 samples, not 5$"), ((0,), "^k: expected at least 1, got 0$")],
 )
-def test_a_wanted_k_must_be_possible(wanted, message):
+def test_a_wanted_k_must_be_possible(ks, message):
     with pytest.raises(MarlRayError, match=message):
-        possible_ks({"a": 9, "b": 2}, wanted, (1,))
+        possible_ks({"a": 9, "b": 2}, ks, (1,))
 
 
 def test_a_bootstrap_interval_covers_the_mean_and_narrows_with_problems():

@@ -17,9 +17,9 @@ def looped(side: int, null: float, y: list[float], treated: list[bool], share: l
     """ln K of one null, unit by unit as the docstring has it."""
     capital = [1.0] * len(EFFECTS)
     n, total, squares = PRIOR, PRIOR / 2, PRIOR / 4
-    for value, own, q in zip(y, treated, share, strict=True):
+    for value, is_treated, q in zip(y, treated, share, strict=True):
         m, s = total / n, math.sqrt(squares / n)
-        z = side * ((value - m) / q if own else -(value - m) / (1 - q))
+        z = side * ((value - m) / q if is_treated else -(value - m) / (1 - q))
         worst = max(m / q, (1 - m) / (1 - q)) if side > 0 else max((1 - m) / q, m / (1 - q))
         for k, effect in enumerate(EFFECTS):
             stake = min(effect * q * (1 - q) / s, CAP / max(worst + side * null, worst / 2))
@@ -59,8 +59,8 @@ def test_over_all_coins_the_capital_is_one_at_most_whatever_the_outcomes_are(uni
     share = [q for _, _, q in units]
     mean = 0.0
     for coins in itertools.product([True, False], repeat=len(units)):
-        chance = math.prod(q if own else 1 - q for own, q in zip(coins, share, strict=True))
-        y = [t if own else c for own, t, c in zip(coins, treatment, control, strict=True)]
+        chance = math.prod(q if is_treated else 1 - q for is_treated, q in zip(coins, share, strict=True))
+        y = [t if is_treated else c for is_treated, t, c in zip(coins, treatment, control, strict=True)]
         mean += chance * math.exp(evidence(side, null, y, coins, share))
     assert mean <= 1 + 1e-9
     if max(t - c for t, c in zip(treatment, control, strict=True)) == min(

@@ -106,7 +106,7 @@ def test_plans_of_bounded_and_of_tiny_effects():
     assert narrow.median < wide.median / 5
     assert sample_sizes(effect=0.3, sd=1, share=0.01).median > 10 * sample_sizes(effect=0.3, sd=1).median
     assert sample_sizes(effect=1e-5, sd=1).sure is None
-    for words, given in (
+    for words, inputs in (
         ("share: expected", {"share": 1.0}),
         ("bounds: expected", {"bounds": (0, 1)}),
         ("effect: expected", {"effect": 0.0}),
@@ -114,7 +114,7 @@ def test_plans_of_bounded_and_of_tiny_effects():
         ("alpha: expected", {"alpha": 0.0}),
     ):
         with pytest.raises(MarlRayError, match=words):
-            sample_sizes(**{"effect": 1.0, "sd": 1.0} | given)
+            sample_sizes(**{"effect": 1.0, "sd": 1.0} | inputs)
 
 
 def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ratio():
@@ -128,7 +128,7 @@ def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ra
 
 
 @pytest.mark.parametrize(
-    "given",
+    "inputs",
     [
         {"effect": math.nan},
         {"sd": math.inf},
@@ -140,9 +140,9 @@ def test_an_epoch_in_which_nobody_has_any_of_the_denominator_is_left_out_of_a_ra
         {"sd": 0.5, "bounds": (0.0, math.inf)},
     ],
 )
-def test_numbers_that_nothing_can_be_planned_with_are_refused(given):
+def test_numbers_that_nothing_can_be_planned_with_are_refused(inputs):
     with pytest.raises(MarlRayError, match="expected"):
-        sample_sizes(**{"effect": 1.0, "sd": 1.0} | given)
+        sample_sizes(**{"effect": 1.0, "sd": 1.0} | inputs)
 
 
 def test_an_effect_of_many_deviations_needs_the_fewest_units():

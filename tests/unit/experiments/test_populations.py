@@ -17,8 +17,8 @@ UNITS = [f"u{k}" for k in range(5_000)]
 VALUES = st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text(max_size=3)
 
 
-def population(**given: Any) -> Any:
-    return population_of({"population": given})
+def population(**fields: Any) -> Any:
+    return population_of({"population": fields})
 
 
 def test_shares_are_met_and_independent_of_layers_hold_outs_arms_and_other_salts():
@@ -65,31 +65,32 @@ HELD_OUT = [False, True, False, False, True, False, True, False]
     st.dictionaries(st.sampled_from("xyz"), st.lists(VALUES, min_size=1, max_size=3)),
     st.dictionaries(st.sampled_from("xyz"), VALUES),
 )
-def test_a_unit_takes_part_that_has_a_wanted_value_of_every_name(wanted, attributes):
+def test_a_unit_takes_part_that_has_a_wanted_value_of_every_name(accepted, attributes):
     def same(first: Any, other: Any) -> bool:
         return first == other and isinstance(first, bool) == isinstance(other, bool)
 
     expected = all(
-        name in attributes and any(same(attributes[name], value) for value in values) for name, values in wanted.items()
+        name in attributes and any(same(attributes[name], value) for value in values)
+        for name, values in accepted.items()
     )
-    population_config = population(attributes=wanted)
+    population_config = population(attributes=accepted)
     assert population_config.includes("s", "u", attributes) is expected and population_config.may_include("s", "u")
-    again = {name: values[::-1] + values for name, values in reversed(wanted.items())}
+    again = {name: values[::-1] + values for name, values in reversed(accepted.items())}
     assert population(attributes=again) == population_config
 
 
 def test_another_population_is_another_epoch():
     config = {"salt": "s", "arms": {"a": {"digest": "d", "weight": 1.0}}}
     parts = [
-        assignment_part(config | {"population": given})
-        for given in ({}, {"share": 1.0, "attributes": {}}, {"share": 0.5}, {"attributes": {"x": [1]}})
+        assignment_part(config | {"population": fields})
+        for fields in ({}, {"share": 1.0, "attributes": {}}, {"share": 0.5}, {"attributes": {"x": [1]}})
     ]
     assert parts[0] == assignment_part(config) == parts[1]
     assert parts[2] != parts[0] != parts[3]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("fields", "message"),
     [
         ({"share": 0}, "population.share"),
         ({"share": 1.5}, "population.share"),
@@ -101,15 +102,15 @@ def test_another_population_is_another_epoch():
         ({"attributes": {"x": "de"}}, "population.attributes.x"),
     ],
 )
-def test_bad_populations_are_named_in_one_line(given, message):
+def test_bad_populations_are_named_in_one_line(fields, message):
     with pytest.raises(MarlRayError) as caught:
-        parse_config(ExperimentConfig, {"name": "e", "arms": {"a": {"bundle": "b"}}, "population": given})
+        parse_config(ExperimentConfig, {"name": "e", "arms": {"a": {"bundle": "b"}}, "population": fields})
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_values_keep_their_types():
-    given = {"attributes": {"x": [True, 1, 1.5, "1"]}}
-    config = parse_config(ExperimentConfig, {"name": "e", "arms": {"a": {"bundle": "b"}}, "population": given})
+    fields = {"attributes": {"x": [True, 1, 1.5, "1"]}}
+    config = parse_config(ExperimentConfig, {"name": "e", "arms": {"a": {"bundle": "b"}}, "population": fields})
     stored = config.model_dump(mode="json")
     assert list(map(repr, stored["population"]["attributes"]["x"])) == ["True", "1", "1.5", "'1'"]
 

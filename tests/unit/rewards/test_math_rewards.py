@@ -83,7 +83,7 @@ def test_what_a_number_is(text, value):
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "same"),
+    ("answer", "expected", "same"),
     [
         ("0.5", "1/2", True),
         ("50%", "0.5", True),
@@ -98,8 +98,8 @@ def test_what_a_number_is(text, value):
         ("19", "x", False),
     ],
 )
-def test_when_answers_are_the_same(given, wanted, same):
-    assert answers_match(given, wanted) is same
+def test_when_answers_are_the_same(answer, expected, same):
+    assert answers_match(answer, expected) is same
 
 
 @given(DIGITS)
@@ -122,12 +122,12 @@ def test_a_whole_number_is_read_however_it_is_written(value):
 
 @given(st.floats(-1e9, 1e9).filter(lambda x: abs(x) > 1e-3), st.floats(0, 9e-7), st.floats(2e-6, 1))
 def test_other_numbers_are_met_within_the_tolerance(value, near, far):
-    wanted = f"{value:.6f}"
-    right = number(wanted)
+    expected = f"{value:.6f}"
+    right = number(expected)
     if right.denominator == 1:
         return
-    assert answers_match(f"{float(right) * (1 + near):.15f}", wanted)
-    assert not answers_match(f"{float(right) * (1 + far):.15f}", wanted)
+    assert answers_match(f"{float(right) * (1 + near):.15f}", expected)
+    assert not answers_match(f"{float(right) * (1 + far):.15f}", expected)
 
 
 @given(st.fractions(), st.fractions())
@@ -149,7 +149,7 @@ def test_hostile_texts_are_read_quickly(text):
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("answer", "expected"),
     [
         ("x=5", "5"),
         ("x = 5", "x=5"),
@@ -210,13 +210,13 @@ def test_hostile_texts_are_read_quickly(text):
         ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     ],
 )
-def test_ways_to_write_the_same_answer(given, wanted):
-    assert answers_match(given, wanted)
-    assert math_reward(f"5 is wrong. So \\boxed{{7}}, no: \\boxed{{{given}}}", wanted) == 1.0
+def test_ways_to_write_the_same_answer(answer, expected):
+    assert answers_match(answer, expected)
+    assert math_reward(f"5 is wrong. So \\boxed{{7}}, no: \\boxed{{{answer}}}", expected) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("answer", "expected"),
     [
         ("15", "5"),
         ("5", "15"),
@@ -271,8 +271,8 @@ def test_ways_to_write_the_same_answer(given, wanted):
         ("__import__('os')", "5"),
     ],
 )
-def test_answers_that_are_not_the_same(given, wanted):
-    assert not answers_match(given, wanted)
+def test_answers_that_are_not_the_same(answer, expected):
+    assert not answers_match(answer, expected)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def stops(prompt, answer, task):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rewards.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     yield
@@ -119,7 +119,7 @@ def play(reward: Any, answer: str) -> MathTasks:
     return env
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rewards")
 def test_a_function_gets_its_options_and_the_environments_metrics() -> None:
     env = play({"own_rewards:short": {"per_character": 0.25}}, "RIGHT")
     assert env.rewards["solver"] == 1 - 0.25 * len(env.task.answer)
@@ -127,14 +127,14 @@ def test_a_function_gets_its_options_and_the_environments_metrics() -> None:
     assert play("own_rewards:short", "wrong").rewards["solver"] == 0.0
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rewards")
 def test_a_class_is_made_with_its_options_and_reports_metrics() -> None:
     env = play({"own_rewards:Bonus": {"word": "so"}}, "so it is")
     assert env.rewards["solver"] == 0.5 and not env.infos["solver"]["solved"]
     assert env.infos["solver"]["metrics"] == {"pass": 0.0, "has_word": 1.0, "turns": 1.0, "reward_failed": 0.0}
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rewards")
 @pytest.mark.parametrize(
     ("reward", "words"),
     [
@@ -190,7 +190,7 @@ def test_programs_are_tested_where_the_environment_has_not() -> None:
     assert paid("code_tests", "", task, hidden=0.25) == 0.25
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rewards")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -207,7 +207,7 @@ def test_a_broken_reward_is_named_before_a_run(name: str, words: str) -> None:
     assert name == "stops" or str(error.value).startswith(f"reward: own_rewards:{name} fails on the answer ")
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rewards")
 def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         env = play("own_rewards:fragile", "abc")
@@ -217,13 +217,13 @@ def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog: py
     assert "ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rewards")
 def test_a_reward_ends_a_run_only_with_the_error_that_users_see() -> None:
     with pytest.raises(MarlRayError, match="the service of our reward is gone"):
         play("own_rewards:stops", "abc")
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rewards")
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [

@@ -59,9 +59,9 @@ def test_members_answer_again_where_the_first_one_was_and_play_on():
             ]
         trunk = [word for word, _ in spoken(engine, first)]
         for turn, member in itertools.product(range(1, min(3, len(trunk))), range(first + 1, first + 4)):
-            said = spoken(engine, member, tuple(trunk[:turn]), turn << 32)
-            played += len(said) - turn
-            expected.append((member, turn % 2, turn // 2, *said[turn]))
+            words = spoken(engine, member, tuple(trunk[:turn]), turn << 32)
+            played += len(words) - turn
+            expected.append((member, turn % 2, turn // 2, *words[turn]))
     rewards = data.rewards.sum(1)
     rows = [
         (int(data.episode[r]), int(data.agent[r]), int(data.turn[r]), texts(data)[r], float(rewards[r]))
@@ -71,11 +71,11 @@ def test_members_answer_again_where_the_first_one_was_and_play_on():
     assert batch.steps == played and len(expected) - turns >= 9
     assert data.group.tolist() == [member // 4 for member, *_ in rows]
     # All that is compared are answers to one prompt, four at the trunk's turns; those of others at later turns are left out.
-    kept = compared(data, greedy=False)
+    compared_rows = compared(data, greedy=False)
     keys = torch.cat([torch.stack((data.group, data.agent, data.turn), 1), data.prompts], 1)
     sizes = [int((keys == key).all(1).sum()) for key in keys]
-    assert kept.tolist() == [size > 1 for size in sizes] and not kept.all()
-    trunks = [(int(data.episode[r]) % 4, int(data.turn[r] * 2 + data.agent[r])) for r in range(len(kept))]
+    assert compared_rows.tolist() == [size > 1 for size in sizes] and not compared_rows.all()
+    trunks = [(int(data.episode[r]) % 4, int(data.turn[r] * 2 + data.agent[r])) for r in range(len(compared_rows))]
     assert all(size >= 4 for size, (member, turn) in zip(sizes, trunks, strict=True) if member == 0 and turn <= 2)
 
 
@@ -108,10 +108,10 @@ def test_only_turns_of_policies_that_compare_are_branched():
 def test_the_greedy_member_is_the_baseline_of_branches():
     plan = replace(PLAN, greedy=True)
     data = collector(TALK, BOTH, range(8), plan).collect(players(BOTH, Scripted(WORDS[:5])), 0).trajectories["shared"]
-    kept = compared(data, greedy=True)
-    assert not kept[data.greedy].any() and kept[data.turn > 0].any()
+    compared_rows = compared(data, greedy=True)
+    assert not compared_rows[data.greedy].any() and compared_rows[data.turn > 0].any()
     advantages, _ = algorithm_of("remax").advantages(data, SPECS["remax"].hyper())
-    assert not advantages[~kept].any() and advantages[kept & (data.turn > 0)].any()
+    assert not advantages[~compared_rows].any() and advantages[compared_rows & (data.turn > 0)].any()
 
 
 @pytest.mark.parametrize("algorithm", [name for name, spec in SPECS.items() if spec.groups])
@@ -156,9 +156,9 @@ def test_an_environment_that_cannot_be_copied_is_one_line():
 
     with pytest.raises(MarlRayError) as caught:
         collector(Locked, BOTH, range(4), PLAN).collect(players(BOTH, Scripted(WORDS[:5])), 0)
-    said = str(caught.value)
-    assert said.startswith("environment talk, copy 0") and "\n" not in said
-    assert "train.branch_turns: expected 0, or an environment that copy.deepcopy copies" in said
+    message = str(caught.value)
+    assert message.startswith("environment talk, copy 0") and "\n" not in message
+    assert "train.branch_turns: expected 0, or an environment that copy.deepcopy copies" in message
 
 
 @pytest.mark.parametrize("make", [partial(CodeTeam, turns=3), React])

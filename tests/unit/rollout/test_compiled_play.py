@@ -113,8 +113,8 @@ def assert_equal(batch: Batch, reference: Batch) -> None:
     assert (batch.episodes, batch.steps) == (reference.episodes, reference.steps)
     for name, expected in reference.trajectories.items():
         for field, value in vars(expected).items():
-            given = getattr(batch.trajectories[name], field)
-            assert given is None if value is None else torch.equal(given, value), (name, field)
+            array = getattr(batch.trajectories[name], field)
+            assert array is None if value is None else torch.equal(array, value), (name, field)
 
 
 PLANS = {
@@ -128,21 +128,21 @@ PLANS = {
 @pytest.mark.parametrize("team", TEAMS)
 def test_the_compiled_loop_equals_single_steps(team: str, plan: str) -> None:
     fast, slow = (collector(team, PLANS[plan], compiled) for compiled in (True, False))
-    own = players(team)
-    assert has_compiled_loop(fast.envs, own, {}) and not has_compiled_loop(slow.envs, own, {})
+    team_players = players(team)
+    assert has_compiled_loop(fast.envs, team_players, {}) and not has_compiled_loop(slow.envs, team_players, {})
     for iteration in range(3):
-        assert_equal(slow.collect(own, iteration), fast.collect(own, iteration))
+        assert_equal(slow.collect(team_players, iteration), fast.collect(team_players, iteration))
     assert fast.state() == slow.state()
     resumed = collector(team, PLANS[plan], True, state=fast.state())
-    assert_equal(slow.collect(own, 3), resumed.collect(own, 3))
+    assert_equal(slow.collect(team_players, 3), resumed.collect(team_players, 3))
 
 
 def test_groups_that_are_played_again_equal_single_steps() -> None:
     plan = CollectPlan(6, episodes=True, group_size=2, refills=2, refill_policies=("one",))
     fast, slow = (collector("relay", plan, compiled) for compiled in (True, False))
-    own = players("relay")
+    team_players = players("relay")
     for iteration in range(2):
-        assert_equal(slow.collect(own, iteration), fast.collect(own, iteration))
+        assert_equal(slow.collect(team_players, iteration), fast.collect(team_players, iteration))
     assert fast.group_sums == slow.group_sums
 
 

@@ -102,8 +102,8 @@ def test_log_probs_and_values_are_the_networks_own():
     batch = collector(range(2)).collect({"shared": central}, 0)[0]["shared"]
     outputs = central.model.distribution.normalize(central.model.actor.infer(batch.observations.flatten(0, 1)))
     expected = central.model.distribution.log_prob(outputs, batch.actions.flatten())
-    own = batch.mask.flatten()
-    torch.testing.assert_close(batch.log_probs.flatten()[own], expected[own])
+    decided = batch.mask.flatten()
+    torch.testing.assert_close(batch.log_probs.flatten()[decided], expected[decided])
     values = central.model.critic.infer(batch.states.flatten(0, 1)).reshape(2, 8, 2).transpose(1, 2).reshape(4, 8)
     torch.testing.assert_close(batch.values, values)
 

@@ -44,10 +44,10 @@ def test_a_row_is_a_response_with_the_ids_that_the_engine_gave():
     for row in range(len(data.mask)):
         copy, agent, turn = int(data.episode[row]), int(data.agent[row]), int(data.turn[row])
         prompt = prompts[response_stream(TRAINING_STREAMS, 0, 0, copy, agent, turn)]
-        said = engine.say(prompt, 3)
-        n = len(said.ids)
-        assert data.actions[row, :n].tolist() == said.ids and not data.actions[row, n:].any()
-        torch.testing.assert_close(data.log_probs[row, :n], torch.tensor(said.log_probs))
+        completion = engine.say(prompt, 3)
+        n = len(completion.ids)
+        assert data.actions[row, :n].tolist() == completion.ids and not data.actions[row, n:].any()
+        torch.testing.assert_close(data.log_probs[row, :n], torch.tensor(completion.log_probs))
         assert data.mask[row].tolist() == [True] * n + [False] * (data.mask.shape[1] - n)
         # Prompts stand on the right, where the response begins.
         width = data.prompts.shape[1] - len(prompt.ids)
@@ -66,11 +66,11 @@ def test_a_response_that_is_cut_is_truncated():
     assert (data.truncated.long().argmax(1) == data.mask.sum(1) - 1).all()
 
 
-def slow_rewards_to_go(make: Callable, said: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
+def slow_rewards_to_go(make: Callable, words: Sequence[str]) -> tuple[list[tuple[str, float, float]], float]:
     """The (agent, reward to go, cost to go) of each turn, and the mean return: replay, then sum over all that follows."""
     env, history = make(), []
     env.reset(seed=0)
-    for word in said:
+    for word in words:
         while env.terminations[env.agent_selection]:
             env.step(None)
         agent = env.agent_selection
@@ -92,24 +92,24 @@ def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
         spoken: dict[str, list[tuple[str, float, float]]] = {}
         for name, (agent,) in EACH.items():
             data = batch.trajectories[name]
-            own = (data.episode == number).nonzero().flatten()
+            rows = (data.episode == number).nonzero().flatten()
             last = data.mask.sum(1) - 1
-            assert data.turn[own].tolist() == list(range(len(own)))
-            at_end = data.rewards[own, last[own]], data.costs[own, last[own], 0]
-            torch.testing.assert_close(data.rewards[own].sum(1), at_end[0])
-            torch.testing.assert_close(data.costs[own, :, 0].sum(1), at_end[1])
-            said = [texts(data)[row] for row in own]
-            spoken[agent] = list(zip(said, *(x.tolist() for x in at_end), strict=True))
+            assert data.turn[rows].tolist() == list(range(len(rows)))
+            at_end = data.rewards[rows, last[rows]], data.costs[rows, last[rows], 0]
+            torch.testing.assert_close(data.rewards[rows].sum(1), at_end[0])
+            torch.testing.assert_close(data.costs[rows, :, 0].sum(1), at_end[1])
+            spoken_text = [texts(data)[row] for row in rows]
+            spoken[agent] = list(zip(spoken_text, *(x.tolist() for x in at_end), strict=True))
         # Who speaks when is the environment's rule: turns alternate until `teller` may be gone.
-        left, order = {agent: list(turns) for agent, turns in spoken.items()}, []
-        while any(left.values()):
-            agent = "teller" if len(order) % 2 and left["teller"] else "asker"
-            order.append((agent, *left[agent].pop(0)))
-        expected, ret = slow_rewards_to_go(make, [said for _, said, _, _ in order])
+        unspoken, order = {agent: list(turns) for agent, turns in spoken.items()}, []
+        while any(unspoken.values()):
+            agent = "teller" if len(order) % 2 and unspoken["teller"] else "asker"
+            order.append((agent, *unspoken[agent].pop(0)))
+        expected, ret = slow_rewards_to_go(make, [spoken_text for _, spoken_text, _, _ in order])
         assert [(agent, reward, cost) for agent, _, reward, cost in order] == expected
         assert episode.ret == pytest.approx(ret) and episode.length == len(order)
         assert episode.costs == (float(len(order)),)
-        assert episode.tokens == sum(len(said.encode()) + 1 for _, said, _, _ in order)
+        assert episode.tokens == sum(len(spoken_text.encode()) + 1 for _, spoken_text, _, _ in order)
 
 
 def test_episodes_are_cut_after_horizon_turns():
@@ -139,9 +139,9 @@ def test_data_does_not_depend_on_the_number_of_workers(scripted):
             rows = slice(start, start := start + len(part.mask))
             steps, width = part.mask.shape[1], part.prompts.shape[1]
             for field in (*FIELDS, "actions", "log_probs"):
-                own, part_values = getattr(data, field)[rows], getattr(part, field)
-                own = own[:, :steps] if own.dim() > 1 else own
-                torch.testing.assert_close(own, part_values, rtol=1e-4, atol=1e-5)
+                of_rows, part_values = getattr(data, field)[rows], getattr(part, field)
+                of_rows = of_rows[:, :steps] if of_rows.dim() > 1 else of_rows
+                torch.testing.assert_close(of_rows, part_values, rtol=1e-4, atol=1e-5)
             assert torch.equal(data.prompts[rows, -width:], part.prompts)
             assert (data.prompts[rows, :-width] == -1).all() and not data.mask[rows, steps:].any()
     assert sorted(single.transcripts) == sorted(transcript for part in parts for transcript in part.transcripts)
@@ -187,8 +187,8 @@ def test_metrics_are_by_role_and_transcripts_are_bounded():
     data = batch.trajectories["shared"]
     lengths = data.mask.sum(1).double()
     for agent, name in enumerate(BOTH["shared"]):
-        own = data.agent == agent
-        assert metrics[f"{name}/response_tokens"] == pytest.approx(float(lengths[own].mean()))
+        of_agent = data.agent == agent
+        assert metrics[f"{name}/response_tokens"] == pytest.approx(float(lengths[of_agent].mean()))
         assert metrics[f"{name}/ended"] == 1.0
     returns = [(metrics["asker/reward"] + metrics["teller/reward"]) / 2]
     assert returns == pytest.approx([np.mean([episode.ret for episode in batch.episodes])])
@@ -237,7 +237,7 @@ def test_streams_differ_by_everything_that_they_are_for():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "reports",
     [
         {"rewards": {"speaker": float("nan")}},
         {"rewards": {"speaker": [1.0, 2.0]}},
@@ -252,9 +252,9 @@ def test_streams_differ_by_everything_that_they_are_for():
         {"error": MarlRayError("the sandbox is gone")},
     ],
 )
-def test_what_an_environment_reports_wrongly_is_one_error_that_names_it(given):
+def test_what_an_environment_reports_wrongly_is_one_error_that_names_it(reports):
     with pytest.raises(MarlRayError, match=r"^environment broken, copy 0, agent speaker: .") as error:
-        collector(partial(Broken, **given), ALONE, range(2)).collect(players(ALONE), 0)
+        collector(partial(Broken, **reports), ALONE, range(2)).collect(players(ALONE), 0)
     assert "\n" not in str(error.value)
 
 
@@ -297,9 +297,9 @@ class Told(Talk):
         return self.first + "".join(self.actions_taken) * self.times
 
 
-@pytest.mark.parametrize("said", ["<|end|><|reply|>", "", "\x00", "{agent}{", "x" * 30])
-def test_nothing_that_an_agent_says_ends_a_run(said):
-    engine = Scripted([said])
+@pytest.mark.parametrize("answer", ["<|end|><|reply|>", "", "\x00", "{agent}{", "x" * 30])
+def test_nothing_that_an_agent_says_ends_a_run(answer):
+    engine = Scripted([answer])
     batch = collector(Told, BOTH).collect(players(BOTH, engine), 0)
     assert all(episode.length == 4 and not episode.cut for episode in batch.episodes)
     # What was said reaches the next one's prompt as text: the only special token is the template's.
@@ -311,14 +311,14 @@ def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():
     """Only where its action space says so: another error of an environment is its own."""
     strict, team = partial(Strict, cost=("tokens",)), players(BOTH, Scripted(["stop", "cat", "cat", "a cat"]))
     batch = collector(strict, BOTH, range(16)).collect(team, 0)
-    said = texts(batch.trajectories["shared"])
+    answers = texts(batch.trajectories["shared"])
     cut = [episode.cut for episode in batch.episodes]
-    assert any(cut) and not all(cut) and sum(cut) == said.count("a cat")
+    assert any(cut) and not all(cut) and sum(cut) == answers.count("a cat")
     assert all(episode.solved is None for episode in batch.episodes if episode.cut)
     data = batch.trajectories["shared"]
     counted = [batch.sums[f"{agent}/refused"] for agent in BOTH["shared"]]
-    assert sum(refused for refused, _ in counted) == sum(cut) and sum(turns for _, turns in counted) == len(said)
-    refused = torch.tensor([text == "a cat" for text in said])
+    assert sum(refused for refused, _ in counted) == sum(cut) and sum(turns for _, turns in counted) == len(answers)
+    refused = torch.tensor([text == "a cat" for text in answers])
     assert not data.rewards[refused].any() and data.costs.sum(1)[refused, 0].tolist() == [6.0] * sum(cut)
     with pytest.raises(AssertionError):
         collector(partial(Broken, error=AssertionError("own")), ALONE).collect(players(ALONE, Scripted(["cat"])), 0)

@@ -34,9 +34,9 @@ def test_the_first_member_plays_greedily():
     plan = CollectPlan(6, episodes=True, group_size=4, greedy=True)
     data = collector(Talk, BOTH, plan=plan).collect(players(BOTH, Scripted(["no", *SAID])), 0).trajectories["shared"]
     assert torch.equal(data.greedy, data.episode % 4 == 0)
-    said = texts(data)
-    assert {said[row] for row in data.greedy.nonzero().flatten()} == {"no"}
-    assert len({said[row] for row in (~data.greedy).nonzero().flatten()}) > 2
+    answers = texts(data)
+    assert {answers[row] for row in data.greedy.nonzero().flatten()} == {"no"}
+    assert len({answers[row] for row in (~data.greedy).nonzero().flatten()}) > 2
 
 
 def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
@@ -53,8 +53,8 @@ def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
 
     assert 0 < len(teaching(before)) < len(teaching(after)) < 8
     assert after.steps > before.steps and len(after.episodes) == 16
-    kept = [c for g in teaching(before) for c in (2 * g, 2 * g + 1)]
-    assert [after.episodes[c] for c in kept] == [before.episodes[c] for c in kept]
+    teaching_copies = [c for g in teaching(before) for c in (2 * g, 2 * g + 1)]
+    assert [after.episodes[c] for c in teaching_copies] == [before.episodes[c] for c in teaching_copies]
     # Every attempt takes the tasks that follow, and what still teaches nothing leaves no rows.
     tasks = [episode.task for episode in after.episodes]
     assert max(tasks) >= 8 and len(set(tasks)) == 8 and played.position * 2 == after.steps
@@ -74,8 +74,8 @@ def test_a_curriculum_is_the_same_for_any_number_of_workers_and_after_a_resume(c
 
     def run(rank: int = 0, gather: Callable = lambda value: [value], workers: int = 1, resume: bool = False):
         """Episodes of each iteration, and the last state."""
-        own = range(8 // workers * rank, 8 // workers * (rank + 1))
-        make = partial(collector, Echo, ALONE, own, plan, gather=gather, curriculum=curriculum)
+        copies = range(8 // workers * rank, 8 // workers * (rank + 1))
+        make = partial(collector, Echo, ALONE, copies, plan, gather=gather, curriculum=curriculum)
         play, played = make(), []
         for iteration in range(6):
             if resume:

@@ -83,8 +83,8 @@ def test_groups_that_teach_nothing_are_played_again_from_other_starts():
     assert uninformative(before.trajectories["shared"])
     data = after.trajectories["shared"]
     assert not uninformative(data) and after.steps > before.steps and len(after.episodes) == 16
-    kept = [g for g in range(8) if g not in uninformative(before.trajectories["shared"])]
-    rows = [row for g in kept for row in range(4 * g, 4 * g + 4)]
+    teaching = [g for g in range(8) if g not in uninformative(before.trajectories["shared"])]
+    rows = [row for g in teaching for row in range(4 * g, 4 * g + 4)]
     assert torch.equal(data.actions[rows], before.trajectories["shared"].actions[rows])
     assert data.episode.shape == (32,) and torch.isfinite(data.log_probs).all()
 

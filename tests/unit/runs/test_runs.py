@@ -352,8 +352,8 @@ def test_students_interval_is_that_of_the_tables():
 
 def test_a_run_without_a_name_gets_one_that_its_storage_does_not_have(tmp_path: Path):
     file = tmp_path / "run.yaml"
-    given = config(f"storage={tmp_path}").as_given()
-    file.write_text(json.dumps({key: value for key, value in given.items() if key != "name"}))
+    data = config(f"storage={tmp_path}").as_given()
+    file.write_text(json.dumps({key: value for key, value in data.items() if key != "name"}))
     names = set()
     for _ in range(3):
         run, overrides = load_named(file, ["seed=3"])

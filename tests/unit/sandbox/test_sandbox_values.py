@@ -286,10 +286,10 @@ def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
     monkeypatch.setattr(run_folder, "REMOVE_S", -1.0)
     mounted, replaced = tmp_path / "mounted", []
     mounted.mkdir(0o700)
-    kept = run_folder.MountedFolder(str(mounted), lambda: replaced.append(True))
-    assert not kept.renew() and not replaced
+    folder = run_folder.MountedFolder(str(mounted), lambda: replaced.append(True))
+    assert not folder.renew() and not replaced
     (mounted / "left").mkdir()
-    assert kept.renew() and replaced
+    assert folder.renew() and replaced
     numbered = run_folder.NumberedFolders(str(tmp_path), None)
     first = Path(numbered.path)
     assert not numbered.renew() and numbered.path == str(first)
@@ -314,15 +314,15 @@ def test_a_folder_is_emptied_however_it_was_left(tmp_path: Path) -> None:
     (work / "a/up").symlink_to(tmp_path)
     (work / "0.moved").mkdir()
     os.mkfifo(work / "a/pipe")
-    here = os.open(".", os.O_RDONLY)
+    current = os.open(".", os.O_RDONLY)
     try:
         os.chdir(work)
         for _ in range(1500):  # deeper than recursion and longer than a path may be
             os.mkdir("d")
             os.chdir("d")
     finally:
-        os.fchdir(here)
-        os.close(here)
+        os.fchdir(current)
+        os.close(current)
     (work / "a/b").chmod(0)
     assert run_folder.is_full(str(work), 1 << 30, 100)
     run_folder.empty(str(work))

@@ -302,7 +302,7 @@ def test_making_the_config_of_a_trial_is_pure(fixed: dict[str, Any], keys: set[s
     config = sweep(space, run=COSTLY, set=fixed)
     before = config.model_dump_json()
     grid = combinations(config)
-    given = copy.deepcopy(grid)
+    unchanged = copy.deepcopy(grid)
 
     def run(values: dict[str, Any]) -> dict[str, Any]:
         fresh = sweep(space, run=COSTLY, set=fixed)
@@ -316,7 +316,7 @@ def test_making_the_config_of_a_trial_is_pure(fixed: dict[str, Any], keys: set[s
     random.shuffle(order)
     for number in order:
         assert run(grid[number]) == first[number]
-    assert grid == given
+    assert grid == unchanged
     assert config.model_dump_json() == before
 
 

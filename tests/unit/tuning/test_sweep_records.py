@@ -80,14 +80,14 @@ def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(
         cut = data.draw(st.integers(len(content.get(CHANGES, b"")), len(after[CHANGES])))
         Path(folder.path, CHANGES).write_bytes(after[CHANGES][:cut])
         records = records if cut == len(after[CHANGES]) else before
-    kept = load_records(folder_at(Path(folder.path).parent, remote))
-    assert kept == records
+    loaded = load_records(folder_at(Path(folder.path).parent, remote))
+    assert loaded == records
     # The driver that follows writes after it, whatever was cut.
-    assert kept is not None
-    again = RecordsFile(folder, kept)
+    assert loaded is not None
+    again = RecordsFile(folder, loaded)
     for _ in range(3):
-        again.save(*change(kept, rng))
-        assert load_records(folder) == kept
+        again.save(*change(loaded, rng))
+        assert load_records(folder) == loaded
     shutil.rmtree(folder.path)
 
 

@@ -33,12 +33,12 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
     """Play from the trial's checkpoint to the end; killed after so many rows, checkpoints and halves of checkpoints."""
     start = int(writer.starts[0].rpartition("-")[2]) if writer.starts else 0
     writer.begun(start)
-    left = LAST * 4 if dies_after is None else dies_after
+    remaining = LAST * 4 if dies_after is None else dies_after
     for iteration in range(start + 1, LAST + 1):
         writer.row({"iteration": iteration, "played": iteration, "value": iteration / 2})
         if iteration % every == 0 or iteration == LAST:
             with pytest.MonkeyPatch.context() as patch:
-                if left == 1:  # after the rows and before the state
+                if remaining == 1:  # after the rows and before the state
 
                     def killed(*arguments: Any) -> None:
                         raise Killed
@@ -47,9 +47,9 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
                 name = f"{writer.place}/checkpoint-{iteration}"
                 writer.folder.write(f"{name}/seed-0/state.json", b"{}")
                 writer.note_kept(name, iteration, iteration)
-            left -= 1
-        left -= 1
-        if left <= 0:
+            remaining -= 1
+        remaining -= 1
+        if remaining <= 0:
             raise Killed
 
 
@@ -74,8 +74,8 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(
                     with rows.open("ab") as stream:
                         stream.write(json.dumps({"iteration": 99, "exploits": 0}).encode()[:cut])
         folder = folder_at(path, remote)
-        left = (path / "trial").glob("attempt-*/checkpoint-*")
-        assert sorted(str(place.relative_to(path / "trial")) for place in left) == sorted(
+        checkpoints = (path / "trial").glob("attempt-*/checkpoint-*")
+        assert sorted(str(place.relative_to(path / "trial")) for place in checkpoints) == sorted(
             read_state(folder).checkpoints
         )
         rows_read = read_rows(folder)

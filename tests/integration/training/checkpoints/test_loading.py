@@ -144,8 +144,8 @@ def noted(folder: str) -> dict[str, list[str]]:
 def test_each_worker_reads_its_part_alone(tmp_path: Path):
     read = two_workers(noted, str(tmp_path))
     for rank, names in read.items():
-        own = {f"4/envs-{rank}.json", f"4/weights/__{rank}_0.distcp"}
-        assert set(names) == {"4/state.json", "4/weights/.metadata", *own} and len(names) == 4
+        of_rank = {f"4/envs-{rank}.json", f"4/weights/__{rank}_0.distcp"}
+        assert set(names) == {"4/state.json", "4/weights/.metadata", *of_rank} and len(names) == 4
     shares = [sum((tmp_path / name).stat().st_size for name in names if "distcp" in name) for names in read.values()]
     assert max(shares) < 1.3 * min(shares)
 
@@ -205,8 +205,8 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base:
         keeping = CheckpointKeeping(lambda iteration: bucket / checkpoint_name(iteration, 1))
         run_worker(run, torch.device("cpu"), listeners=Listeners(rows.append), keeping=keeping)
         places = checkpoints_in(bucket)
-        kept = [each.manifest.iteration for each in published(bucket)]
-        assert kept[-1] == 6 and len(kept) == len(places) > 2
+        iterations = [each.manifest.iteration for each in published(bucket)]
+        assert iterations[-1] == 6 and len(iterations) == len(places) > 2
         manifest, local = (
             published(bucket)[-1].manifest,
             json.loads((base / "6" / "manifest.json").read_text())["files"],
@@ -216,7 +216,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base:
         with bucket.filesystem.open_output_stream((places[-1] / PART).path) as stream:
             stream.write(b"nonsense")
         run_worker(run, torch.device("cpu"), RunStart(places[::-1]), Listeners(again.append, say=lines.append))
-    assert timeless(again) == timeless([row for row in rows if row["iteration"] > kept[-2]])
+    assert timeless(again) == timeless([row for row in rows if row["iteration"] > iterations[-2]])
     assert f"{places[-1]}/{PART} has 8 bytes, expected " in about_checkpoints(lines)[0]
     assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]
     chosen = best(published(bucket))

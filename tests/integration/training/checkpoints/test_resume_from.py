@@ -183,8 +183,8 @@ def test_a_source_is_a_name_a_folder_or_a_uri(base: Path, tmp_path: Path, monkey
     named = tmp_path / "runs" / "base"
     shutil.copytree(base / "6", named / "checkpoint_6")
     monkeypatch.chdir(tmp_path)
-    for given in ("base", "runs/base", str(named), "runs/base/checkpoint_6"):
-        source = source_of(config("storage=runs", f"resume_from={given}"))
+    for reference in ("base", "runs/base", str(named), "runs/base/checkpoint_6"):
+        source = source_of(config("storage=runs", f"resume_from={reference}"))
         assert source == str(named / "checkpoint_6")
     assert source_of(config(f"resume_from=file://{named}")) == f"file://{named}/checkpoint_6"
     assert "no run that has one; looked for " in refusal(config(f"storage={tmp_path}", "resume_from=nobody"))

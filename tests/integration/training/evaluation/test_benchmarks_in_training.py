@@ -165,9 +165,9 @@ def test_a_curve_is_of_one_file(tmp_path: Path, letters: Path):
 def test_what_cannot_be_measured_is_one_line_before_a_cluster_starts(
     entry: str, message: str, tmp_path: Path, letters: Path
 ):
-    given = f"evaluation.benchmarks=[{{{entry.replace('LETTERS', str(letters))}}}]"
+    override = f"evaluation.benchmarks=[{{{entry.replace('LETTERS', str(letters))}}}]"
     with pytest.raises(MarlRayError, match=message) as caught:
-        check_run(config(MODEL, given, f"storage={tmp_path}"))
+        check_run(config(MODEL, override, f"storage={tmp_path}"))
     assert "\n" not in str(caught.value)
 
 

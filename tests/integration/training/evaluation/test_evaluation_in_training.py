@@ -178,9 +178,9 @@ def test_shares_within_the_budgets_and_what_is_certain_of_them():
     values = shares((30.0,), [(30.0,), (31.0,), (31.5,), (33.0,)])
     assert values["within_budget"] == 0.25 and values["within_budget_105"] == 0.75
     # P(k or more of n at rate p) = 5 % at the bound (Clopper-Pearson).
-    for key, kept in (("within_budget", 1), ("within_budget_105", 3)):
+    for key, count in (("within_budget", 1), ("within_budget_105", 3)):
         p = values[f"{key}_certified"]
-        assert sum(math.comb(4, j) * p**j * (1 - p) ** (4 - j) for j in range(kept, 5)) == pytest.approx(0.05)
+        assert sum(math.comb(4, j) * p**j * (1 - p) ** (4 - j) for j in range(count, 5)) == pytest.approx(0.05)
     assert certified_rate(0, 10) == 0 and certified_rate(299, 299) > 0.99 > certified_rate(298, 298)
     assert shares((1.0, 2.0), [(1.0, 2.0), (0.0, 2.5)])["within_budget"] == 0.5
 

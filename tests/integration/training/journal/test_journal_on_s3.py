@@ -54,5 +54,5 @@ def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_st
         assert read_mark(filesystem, folder, "taker") == Mark(121, ended="FINISHED", iteration=120)
         sizes = [info.size for info in parts_of(filesystem, f"{folder}/{METRICS}")]
         assert len(sizes) > 3 and max(sizes) <= 2000
-    said = capsys.readouterr().err
-    assert "toy: a line after 90" in said and "121 rows" not in said
+    printed = capsys.readouterr().err
+    assert "toy: a line after 90" in printed and "121 rows" not in printed

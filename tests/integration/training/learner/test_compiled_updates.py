@@ -159,19 +159,19 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.Monk
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)
-        kept = run.team.learners["all"].plain()
+        plain = run.team.learners["all"].plain()
         run.close()
         monkeypatch.undo()
         resumed = team_of(config).learners["all"]
         assert resumed.compiled
-        resumed.load_state(kept)
-        assert resumed.why_torch == kept["refused"]
+        resumed.load_state(plain)
+        assert resumed.why_torch == plain["refused"]
         branch = team_of(config_of(CASES["plain"] | {"hyper": {"kl_coef": 0.1}})).learners["all"]
-        branch.load_state(kept)
+        branch.load_state(plain)
         assert branch.why_torch == "hyper.kl_coef is above 0" and not branch.plain()["refused"]
     # Checkpoints with other keys are of another format, which is refused in one line.
     keys = ["cost_norms", "entropy_coef", "groups", "kl_coef", "multipliers", "refused", "value_norm"]
-    assert (FORMAT, sorted(kept)) == (3, keys)
+    assert (FORMAT, sorted(plain)) == (3, keys)
     (line,) = lines
     assert line.startswith(
         "policy 'all': torch takes its gradient steps, because compiled gradients differ from torch's"

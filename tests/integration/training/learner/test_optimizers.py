@@ -79,14 +79,14 @@ def test_weight_decay_is_apart_from_the_gradient() -> None:
 
 def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
     run = toy_runs.config("hyper.lr=0.01", "hyper.critic_lr=0.02", "hyper.lr_decay=true", "hyper.lr_warmup=4")
-    own, rates = learner(run), []
+    warmed, rates = learner(run), []
     for batch in range(6):
-        own.set_progress(batch / 6, batch)
-        rates.append([group["lr"] for group in own.policy.optimizer.param_groups])
+        warmed.set_progress(batch / 6, batch)
+        rates.append([group["lr"] for group in warmed.policy.optimizer.param_groups])
     scales = [min(1, (batch + 1) / 4) * (1 - batch / 6) for batch in range(6)]
     for rate, scale in zip(rates, scales, strict=True):
         assert sorted(set(rate)) == pytest.approx([0.01 * scale, 0.02 * scale])
-    assert own.trust_region == pytest.approx(own.policy.hyper.trust_region * scales[-1])
+    assert warmed.trust_region == pytest.approx(warmed.policy.hyper.trust_region * scales[-1])
     still = learner(toy_runs.config())
     still.set_progress(0.5, 0)
     assert {group["lr"] for group in still.policy.optimizer.param_groups} == {0.01}
@@ -95,8 +95,8 @@ def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, family: str, optimizer: str) -> None:
-    given = [*EVERYTHING, f"hyper.optimizer={optimizer}", "algorithm=ppo"]
-    run = FAMILIES[family](*given, "train.group_size=1")
+    overrides = [*EVERYTHING, f"hyper.optimizer={optimizer}", "algorithm=ppo"]
+    run = FAMILIES[family](*overrides, "train.group_size=1")
     uninterrupted = train_alone(run, tmp_path / "whole")
     resumed = train_alone(run, tmp_path / "again", tmp_path / "whole" / "1")
     assert timeless(resumed) == timeless(uninterrupted)[-len(resumed) :]
@@ -110,9 +110,9 @@ def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, fami
         assert (tmp_path / "whole" / path).read_bytes() == (tmp_path / "again" / path).read_bytes()
 
 
-@pytest.mark.parametrize(("given", "rate"), [("{data: environment}", 0.01), ("{data: environment, lr: 0.5}", 0.5)])
-def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(given: str, rate: float) -> None:
-    keys = [f"warm_start={given}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
+@pytest.mark.parametrize(("settings", "rate"), [("{data: environment}", 0.01), ("{data: environment, lr: 0.5}", 0.5)])
+def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(settings: str, rate: float) -> None:
+    keys = [f"warm_start={settings}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
     run = toy_texts.config(*keys)
     assert run.warm_start is not None
     groups = fine_tuning.DemonstrationFit("speaker", learner(run).policy, [], run.warm_start).optimizer.param_groups
@@ -126,11 +126,11 @@ def test_the_critics_weight_scales_their_loss_alone() -> None:
     for weight in (1.0, 0.25):
         keys = ["algorithm=ppo", "hyper.optimizer=sgd", "hyper.epochs=1", "hyper.minibatches=1"]
         run = toy_runs.config(*keys, f"hyper.value_coef={weight}")
-        own = team_of(run)
-        (policy,) = own.learners
-        trained = own.learners[policy]
+        team = team_of(run)
+        (policy,) = team.learners
+        trained = team.learners[policy]
         before = [p.detach().clone() for p in trained.policy.rollout_model.parameters()]
-        batch = batch_of(run, own)
+        batch = batch_of(run, team)
         trained.update(batch.trajectories[policy], 0, 0, CostStats(None, 0))
         moved[weight] = [p - q for p, q in zip(trained.policy.rollout_model.parameters(), before, strict=True)]
     names = [name for name, _ in trained.policy.rollout_model.named_parameters()]

@@ -95,8 +95,8 @@ def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path)
         DivergedError, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
     ):
         train_alone(config(*poison), tmp_path)
-    kept = sorted(int(path.name) for path in tmp_path.iterdir())
-    assert kept and (tmp_path / str(kept[-1]) / "state.json").exists()
+    checkpoints = sorted(int(path.name) for path in tmp_path.iterdir())
+    assert checkpoints and (tmp_path / str(checkpoints[-1]) / "state.json").exists()
 
 
 def test_losses_that_are_not_finite_stop_the_run(alone, tmp_path):

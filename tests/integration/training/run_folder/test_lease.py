@@ -142,12 +142,12 @@ def left_by_another_machine(place: tuple) -> Path:
     filesystem, folder = place
     with pytest.raises(KeyboardInterrupt), Lease(filesystem, folder, RUN):
         raise KeyboardInterrupt
-    own = read_owner(filesystem, folder)
+    owner = read_owner(filesystem, folder)
     Path(folder).mkdir(exist_ok=True)
-    assert own is not None and own.state == "interrupted"
+    assert owner is not None and owner.state == "interrupted"
     file = Path(owner_file(folder, newest(filesystem, folder)))
     file.write_text(
-        json.dumps(asdict(replace(own, state="running", machine="another", host="far", address="10.0.0.7")))
+        json.dumps(asdict(replace(owner, state="running", machine="another", host="far", address="10.0.0.7")))
     )
     return file
 
@@ -217,14 +217,14 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, 
             with Lease(*local, RUN) as lease:
                 assert lease.number == 2
                 other.send_signal(signal.SIGCONT)
-                said, error = other.communicate(timeout=30)
+                printed, error = other.communicate(timeout=30)
                 lease.check()
         finally:
             other.kill()
-    assert said == "lost\n"
+    assert printed == "lost\n"
     assert f"DisownedError: run 'first' is now owned by process {os.getpid()} of " in error
-    own = read_owner(*local)
-    assert own is not None and own.state == "finished" and own.pid == os.getpid()
+    owner = read_owner(*local)
+    assert owner is not None and owner.state == "finished" and owner.pid == os.getpid()
     assert newest(*local) == 2
 
 

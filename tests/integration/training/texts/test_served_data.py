@@ -84,9 +84,9 @@ def serve(folder: Path, bundle: str, count: int, prompts: tuple[str, ...] = ("he
 
 
 def learn(bundle: str, data: str, *overrides: str) -> Any:
-    own = {"model": {"preset": "tiny-0.2m", "context": CONTEXT}, "bundle": bundle}
-    own["generation"] = {"max_tokens": 12, "temperature": 0.8}
-    team = f"team={json.dumps({'speaker': own})}"
+    policy = {"model": {"preset": "tiny-0.2m", "context": CONTEXT}, "bundle": bundle}
+    policy["generation"] = {"max_tokens": 12, "temperature": 0.8}
+    team = f"team={json.dumps({'speaker': policy})}"
     env = "env={id: 'toys.texts:echo', kwargs: {agents: [writer]}}"
     size = ["train.group_size=1", "train.env_copies=16", "train.total_steps=256", "hyper.lr=0.003"]
     return config(env, team, *size, f"data={data}", *overrides)
@@ -97,7 +97,7 @@ def collector(data: dict[str, list[Any]], state: dict[str, Any] | None = None) -
         return make_env(EnvConfig(id="toys.texts:echo", kwargs={"agents": ["writer"]}), ())
 
     plan = CollectPlan(1, True)
-    return ServedCollector(make, {"speaker": ["writer"]}, range(1), plan, 0, 0, state, lambda own: [own], data, 16)
+    return ServedCollector(make, {"speaker": ["writer"]}, range(1), plan, 0, 0, state, lambda share: [share], data, 16)
 
 
 @pytest.mark.parametrize("algorithm", ["rloo", "grpo", "reinforce_pp", "gspo", "dpo"])
@@ -116,8 +116,8 @@ def test_ratios_are_to_the_chances_with_which_a_text_was_written(tmp_path, bundl
     """Those of an arm far from the policy are clipped away; those of the policy itself begin at one."""
     data = serve(tmp_path, bundle, 64)
     still = ["hyper.lr=1e-30", "algorithm=reinforce_pp", "train.total_steps=64", "train.env_copies=64"]
-    (own,) = train_alone(learn(bundle, data, *still))
-    assert own["kl"] == pytest.approx(0, abs=1e-5) and own["clip_fraction"] == 0
+    (row,) = train_alone(learn(bundle, data, *still))
+    assert row["kl"] == pytest.approx(0, abs=1e-5) and row["clip_fraction"] == 0
     far = make_text_bundle(tmp_path, 9, context=CONTEXT)
     (other,) = train_alone(learn(far, data, *still))
     assert other["kl"] > 0.1 and other["clip_fraction"] > 0.1
@@ -231,10 +231,10 @@ def test_pairs_are_of_different_outcomes_and_of_different_responses(rewards):
 
 def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_path, bundle):
     """Serve, report outcomes, export, estimate, train: each by what users have."""
-    kept = text_config({"one": bundle}, tmp_path, decision_log=str(tmp_path / "log"))
+    logging = text_config({"one": bundle}, tmp_path, decision_log=str(tmp_path / "log"))
 
     async def run() -> Any:
-        async with serving(kept) as (client, app):
+        async with serving(logging) as (client, app):
 
             async def served(k: int) -> None:
                 body = {"session_id": f"s{k}", "prompt": "hello", "max_tokens": 2}
@@ -244,7 +244,7 @@ def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_p
             for begin in range(0, 128, 16):
                 await asyncio.gather(*(served(k) for k in range(begin, begin + 16)))
             await asyncio.to_thread(app.service.acts.close)
-            return export(app.service.store, "exp", kept.decision_log, str(tmp_path / "exported"))
+            return export(app.service.store, "exp", logging.decision_log, str(tmp_path / "exported"))
 
     summary = asyncio.run(run())
     assert (summary.units, summary.sequences) == (128, 128)

@@ -16,8 +16,8 @@ ROWS = [{"steps": 64, "return": 0.5, "loss": math.nan}, {"steps": 128, "return":
 
 
 def config_of(folder: Path | str, *also: str) -> RunConfig:
-    given = {"name": "run", "env": {"id": "budget_dag"}, "storage": str(folder), "tracking": {"also": also}}
-    return parse_config(RunConfig, given)
+    data = {"name": "run", "env": {"id": "budget_dag"}, "storage": str(folder), "tracking": {"also": also}}
+    return parse_config(RunConfig, data)
 
 
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:

@@ -85,14 +85,15 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     every = [iteration_of(row) for row in rows_of(run)]
     assert every == list(range(31))
     assert result.model == "" and load_bundle(result.bundle).manifest.lineage.run == "toy"
-    said = capsys.readouterr().err
-    assert "its workers start again from the checkpoint of iteration" in said
+    printed = capsys.readouterr().err
+    assert "its workers start again from the checkpoint of iteration" in printed
     assert (
-        "toy: 31 rows are not in toys.trackers:Full yet ([Errno 28] No space left on device); the same command" in said
+        "toy: 31 rows are not in toys.trackers:Full yet ([Errno 28] No space left on device); the same command"
+        in printed
     )
-    (left,) = re.findall(r"toy: (\d+) rows are not in mlflow yet \(", said)
-    assert int(left) == 31 - read_mark(fs.LocalFileSystem(), f"{tmp_path}/toy", MLFLOW).rows > 0
-    assert "Traceback" not in said
+    (waiting,) = re.findall(r"toy: (\d+) rows are not in mlflow yet \(", printed)
+    assert int(waiting) == 31 - read_mark(fs.LocalFileSystem(), f"{tmp_path}/toy", MLFLOW).rows > 0
+    assert "Traceback" not in printed
     assert in_tensorboard(run) == taken(tmp_path, "Lines") == taken(tmp_path, "Slow") == every
 
     server.start()

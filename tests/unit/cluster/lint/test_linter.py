@@ -78,17 +78,17 @@ def test_the_pods_written_by_hand_are_like_those_that_are_rendered():
     config = {"name": "g", "image": "a/b:1", "groups": {"gateway": {"replicas": 3}}}
     service = {"serve": {"applications": []}, "api_keys_secret": "marl-ray-api-keys"}
     [rendered, *_] = render(parse_config(ClusterConfig, config | {"service": service}))
-    for own, other in zip(pods(SERVICE), pods(rendered), strict=True):
-        assert own["metadata"]["annotations"] == other["metadata"]["annotations"]
-        (container,), (wanted,) = own["spec"]["containers"], other["spec"]["containers"]
+    for pod, other in zip(pods(SERVICE), pods(rendered), strict=True):
+        assert pod["metadata"]["annotations"] == other["metadata"]["annotations"]
+        (container,), (expected,) = pod["spec"]["containers"], other["spec"]["containers"]
         for key in ("securityContext", "lifecycle", "ports"):
-            assert container[key] == wanted[key], key
+            assert container[key] == expected[key], key
         for key in ("securityContext", "terminationGracePeriodSeconds", "automountServiceAccountToken"):
-            assert own["spec"][key] == other["spec"][key], key
-        assert sorted(map(str, own["spec"]["volumes"])) == sorted(map(str, other["spec"]["volumes"]))
-        assert sorted(map(str, container["volumeMounts"])) == sorted(map(str, wanted["volumeMounts"]))
+            assert pod["spec"][key] == other["spec"][key], key
+        assert sorted(map(str, pod["spec"]["volumes"])) == sorted(map(str, other["spec"]["volumes"]))
+        assert sorted(map(str, container["volumeMounts"])) == sorted(map(str, expected["volumeMounts"]))
         training = "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"
-        assert all(entry in container["env"] for entry in wanted["env"] if entry["name"] != training)
+        assert all(entry in container["env"] for entry in expected["env"] if entry["name"] != training)
 
 
 def pods(service: dict[str, Any]) -> list[dict[str, Any]]:

@@ -138,15 +138,15 @@ def test_an_episode_of_the_chain(workers: int, observe_budget: bool) -> None:
     for task in range(TASKS):
         assert env.agents == [f"worker_{i}" for i in range(workers)]
         for i, agent in enumerate(env.agents):
-            own = i == task % workers
-            expected = [*np.eye(TASKS)[task], own, *[1 - spent / 40] * observe_budget]
+            has_turn = i == task % workers
+            expected = [*np.eye(TASKS)[task], has_turn, *[1 - spent / 40] * observe_budget]
             np.testing.assert_allclose(observations[agent], expected, rtol=1e-6)
             assert observations[agent] in env.observation_space(agent)
             info = infos[agent]
             assert info["action_mask"].dtype == np.int8 and info["next_costs"].dtype == np.float32
-            assert info["action_mask"].tolist() == ([1, 1, 1] if own else [1, 0, 0])
-            assert info["next_costs"].tolist() == ([1, 3, 10] if own else [0, 0, 0])
-            assert info["least_cost_to_go"].tolist() == [TASKS - 1 - task if own else 0] * 3
+            assert info["action_mask"].tolist() == ([1, 1, 1] if has_turn else [1, 0, 0])
+            assert info["next_costs"].tolist() == ([1, 3, 10] if has_turn else [0, 0, 0])
+            assert info["least_cost_to_go"].tolist() == [TASKS - 1 - task if has_turn else 0] * 3
         effort = task % 3
         # Out of turn any action does nothing.
         actions = {agent: effort if i == task % workers else 2 for i, agent in enumerate(env.agents)}
@@ -268,15 +268,15 @@ def test_joint_choices_are_safe_and_not_wasteful(market: Market, room: int) -> N
     needs, headroom = list(market.prices[0]), np.array([room / 10])
     masks, cheapest = affordable(needs, headroom, headroom + 1.0, turn=room)
     least = sum(need.min() for need in needs)
-    assert all(mask[kept] for mask, kept in zip(masks, cheapest, strict=True))
+    assert all(mask[action] for mask, action in zip(masks, cheapest, strict=True))
     if least > headroom[0] + 1e-6:
         assert all(mask.sum() == 1 for mask in masks)
         return
     worst = sum(need[mask].max() for need, mask in zip(needs, masks, strict=True))
     assert worst <= headroom[0] + 2e-6
     first = room % len(needs)
-    own = needs[first][:, 0] - needs[first].min() + least
-    assert masks[first].tolist() == (own <= headroom[0] + 1e-6).tolist()
+    costs = needs[first][:, 0] - needs[first].min() + least
+    assert masks[first].tolist() == (costs <= headroom[0] + 1e-6).tolist()
 
 
 def test_agents_come_first_in_turn() -> None:
@@ -314,8 +314,8 @@ def test_a_box_observation_gets_the_remaining_share() -> None:
     space = env.observation_space("worker_0")
     assert space is env.observation_space("worker_0") and space.shape == (10,) and space.dtype == np.float32
     seen, _, costs = play(env, dearest)
-    left = 1 - np.cumsum([0, *np.concatenate(costs)]) / 20
-    for rows, share in zip(seen, left, strict=True):
+    shares = 1 - np.cumsum([0, *np.concatenate(costs)]) / 20
+    for rows, share in zip(seen, shares, strict=True):
         for row in rows.values():
             assert row in space and row[-1] == pytest.approx(share)
 

@@ -208,7 +208,7 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "same"),
+    ("answer", "expected", "same"),
     [
         ("the Hague.", "The Hague", True),
         ("St. John's", "st johns", True),
@@ -239,8 +239,8 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
         ("c++", "C++", True),
     ],
 )
-def test_when_answers_are_the_same(given: str, wanted: str, same: bool) -> None:
-    assert same_answer(given, wanted) is same
+def test_when_answers_are_the_same(answer: str, expected: str, same: bool) -> None:
+    assert same_answer(answer, expected) is same
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ class Echo(TextEnv):
 
     def act(self, agent: str, text: str) -> None:
         if agent == "speaker":
-            self.said = text
+            self.expected = text
             self.earn(0.5, "speaker")
             self.ask("listener", text)
             return
         self.spend(agent, calls=2, seconds=0.5)
         self.earn(1.0)
-        self.finish(text == self.said, {"length": float(len(text))})
+        self.finish(text == self.expected, {"length": float(len(text))})
 
 
 class Mixed(AECEnv):
@@ -187,8 +187,8 @@ def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(MarlRayError, match=r'2 given, but infos\[agent\]\["cost"\] has 1'):
         check_costs(env, 2)
     monkeypatch.setitem(sys.modules, "own_texts", sys.modules[__name__])
-    own = make_env(EnvConfig(id="own_texts:Echo", kwargs={"seed": 3}))
-    assert isinstance(own, Echo) and is_text(own)
+    env = make_env(EnvConfig(id="own_texts:Echo", kwargs={"seed": 3}))
+    assert isinstance(env, Echo) and is_text(env)
     assert not is_text(make_env(EnvConfig(id="budget_dag")))
 
 

@@ -69,11 +69,11 @@ def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(
     monkeypatch.setattr(process_module, "CLOSE_S", 0.2)
     process = BrowserGymProcess(program(tmp_path, "sleep 300 & sleep 300"))
     begun = time.monotonic()
-    own = psutil.Process(process.pid)
-    while len(own.children(recursive=True)) < 2:
+    worker = psutil.Process(process.pid)
+    while len(worker.children(recursive=True)) < 2:
         time.sleep(0.01)
         assert time.monotonic() - begun < 10
-    started = [own, *own.children(recursive=True)]
+    started = [worker, *worker.children(recursive=True)]
     with pytest.raises(PageError, match=r"BrowserGym's reset took longer than 0\.2 s"):
         process.call("reset", 0.2)
     assert time.monotonic() - begun < 20

@@ -14,11 +14,11 @@ from marl_ray.envs.web.page_server import serve_pages
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_only_faults_of_the_pages_are_shown(capfd: pytest.CaptureFixture[str], broken: bool) -> None:
-    left, over = threading.Event(), threading.Event()
+    client_left, over = threading.Event(), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            assert left.wait(10)
+            assert client_left.wait(10)
             try:
                 if broken:
                     raise ValueError("a page is broken")
@@ -31,7 +31,7 @@ def test_only_faults_of_the_pages_are_shown(capfd: pytest.CaptureFixture[str], b
     with socket.create_connection((address.hostname, address.port)) as client:
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets the connection
-    left.set()
+    client_left.set()
     assert over.wait(10)
     shown = ""
     begun = time.monotonic()

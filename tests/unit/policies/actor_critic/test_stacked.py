@@ -78,7 +78,7 @@ def test_actions_that_count_from_elsewhere_and_masks_are_as_alone(tmp_path, acti
     which = dice.integers(2, size=60).tolist()
     actions = Stack(bundles).act(rows, which, None if greedy else np.random.default_rng(7), masks)
     # All of them by each bundle, so that its draws come from the same numbers.
-    alone = [own.act(rows, None if greedy else np.random.default_rng(7), masks) for own in bundles]
+    alone = [one_bundle.act(rows, None if greedy else np.random.default_rng(7), masks) for one_bundle in bundles]
     for k, (mask, answer) in enumerate(zip(masks, actions, strict=True)):
         for agent, (taken, log_prob) in alone[which[k]][k].items():
             assert answer[agent][0] == taken and 3 <= taken < 8
@@ -87,10 +87,10 @@ def test_actions_that_count_from_elsewhere_and_masks_are_as_alone(tmp_path, acti
 
 
 def test_weights_that_are_not_finite_give_log_probabilities_that_are_none(tmp_path):
-    own = bundle(tmp_path, SPACES["vector"], 0)
+    one_bundle = bundle(tmp_path, SPACES["vector"], 0)
     with torch.no_grad():
-        own.policies["p"].actor.rest[-1].bias[:] = np.nan
-    (action,) = Stack([own]).act(requests(own, 1, 1), [0], np.random.default_rng(0))
+        one_bundle.policies["p"].actor.rest[-1].bias[:] = np.nan
+    (action,) = Stack([one_bundle]).act(requests(one_bundle, 1, 1), [0], np.random.default_rng(0))
     assert np.isnan(action["a"][1]) and np.isfinite(action["b"][1])
 
 
@@ -98,8 +98,8 @@ def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
     bundles = [bundle(tmp_path, SPACES["categories"], seed) for seed in range(2)]
     request = requests(bundles[0], 1, 3)[0]
     answers = Stack(bundles).act([request] * 8000, [0, 1] * 4000, np.random.default_rng(0))
-    for place, own in enumerate(bundles):
-        alone = own.act([request] * 4000, np.random.default_rng(1))
+    for place, one_bundle in enumerate(bundles):
+        alone = one_bundle.act([request] * 4000, np.random.default_rng(1))
         counts = [np.zeros((4, 3)), np.zeros((4, 3))]
         for counted, share in zip(counts, (answers[place::2], alone), strict=True):
             for answer in share:
@@ -108,31 +108,31 @@ def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
 
 
 def test_what_is_built_otherwise_is_not_stacked(tmp_path):
-    own = bundle(tmp_path, SPACES["categories"], 0)
-    assert stackable([own, bundle(tmp_path, SPACES["categories"], 1)])
-    assert not stackable([own, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
+    one_bundle = bundle(tmp_path, SPACES["categories"], 0)
+    assert stackable([one_bundle, bundle(tmp_path, SPACES["categories"], 1)])
+    assert not stackable([one_bundle, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
     assert not stackable(
-        [own, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
+        [one_bundle, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
     )
     assert not stackable([bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
     large = NetworkConfig(hidden=(256, 256))
     assert not stackable([bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
     with pytest.raises(ValueError, match="built alike"):
-        Stack([own, bundle(tmp_path, SPACES["vector"], 1)])
+        Stack([one_bundle, bundle(tmp_path, SPACES["vector"], 1)])
 
 
 def test_requests_of_two_arms_share_a_pass_and_one_that_fails_takes_no_other_with_it(tmp_path, monkeypatch):
     bundles = [bundle(tmp_path, SPACES["vector"], seed) for seed in range(2)]
     passes = Passes(64, np.random.default_rng(0))
-    arms = [ArmBatcher(own, passes) for own in bundles]
+    arms = [ArmBatcher(one_bundle, passes) for one_bundle in bundles]
     rows = requests(bundles[0], 12, 5)
     taken = []
     infer = Stack.act
-    monkeypatch.setattr(Stack, "act", lambda self, *given: taken.append(len(given[0])) or infer(self, *given))
+    monkeypatch.setattr(Stack, "act", lambda self, *calls: taken.append(len(calls[0])) or infer(self, *calls))
 
     async def play(those):
-        given = [arms[i % 2].act(request, True) for i, request in enumerate(those)]
-        return await asyncio.gather(*given, return_exceptions=True)
+        calls = [arms[i % 2].act(request, True) for i, request in enumerate(those)]
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     answers = asyncio.run(play(rows))
     for i, (request, answer) in enumerate(zip(rows, answers, strict=True)):

@@ -382,6 +382,6 @@ def test_transformers_reads_more_prompts_than_fit_into_a_step(policy: TokenPolic
 def test_vllm_asks_for_what_it_needs(policy: TokenPolicy) -> None:
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
-    wanted = TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="vllm"))
+    with_vllm = TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="vllm"))
     with pytest.raises(MarlRayError, match=r"expected the package vllm; pip install -c constraints.txt .\.\[vllm\]"):
-        make_engine(wanted)
+        make_engine(with_vllm)

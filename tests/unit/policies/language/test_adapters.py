@@ -65,8 +65,8 @@ def decoded(policy: TokenPolicy, ids: Tensor, model: Callable[[TokenPolicy], Any
 
 WAYS: dict[str, Callable[[TokenPolicy, Tensor], Tensor]] = {
     "evaluation": full_pass,
-    "torch": lambda policy, ids: decoded(policy, ids, lambda own: LlamaModel(own.lm, 64)),
-    "transformers": lambda policy, ids: decoded(policy, ids, lambda own: ForwardModel(own.lm)),
+    "torch": lambda policy, ids: decoded(policy, ids, lambda value: LlamaModel(value.lm, 64)),
+    "transformers": lambda policy, ids: decoded(policy, ids, lambda value: ForwardModel(value.lm)),
 }
 
 
@@ -77,7 +77,7 @@ def test_bfloat16_keeps_an_adapter_of_one_step(way: str) -> None:
     it at this rate, and two rounded outputs that are added 0.21."""
     trained = young(2e-5)
     plain = plain_copy(trained)
-    assert {own.dtype for own in plain.parameters()} == {torch.bfloat16}
+    assert {value.dtype for value in plain.parameters()} == {torch.bfloat16}
     sizes = (64, 32) if way == "evaluation" else (512, 8)
     ids = torch.randint(0, 256, sizes, generator=torch.Generator().manual_seed(0))
     exact, rounded = (_effect(policy, ids, WAYS[way]) for policy in (trained, plain))
@@ -149,7 +149,9 @@ def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path: Path, dtype: str
     policy = tiny(critic=False, signals=0, dtype=dtype, lora=LORA | {"targets": targets})
     plain, bare = plain_copy(policy), tiny(critic=False, signals=0)
     folder = saved(policy, tmp_path / "bundle")
-    base = {name.replace(".base_layer", ""): own for name, own in policy.lm.state_dict().items() if "lora" not in name}
+    base = {
+        name.replace(".base_layer", ""): value for name, value in policy.lm.state_dict().items() if "lora" not in name
+    }
     bare.lm.load_state_dict(base)
     bare.lm.to(next(plain.parameters()).dtype).save_pretrained(tmp_path / "base")
     ids = torch.arange(64)[None]
@@ -183,7 +185,7 @@ def test_peft_reads_adapters_of_transposed_weights(tmp_path: Path) -> None:
     model = ModelConfig.model_validate({"preset": "tiny-1m", "lora": LORA})
     add_adapters(lm, model.lora)
     policy = stirred(TokenPolicy(lm, tiny().tokenizer, model, GenerationConfig()))
-    stored = {name.replace(".base_layer", ""): own for name, own in lm.state_dict().items() if "lora" not in name}
+    stored = {name.replace(".base_layer", ""): value for name, value in lm.state_dict().items() if "lora" not in name}
     base = GPT2LMHeadModel(config)
     base.load_state_dict(stored)
     base.save_pretrained(tmp_path / "base")
@@ -235,9 +237,9 @@ def test_a_mixture_has_adapters_beside_its_experts(tmp_path: Path, name: str) ->
     model = ModelConfig.model_validate({"preset": "tiny-1m", "context": 64, "lora": LORA})
     add_adapters(lm, model.lora)
     policy = stirred(TokenPolicy(lm, tiny().tokenizer, model, GenerationConfig()))
-    base = {name.replace(".base_layer", ""): own for name, own in lm.state_dict().items() if "lora" not in name}
+    base = {name.replace(".base_layer", ""): value for name, value in lm.state_dict().items() if "lora" not in name}
     bare.load_state_dict(base)
-    trained = {name for name, own in lm.named_parameters() if own.requires_grad}
+    trained = {name for name, value in lm.named_parameters() if value.requires_grad}
     assert trained == {f"{name}.lora_{part}.default.weight" for name, _ in adapted(lm) for part in "AB"}
     prompts, answers, ids = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6]]), torch.arange(64)[None]
     expected = bare(torch.arange(1, 7)[None]).logits[0, 2:5].log_softmax(-1).gather(-1, answers.T)[:, 0]

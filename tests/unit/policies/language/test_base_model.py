@@ -36,18 +36,18 @@ def written(folder: Path, plain: TokenPolicy) -> Models:
 
 
 def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path: Path) -> None:
-    own = policy(1)
-    models = written(tmp_path, own)
+    trained = policy(1)
+    models = written(tmp_path, trained)
     apart, merged = models.apart("p"), models["p"]
     assert apart is models.apart("p") is not merged
     assert apart.config.lora is not None and apart.config.lora.rank == LORA["rank"]
-    for (name, layer), (other_name, other) in zip(adapted(apart.lm), adapted(own.lm), strict=True):
+    for (name, layer), (other_name, other) in zip(adapted(apart.lm), adapted(trained.lm), strict=True):
         assert name == other_name and layer.scale == other.scale
         assert torch.equal(layer.down, other.down) and torch.equal(layer.up, other.up)
-    base = bare_weights(own.lm)
+    base = bare_weights(trained.lm)
     for name, tensor in bare_weights(apart.lm).items():
         torch.testing.assert_close(tensor, base[name], atol=1e-6, rtol=0)
-    for reference in (own, merged):
+    for reference in (trained, merged):
         torch.testing.assert_close(
             apart.evaluate(*responses()).log_probs, reference.evaluate(*responses()).log_probs, atol=1e-5, rtol=0
         )
@@ -56,15 +56,15 @@ def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path: Pa
 
 def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path: Path) -> None:
     """Such an adapter is rounded away where it is merged, and is there again where it stands apart."""
-    own = policy(1, "bf16")
+    trained = policy(1, "bf16")
     with torch.no_grad():
-        for _, layer in adapted(own.lm):
+        for _, layer in adapted(trained.lm):
             layer.up.mul_(1e-3)
-    apart = written(tmp_path, own).apart("p")
-    base = bare_weights(own.lm)
+    apart = written(tmp_path, trained).apart("p")
+    base = bare_weights(trained.lm)
     differing = [(tensor != base[name].float()).float().mean() for name, tensor in bare_weights(apart.lm).items()]
     assert max(differing) < 0.01
-    for (_, layer), (_, other) in zip(adapted(apart.lm), adapted(own.lm), strict=True):
+    for (_, layer), (_, other) in zip(adapted(apart.lm), adapted(trained.lm), strict=True):
         assert torch.equal(layer.up, other.up.float())
 
 
@@ -84,8 +84,8 @@ def test_policies_of_one_base_have_its_weights_once(tmp_path: Path) -> None:
     first, second = (written(tmp_path, policy(number)).apart("p") for number in (1, 2))
     before = second.evaluate(*responses()).log_probs
     share_base(second.lm, first.lm)
-    own, others = bare_weights(second.lm), bare_weights(first.lm)
-    assert {name: tensor.data_ptr() for name, tensor in own.items()} == {
+    weights, others = bare_weights(second.lm), bare_weights(first.lm)
+    assert {name: tensor.data_ptr() for name, tensor in weights.items()} == {
         name: tensor.data_ptr() for name, tensor in others.items()
     }
     torch.testing.assert_close(second.evaluate(*responses()).log_probs, before, atol=1e-5, rtol=0)
@@ -122,9 +122,9 @@ def test_a_policy_without_an_adapter_is_as_it_is(tmp_path: Path) -> None:
 
 
 def test_peft_reads_an_adapter_that_tells_its_base(tmp_path: Path) -> None:
-    own = policy(1)
-    folder = save_token_bundle(tmp_path, {"a": "p"}, {"p": own}, LINEAGE)
+    trained = policy(1)
+    folder = save_token_bundle(tmp_path, {"a": "p"}, {"p": trained}, LINEAGE)
     bare = tiny(critic=False, signals=0, lora=LORA)
-    assert known_base(folder / "p" / ADAPTER_FOLDER) == base_sha256(own.lm) == base_sha256(bare.lm)
+    assert known_base(folder / "p" / ADAPTER_FOLDER) == base_sha256(trained.lm) == base_sha256(bare.lm)
     unadapted = load_model(str(folder / "p"), torch.float32, 64)
     PeftModel.from_pretrained(unadapted, str(folder / "p" / ADAPTER_FOLDER))

@@ -160,7 +160,7 @@ def test_a_policy_that_begins_with_a_bundle_reads_the_shards_of_the_bundle(tmp_p
     )
     policy = build_models(run, make_env(run.env), {"speaker": ["a"]})["speaker"]
     assert policy.unread is not None
-    assert {own.device.type for name, own in policy.lm.named_parameters() if "lora_" not in name} == {"meta"}
+    assert {weight.device.type for name, weight in policy.lm.named_parameters() if "lora_" not in name} == {"meta"}
     expected = load_bundle(bundle).policies["lm"].lm.state_dict()
     with process_group():
         shard(policy, init_device_mesh("cpu", (1,)), False)

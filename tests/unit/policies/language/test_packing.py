@@ -30,9 +30,9 @@ def rows(groups, seed=0):
     prompts, mask = [], []
     for length, lengths in groups:
         ids = torch.randint(0, 259, (length,), generator=generator)
-        for own in lengths:
+        for steps_of_row in lengths:
             prompts.append(torch.cat([torch.full((longest - length,), -1), ids]))
-            mask.append(torch.arange(steps) < own)
+            mask.append(torch.arange(steps) < steps_of_row)
     shuffled = torch.randperm(len(prompts), generator=generator)
     mask = torch.stack(mask)[shuffled]
     return torch.stack(prompts)[shuffled], torch.randint(0, 259, mask.shape, generator=generator), mask

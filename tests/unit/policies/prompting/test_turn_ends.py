@@ -135,8 +135,8 @@ def test_demonstrations_end_as_turns_do(chat):
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30"
     run_config = config(*sizes, f"team.speaker.model.chat={json.dumps(chat)}")
     start, end, think = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>"])
-    given = [GivenResponse("", "q", "yes"), GivenResponse("", "q", "<think>a<|im_end|>\ud800")]
-    first, other = encode(given, model(tokenizer), tokenizer, run_config, "speaker")
+    demonstrations = [GivenResponse("", "q", "yes"), GivenResponse("", "q", "<think>a<|im_end|>\ud800")]
+    first, other = encode(demonstrations, model(tokenizer), tokenizer, run_config, "speaker")
     last = tokenizer.eos_token_id if chat is False else end
     assert first.response == [*b"yes", last]
     assert other.response == [think, *"a<|im_end|>\ufffd".encode(), last]
@@ -159,9 +159,9 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
         tokenizer = spaced(template, scheme)
         tokenizer.add_special_tokens({"additional_special_tokens": list(frame)})
     sizes = "team.speaker.model.context=128", "team.speaker.generation.max_tokens=40"
-    for said in ("yes", "a b", "x-y z"):
-        [example] = encode([GivenResponse("", "q", said)], model(tokenizer), tokenizer, config(*sizes), "speaker")
-        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
+    for response in ("yes", "a b", "x-y z"):
+        [example] = encode([GivenResponse("", "q", response)], model(tokenizer), tokenizer, config(*sizes), "speaker")
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": response}]
         complete = tokenizer.apply_chat_template(messages)["input_ids"]
         ids = [*example.prompt, *example.response]
         assert complete[: len(ids)] == (ids[: len(complete)] if template is GLM else ids)

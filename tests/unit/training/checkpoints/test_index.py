@@ -84,15 +84,15 @@ def test_the_first_of_every_interval_is_kept_too():
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1), st.integers(1, 4), st.none() | st.integers(1, 5))
 def test_what_was_removed_is_never_needed_later(scores: list[float | None], keep: int, every: int | None):
     """Removing step by step, as a run does, leaves what removing at the end leaves, but for a best that was beaten."""
-    listed_scores, left = listed(*scores), []
+    listed_scores, remaining = listed(*scores), []
     for checkpoint in listed_scores:
-        left.append(checkpoint)
-        removed = unneeded(left, keep, every)
-        left = [each for each in left if each not in removed]
-        assert left[-keep:] == listed_scores[: listed_scores.index(checkpoint) + 1][-keep:]
-        assert best(left) == best(listed_scores[: listed_scores.index(checkpoint) + 1])
+        remaining.append(checkpoint)
+        removed = unneeded(remaining, keep, every)
+        remaining = [each for each in remaining if each not in removed]
+        assert remaining[-keep:] == listed_scores[: listed_scores.index(checkpoint) + 1][-keep:]
+        assert best(remaining) == best(listed_scores[: listed_scores.index(checkpoint) + 1])
     at_the_end = unneeded(listed_scores, keep, every)
-    assert left == [each for each in listed_scores if each not in at_the_end]
+    assert remaining == [each for each in listed_scores if each not in at_the_end]
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -109,8 +109,8 @@ def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path
     folder.filesystem.create_dir(f"{folder / checkpoint_name(45, 2)}/weights")  # of those that took over
     tidy(folder, 2, None, 1)
     names = [*(checkpoint_name(k, 1) for k in (10, 30, 40)), checkpoint_name(45, 2), checkpoint_name(50, 1)]
-    left = sorted(info.base_name for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path)))
-    assert left == [*names, "errors"]
+    remaining = sorted(info.base_name for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path)))
+    assert remaining == [*names, "errors"]
     assert [each.name for each in published(folder)] == names[:3]
 
 
@@ -135,13 +135,16 @@ def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path:
 
 def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(tmp_path: Path):
     folder, lines = folder_here(tmp_path), list[str]()
-    own = [write(folder, iteration) for iteration in (10, 20)]
+    of_run = [write(folder, iteration) for iteration in (10, 20)]
     copy, other = write(folder, 30, copy_of=10), write(folder, 40)
     publish(other, replace(manifest(40), identity="another config"))
     (tmp_path / "checkpoint_00000050_1").mkdir()
     (tmp_path / "checkpoint_00000050_1" / "manifest.json").write_text("{}")  # damaged, which is for the loader to say
     places = own_checkpoints(folder, IDENTITY, lines.append)
-    assert [place.path for place in places] == [*(place.path for place in own), str(tmp_path / "checkpoint_00000050_1")]
+    assert [place.path for place in places] == [
+        *(place.path for place in of_run),
+        str(tmp_path / "checkpoint_00000050_1"),
+    ]
     assert lines == [
         f"{copy} is a copy of the checkpoint of iteration 10; it is left out",
         f"{other} is a checkpoint of another run, 'toy' with another config; it is left out",

@@ -14,12 +14,12 @@ LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size
 def released_by(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int]) -> list[list[EndedEpisode]]:
     """The episodes released after every `every` steps of all copies, where the copies report in the order `held`."""
     episodes = []
-    for copy, own in enumerate(lengths):
+    for copy, copy_lengths in enumerate(lengths):
         at = 0
-        for length in own:
+        for length in copy_lengths:
             episodes.append((at, at + length, copy))
             at += length
-    last = min(sum(own) for own in lengths)
+    last = min(sum(copy_lengths) for copy_lengths in lengths)
     waiting: list[EndedEpisode] = []
     parts = []
     for now in range(every, last + every, every):
@@ -44,7 +44,7 @@ def test_what_is_released_is_whole_up_to_some_start_and_depends_on_no_worker(len
     # Closed under "began no later": none that began before a released one, or with it, is missing.
     if episodes:
         frontier = episodes[-1].start
-        begun = [(a, c) for c, own in enumerate(lengths) for a in _starts(own) if a <= frontier]
+        begun = [(a, c) for c, copy_lengths in enumerate(lengths) for a in _starts(copy_lengths) if a <= frontier]
         assert sorted(begun) == [(episode.start, episode.copy) for episode in episodes]
 
 

@@ -129,16 +129,16 @@ def test_readers_get_every_line_once_however_often_workers_start_again(
     done, generation = 0, 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "PART_BYTES", 60)
-        for kept, more, reads in groups:
-            kept, generation = min(kept, done), generation + 1
+        for count, more, reads in groups:
+            count, generation = min(count, done), generation + 1
             file = appended_file(filesystem, path)
-            file.keep(kept)
-            for number in range(kept, kept + more):
+            file.keep(count)
+            for number in range(count, count + more):
                 file.append([f"{number} {'x' * generation}"])  # a line that is played again has another length
                 if number % 3 == 0:
                     file.flush()
             file.close()
-            done = kept + more
+            done = count + more
             for tail, lines in zip(tails[: 1 + reads], taken, strict=False):
                 while new := tail.read(len(lines), most=7):
                     lines += new
@@ -218,5 +218,5 @@ def test_a_group_that_begins_and_ends_between_two_looks_is_no_restart(
     Journal(LOCAL, folder).begin(7)
     write_failure(LOCAL, folder, {0: ConnectionError("lost again")})
     follower.close()
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.endswith("its workers start again from the checkpoint of iteration 7: worker 0: ConnectionError: lost")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("its workers start again from the checkpoint of iteration 7: worker 0: ConnectionError: lost")

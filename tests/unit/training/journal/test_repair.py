@@ -79,25 +79,25 @@ def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path: Path, ru
     lines = [row(0), row(1), row(2), row(3)]
     lines.insert(at, rubbish)
     filesystem, folder = begin(tmp_path, lines)
-    said = repair(filesystem, folder, 3)
+    printed = repair(filesystem, folder, 3)
     if rubbish == row(100_000) and at == 4:  # the workers that go on from iteration 3 remove it
-        assert said == [] and iterations(filesystem, folder) == [0, 1, 2, 3, 100_000]
+        assert printed == [] and iterations(filesystem, folder) == [0, 1, 2, 3, 100_000]
         return
-    assert said == [f"{folder}/{METRICS}: line {at + 1} was no row, or one for the second time; removed"]
+    assert printed == [f"{folder}/{METRICS}: line {at + 1} was no row, or one for the second time; removed"]
     assert iterations(filesystem, folder) == [0, 1, 2, 3]
 
 
 @given(st.lists(st.integers(-1, 9), max_size=12))
 def test_as_many_rows_are_kept_as_are_in_order(numbers: list[int]):
     lines = [row(number) if number >= 0 else json.dumps({"steps": 0}) for number in numbers]
-    kept, kept_iterations, removed = sort_out(lines)
-    assert kept == [line for k, line in enumerate(lines, 1) if k not in removed]
-    assert all(a < b or a == b == -1 for a, b in pairwise(kept_iterations))
+    remaining, iterations_kept, removed = sort_out(lines)
+    assert remaining == [line for k, line in enumerate(lines, 1) if k not in removed]
+    assert all(a < b or a == b == -1 for a, b in pairwise(iterations_kept))
     longest = [0] * len(numbers)
     for k, number in enumerate(numbers):
         before = [longest[j] for j in range(k) if numbers[j] < number or numbers[j] == number == -1]
         longest[k] = 1 + max(before, default=0)
-    assert len(kept) == max(longest, default=0)
+    assert len(remaining) == max(longest, default=0)
 
 
 @pytest.mark.parametrize(
@@ -186,18 +186,18 @@ def test_rubbish_in_the_events_is_not_shown(tmp_path: Path):
 
     class Silent:
         def phase(self, text: str) -> None:
-            said.append(text)
+            printed.append(text)
 
         say = phase
 
         def write(self, *texts: str) -> None:
             pass
 
-    said: list[str] = []
+    printed: list[str] = []
     filesystem, folder = begin(tmp_path, [])
     (tmp_path / "run" / "events.jsonl").write_bytes(b"\xff\n")
     follower = Follower(config(), filesystem, folder, Silent())
     with (tmp_path / "run" / "events.jsonl").open("ab") as stream:
         stream.write(b"\xfe{\n" + json.dumps({"phase": "training"}).encode() + b"\n")
     follower.close()
-    assert said == ["training"]
+    assert printed == ["training"]

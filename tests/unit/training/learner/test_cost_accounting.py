@@ -34,8 +34,8 @@ def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team: lis
     assert counts[0] == counts[1] and len(counts[0]) > 4
     assert max(episode.length for episode in counts[0]) > run.train.horizon
     for episode in counts[0]:
-        own = {"a": episode.length, "b": episode.length // 2}
-        assert episode.decisions == {name: sum(map(own.get, agents)) for name, agents in playing.agents.items()}
+        lengths = {"a": episode.length, "b": episode.length // 2}
+        assert episode.decisions == {name: sum(map(lengths.get, agents)) for name, agents in playing.agents.items()}
 
 
 def test_a_budget_is_compared_by_whole_episodes() -> None:
@@ -134,7 +134,7 @@ def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, polic
                 "name": "quick",
                 "algorithm": "ppo_lagrangian",
                 "env": {"id": "toys.envs:QuickAgent", "kwargs": {"ends": ends}},
-                "team": {name: {"agents": own} for name, own in zip(names, agents, strict=True)},
+                "team": {name: {"agents": members} for name, members in zip(names, agents, strict=True)},
                 "hyper": {"cost_gamma": 1.0, "cost_gae_lambda": 1.0},
                 "constraints": [{"budget": 0.5}],
                 "train": {"env_copies": 16, "horizon": horizon},

@@ -72,16 +72,16 @@ def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("advantages", "message"),
     [
         (lambda batch, hyper: (batch.rewards, None), "gives targets of shape None, expected \\(8, 8\\)"),
         (lambda batch, hyper: (batch.rewards[:, :1], batch.rewards), "gives advantages of shape \\(8, 1\\), expected"),
     ],
 )
-def test_advantages_of_another_shape_are_refused_by_name(given: Any, message: str) -> None:
+def test_advantages_of_another_shape_are_refused_by_name(advantages: Any, message: str) -> None:
     with process_group():
         learner, batch = played(config("algorithm=ppo"))
-        learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=given))
+        learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=advantages))
         with pytest.raises(MarlRayError, match=f"algorithm ppo: its `advantages` {message}"):
             learner.update(batch, 0, 0, CostStats(None, 0))
 
@@ -126,14 +126,14 @@ BY_OTHERS = {"lr_decay", "lr_warmup", "dynamic_sampling"}
 @pytest.mark.parametrize("name", PLAYING)
 def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
     spec = SPECS[name]
-    given = [f"hyper.{key}={value}" for key, value in EVERYTHING.items() if key in spec.reads]
+    overrides = [f"hyper.{key}={value}" for key, value in EVERYTHING.items() if key in spec.reads]
     ways = [["hyper.kl_place=loss"], ["hyper.kl_place=reward"]] if "kl_place" in spec.reads else [[]]
     if "aggregation" in spec.reads:
         ways.append(["hyper.aggregation=fixed-length", "hyper.advantage_norm=batch"])
     keys_read: set[str] = set()
     with process_group():
         for way in ways:
-            run = short(name, TWO_POLICIES, "train.rollout=episodes", *given, *way)
+            run = short(name, TWO_POLICIES, "train.rollout=episodes", *overrides, *way)
             trained, batch = played(run)
             model = trained.policy.rollout_model.requires_grad_(True)
             hyper: Any = Recorder(run.hyper_of("first"))
@@ -149,7 +149,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("fields", "problem"),
     [
         ({"greedy": True}, "greedy"),
         ({"critic_first": True}, "critic_first"),
@@ -158,6 +158,6 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
         ({"defaults": {"gamma": 7.0}}, "gamma"),
     ],
 )
-def test_a_spec_that_contradicts_itself_is_refused_by_name(given: dict, problem: str) -> None:
+def test_a_spec_that_contradicts_itself_is_refused_by_name(fields: dict, problem: str) -> None:
     with pytest.raises(MarlRayError, match=f"^Spec 'Own': {problem}"):
-        Spec("Own", "no paper", **given)
+        Spec("Own", "no paper", **fields)

@@ -181,15 +181,15 @@ def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
     ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["ctrl-c", "term"]
 )
 def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number: int, raised: type[BaseException]):
-    before, said = signal.getsignal(number), list[str]()
-    with pytest.raises(raised), answering(lambda: said.append("kept")):  # noqa: PT012  what a run does then
+    before, lines = signal.getsignal(number), list[str]()
+    with pytest.raises(raised), answering(lambda: lines.append("kept")):  # noqa: PT012  what a run does then
         try:
             os.kill(os.getpid(), number)
             signal.pause()
         finally:
             os.kill(os.getpid(), number)  # while it cleans up
-            said.append("cleaned up")
-    assert said == ["kept", "cleaned up"]
+            lines.append("cleaned up")
+    assert lines == ["kept", "cleaned up"]
     assert signal.getsignal(number) is before
 
 
@@ -202,16 +202,16 @@ def test_the_command_answers_before_ray_has_started_too(
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()
         finally:  # the clean-up of a Ray that is half started takes many seconds
-            said.append(capsys.readouterr().err)
+            printed.append(capsys.readouterr().err)
 
-    said = list[str]()
+    printed = list[str]()
     (tmp_path / "run.yaml").write_text(json.dumps(config(f"storage={tmp_path}", "tracking.progress=false").as_given()))
     at = "training.run_checks.check_run" if moment == "checks" else "api.training.ray_of_call"
     monkeypatch.setattr(f"marl_ray.{at}", slow)
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "run.yaml")])
     assert caught.value.code == 130
-    assert said == ["toy: interrupted; no checkpoint had been written, so the same command begins anew\n"]
+    assert printed == ["toy: interrupted; no checkpoint had been written, so the same command begins anew\n"]
 
 
 def test_a_server_that_does_not_answer_holds_nobody_up():
@@ -248,7 +248,7 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
     for folder in (elsewhere, rays):
         folder.mkdir()
     monkeypatch.chdir(rays)
-    answer = work(monkeypatch, elsewhere if known else tmp_path / "elsewhere", lambda *given, **more: Path.cwd())
+    answer = work(monkeypatch, elsewhere if known else tmp_path / "elsewhere", lambda *arguments, **more: Path.cwd())
     assert answer == (elsewhere if known else rays)
 
 
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_
 ):
     """Ray Train restarts workers that raise, and these would meet the full disk again."""
 
-    def fails(*given: Any, **more: Any) -> None:
+    def fails(*arguments: Any, **more: Any) -> None:
         raise kind("checkpoint_1/state.json cannot be written: No space left on device")
 
     monkeypatch.chdir(tmp_path)
@@ -285,5 +285,5 @@ def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path: Path, 
     assert answer == {
         REFUSED: f"no checkpoint can be used: {other} is a checkpoint of another run, 'toy' with another config"
     }
-    own = put(10, identity_hash(config("resources.workers=2", "train.total_steps=64", "checkpoint.every=3")))
-    assert work(monkeypatch, tmp_path, places) == [own]
+    of_run = put(10, identity_hash(config("resources.workers=2", "train.total_steps=64", "checkpoint.every=3")))
+    assert work(monkeypatch, tmp_path, places) == [of_run]

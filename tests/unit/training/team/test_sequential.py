@@ -14,26 +14,26 @@ from marl_ray.training.team.joint_update import update_team
 def test_the_factor_equals_the_joint_ratio(monkeypatch, algorithm):
     """The factor of the last policy is the product of the others' new over old probabilities at every step."""
     config = short(algorithm, TWO_POLICIES)
-    given: dict[str, torch.Tensor | None] = {}
+    factors: dict[str, torch.Tensor | None] = {}
     with process_group():
         team = team_of(config)
         batch = batch_of(config, team)
         for name, learner in team.learners.items():
 
             def noted(*arguments, name=name, update=learner.update):
-                given[name] = arguments[4]
+                factors[name] = arguments[4]
                 return update(*arguments)
 
             monkeypatch.setattr(learner, "update", noted)
         costs = {name: CostStats((4.5,), 3, 6.0) for name in team.learners}
         update_team(config, team, batch.trajectories, 0, 0, costs)
-        first, second = sorted(given, key=lambda name: given[name] is not None)
-        assert given[first] is None
+        first, second = sorted(factors, key=lambda name: factors[name] is not None)
+        assert factors[first] is None
         data, model = batch.trajectories[first], team.models[first]
         outputs = model.distribution.normalize(model.actor.infer(data.observations.flatten(0, 1)))
         new = model.distribution.log_prob(outputs, data.actions.flatten()).reshape(data.mask.shape)
         expected = torch.where(data.mask, (new - data.log_probs).exp(), 1.0)
-        torch.testing.assert_close(given[second], expected)  # one agent per policy: rows are copies
+        torch.testing.assert_close(factors[second], expected)  # one agent per policy: rows are copies
         assert not torch.allclose(expected, torch.ones_like(expected))
 
 

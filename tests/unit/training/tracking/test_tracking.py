@@ -25,8 +25,8 @@ from marl_ray.tuning.reporting.mlflow_runs import OUTBOX, SweepMlflowRuns
 def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    here = f"sqlite:///{tmp_path}/runs/mlflow.db"
-    assert tracking_uri() == uri_of(config()) == here
+    default = f"sqlite:///{tmp_path}/runs/mlflow.db"
+    assert tracking_uri() == uri_of(config()) == default
     assert uri_of(config(f"storage={tmp_path}/other")) == f"sqlite:///{tmp_path}/other/mlflow.db"
     with pytest.raises(MarlRayError, match=r"^tracking.uri: expected a tracking URI here or in MLFLOW_TRACKING_URI"):
         uri_of(config("storage=s3://bucket/runs"))

@@ -94,13 +94,13 @@ def test_a_blank_before_a_word_counts_where_a_tokenizer_hides_it():
 def test_a_tokenizer_that_cannot_write_json_is_refused():
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["none"])
-    kept = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
 
     class Lacking:
         all_special_ids, all_special_tokens, added_tokens_decoder = [], [], {}
 
         def get_vocab(self):
-            return {text: number for text, number in kept.items() if text != "{"}
+            return {text: number for text, number in vocabulary.items() if text != "{"}
 
         def __getattr__(self, name):
             return getattr(tokenizer, name)
