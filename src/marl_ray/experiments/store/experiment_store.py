@@ -105,7 +105,7 @@ class ExperimentStore(EvidenceStore):
         with self.transaction(self.writer) as connection:
             now, endpoint = time.time(), endpoint_of(name, config)
             if connection.dialect.name == "postgresql":
-                # One at a time, for what they check is each other; SQLite's writers are one at a time anyway.
+                # Each checks the experiments that the others open, so one opens at a time; SQLite has one writer anyway.
                 key = sa.func.hashtext(endpoint)
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ENDPOINTS, key)))
             status = ExperimentStatus.RUNNING if config.get("autostart", True) else ExperimentStatus.DRAFT

@@ -46,7 +46,7 @@ class WorldArrays(NamedTuple):
 
 
 class PolicyArrays(NamedTuple):
-    """One policy of the play: its network, its luck and its buffer. N is copies x agents."""
+    """The arrays of one policy in a compiled loop: its network, its random numbers and its buffer. N is copies x agents."""
 
     weights: np.ndarray
     shape: NetworkShape

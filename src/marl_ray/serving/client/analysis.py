@@ -137,9 +137,8 @@ def analysis(
             reported = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
             notes += [f"{metric}: no judged session has it" for metric in metrics if metric not in reported]
             for metric in reported:
-                values = units.values.get(
-                    metric, np.empty(0)
-                )  # a ratio's parts have lines of their own if they are asked for
+                # A ratio's parts have lines of their own if they are asked for.
+                values = units.values.get(metric, np.empty(0))
                 notes += _silent(metric, int(np.isnan(values).sum()), len(values), config)
             rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)

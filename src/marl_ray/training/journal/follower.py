@@ -72,9 +72,8 @@ class Follower:
     def _follow(self) -> None:
         with ProgressBar(self.config, self.console.write) as progress:
             while True:
-                ends = self.done.wait(
-                    self.tails[METRICS].poll_s
-                )  # before reading, so that the last lines are not missed
+                # The wait comes before the reading, so that the last lines are not missed.
+                ends = self.done.wait(self.tails[METRICS].poll_s)
                 try:
                     events = self._read(EVENTS)
                     # Read later and shown earlier: the failure was written before the event that a new group begins.

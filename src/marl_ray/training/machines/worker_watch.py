@@ -18,9 +18,9 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.machines.full_disk import DiskFullError
 
 SAY_S = (10.0, 60.0, 300.0)
-"""Seconds of a wait after which it is said; then again every time the last of them has gone by."""
+"""Seconds after which a wait is reported; later it is reported again each time that the last of them passes."""
 SILENT_S = 10.0
-"""Seconds without an answer of a worker after which that is said."""
+"""Seconds without an answer after which a worker is reported as silent."""
 LOOK_S = 0.5
 STARTS = 5
 """Number of times that workers may die while they start, one after the other, until the run fails."""

@@ -199,9 +199,8 @@ class SweepPlan:
             changed[number] = record
             try:
                 self.exploit(record, donor, what, at)
-            except (
-                OSError
-            ) as error:  # such as a full disk; the recipient's folder may hold a part of the donor's bundles
+            except OSError as error:
+                # Such as a full disk; the recipient's folder may hold a part of the donor's bundles.
                 self._end(record, "failed", f"exploit of trial {what.donor:04d}: {one_line(error)}")
                 continue
             record.history[at] = dict(record.values)
