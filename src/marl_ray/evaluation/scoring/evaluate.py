@@ -84,7 +84,7 @@ def possible_ks(counts: Mapping[str, int], wanted: Sequence[int] | None, default
         if k < 1:
             raise FieldError("k", f"expected at least 1, got {k}")
         if k > fewest:
-            raise FieldError("k", f"problem {task_id!r} has only {fewest} sample{'s' * (fewest != 1)}, not {k}")
+            raise FieldError("k", f"problem {task_id!r} has only {fewest} sample{'' if fewest == 1 else 's'}, not {k}")
     return tuple(sorted(set(wanted)))
 
 
@@ -119,7 +119,10 @@ def prepare_evaluation(
     Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
     task = task or task_of(options)
-    chosen, data, modes, timeout_s = task.benchmark, task.data, task.modes, task.timeout_s
+    chosen = task.benchmark
+    data = task.data
+    modes = task.modes
+    timeout_s = task.timeout_s
     samples = read_samples(options.samples, chosen, data.problems)
     ks = possible_ks(samples.counts, options.ks, chosen.ks)
     kinds = " and ".join(sorted({f"{sample.source.kind}s" for sample in samples.samples}))

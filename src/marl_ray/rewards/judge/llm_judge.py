@@ -80,7 +80,10 @@ class LLMJudge:
         if not offline and not (url and model):
             raise ValueError("url, model: expected both, or offline: true")
         _check_template(template, rubric)
-        self.scale, self.rubric, self.template, self.fallback = scale, rubric, template, float(fallback)
+        self.scale = scale
+        self.rubric = rubric
+        self.template = template
+        self.fallback = float(fallback)
         self._request = {"model": model, **(REQUEST if request is None else request)}
         try:
             json.dumps(self._request, allow_nan=False)

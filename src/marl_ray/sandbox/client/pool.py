@@ -207,7 +207,9 @@ class Pool:
         """
         if in_place is None:
             in_place = "alone" if looks_at_arguments(tests, entry_point) else False
-        kind = judge.ALONE if in_place == "alone" else judge.IN_PLACE if in_place else judge.PLAIN
+        kind = judge.IN_PLACE if in_place else judge.PLAIN
+        if in_place == "alone":
+            kind = judge.ALONE
 
         def job(worker: Worker) -> Judgement:
             program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))

@@ -63,7 +63,9 @@ def known_of(database: str, name: str) -> PlanningNumbers:
         if least is not None and plan.control in shares:
             share = shares[least] / (shares[least] + shares[plan.control])
         margin = config.margin
-        relative = None if isinstance(margin, float) else margin.relative * control.mean if control.n else None
+        relative = None
+        if not isinstance(margin, float) and control.n:
+            relative = margin.relative * control.mean
         moment = store.settled_at()
         since = max(moment - DAY_S, record.created)
         came = store.arrivals(name, since)

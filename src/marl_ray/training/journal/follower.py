@@ -54,7 +54,10 @@ class Follower:
         watch: Callable[[], None] = lambda: None,
     ):
         """`watch` is called at every look."""
-        self.config, self.filesystem, self.folder, self.console = config, filesystem, folder, console
+        self.config = config
+        self.filesystem = filesystem
+        self.folder = folder
+        self.console = console
         self.watch = watch
         self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS, FAILURES, METRICS)}
         self.taken = {name: tail.count() for name, tail in self.tails.items()}

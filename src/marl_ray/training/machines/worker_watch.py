@@ -77,7 +77,10 @@ class WorkerWatch:
         """Note that the workers run, on the nodes of these addresses by rank."""
         if self.since and time.time() - self.since > SAY_S[0]:
             self._note(f"its workers are there, after {time.time() - self.since:.0f} s")
-        self.since, self.nodes, self.causes, self.starts = 0.0, dict(nodes), {}, 0
+        self.since = 0.0
+        self.nodes = dict(nodes)
+        self.causes = {}
+        self.starts = 0
         self.silent_ranks.clear()
 
     def on_silence(self, seconds: Mapping[int, float]) -> None:
@@ -122,7 +125,7 @@ class WorkerWatch:
         """Return one line about the wait."""
         nodes, free = alive_nodes(), free_resources()
         need = " and ".join(f"{number:g} {kind}" for kind, number in each.items() if number)
-        needing = f"{workers} worker{'s' * (workers > 1)} of {need} each, since {_clock(self.since)}"
+        needing = f"{workers} worker{'s' if workers > 1 else ''} of {need} each, since {_clock(self.since)}"
         have = " and ".join(f"{free.get(kind, 0.0):g} {kind}" for kind, number in each.items() if number)
         lost = [
             f"worker {rank} was lost on node {node}{'' if node in nodes else ', which is gone'} ({cause})"
@@ -134,7 +137,7 @@ class WorkerWatch:
         return "; ".join(
             [
                 f"waiting for {needing} and at most until {_clock(self.since + self.wait_s)}",
-                f"the cluster has {have} free on {len(nodes)} node{'s' * (len(nodes) > 1)}",
+                f"the cluster has {have} free on {len(nodes)} node{'s' if len(nodes) > 1 else ''}",
                 *lost[:2],
             ]
         )

@@ -128,7 +128,9 @@ class SweepPlan:
         record = self.records.trials[number]
         self.active.discard(number)
         self.note_progress(number, result or {})
-        status = "lost" if died else "cut" if result is None else result["status"]
+        status = "lost" if died else "cut"
+        if result is not None and not died:
+            status = result["status"]
         if status == "waiting":
             record.objectives = result["objectives"] if result else None
             assert until is not None

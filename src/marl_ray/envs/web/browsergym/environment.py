@@ -118,7 +118,10 @@ class BrowserGym(TextEnv):
         self._ask(page)
 
     def act(self, agent: str, text: str) -> None:
-        begun, action, score, ending = time.monotonic(), quoted_action(text), 0.0, ""
+        begun = time.monotonic()
+        action = quoted_action(text)
+        score = 0.0
+        ending = ""
         page: dict[str, Any] = {}
         try:
             if self._process is None:
