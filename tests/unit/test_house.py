@@ -25,7 +25,7 @@ FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|A
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
 NO_VERB = re.compile(
     r"[^A-Z]|(The|An?|All|Any|Both|Each|Every|Number|One|This|True|False|None|In|At|Within|For|From|With|Without)\b|"
-    r"[A-Z][\w-]*('s|[^\Ws]s)\b"
+    r"[A-Z][\w-]*('s|[^\Ws]s|Error)\b"
 )
 """First words of a function's docstring that are no verb in the imperative: also plurals, and verbs in the third person."""
 FOREIGN = {

@@ -103,7 +103,10 @@ def questions() -> tuple[CountryQuestion, ...]:
 
 
 def _sum(draw: random.Random) -> tuple[str, str, list[QuestionStep]]:
-    a, b, c, sign = draw.randint(12, 99), draw.randint(12, 99), draw.randint(100, 999), draw.choice((1, -1))
+    a = draw.randint(12, 99)
+    b = draw.randint(12, 99)
+    c = draw.randint(100, 999)
+    sign = draw.choice((1, -1))
     text = f"{a} * {b} {'+' if sign > 0 else '-'} {c}"
     return f"What is {text}?", str(a * b + sign * c), [_compute(text)]
 

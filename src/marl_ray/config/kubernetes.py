@@ -83,8 +83,6 @@ def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
         return False
     if match[1] in "*?":
         return match[2] is None
-    ends = [
-        least + names.index(end) if end in names else int(end) if end.isdigit() else -1
-        for end in (match[1], match[2] or match[1])
-    ]
+    places = {name: least + k for k, name in enumerate(names)}
+    ends = [places.get(end, int(end) if end.isdigit() else -1) for end in (match[1], match[2] or match[1])]
     return least <= ends[0] <= ends[1] <= most

@@ -84,7 +84,11 @@ class Pb2Settings(SchedulerSettings):
 
 def _settings(data: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
     """Validate the settings of a built-in scheduler as one of the union, others by the class that the scheduler names."""
-    kind = data.kind if isinstance(data, SchedulerSettings) else data.get("kind") if isinstance(data, Mapping) else None
+    kind = None
+    if isinstance(data, SchedulerSettings):
+        kind = data.kind
+    elif isinstance(data, Mapping):
+        kind = data.get("kind")
     if not isinstance(kind, str) or kind in SCHEDULER.builtins:
         return built_in(data)
     try:

@@ -48,7 +48,11 @@ class ArrayBatch:
         """`env` gives the agents and the sizes of their actions; MarlRayError if an action space is not Discrete.
         `parameters` are the last arguments of `play`, `look` and `allow`."""
         agents = list(env.possible_agents)
-        self.begin, self.play, self.look, self.allow, self.signals = begin, play, look, allow, signals
+        self.begin = begin
+        self.play = play
+        self.look = look
+        self.allow = allow
+        self.signals = signals
         self.parameters = parameters
         self.members, self.agents = grouped(agents, groups), agents
         for agent in agents:

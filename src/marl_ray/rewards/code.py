@@ -167,8 +167,13 @@ def limits_of_tests(timeout_s: float, memory_bytes: int) -> Limits:
 class CodeTests:
     """Pays for a program as `code_reward` scores one; the environment's metric `hidden` is taken where there is one.
 
-    Otherwise the hidden tests of `task.code` run here. Options: weights and limits of `CodeRewardConfig`; the limits hold
-    for what runs here.
+    Otherwise the hidden tests of `task.code` run here.
+
+    correctness: weight of the fraction of hidden tests that pass, 1.
+    style: weight of the style, which counts where all tests pass, 0.
+    efficiency: weight of the speed, which counts where all tests pass, 0.
+    timeout_s: CPU seconds of the tests that run here, 3.
+    memory_bytes: memory of the tests that run here, 1 GiB.
     """
 
     needs = ("code",)
@@ -181,7 +186,7 @@ class CodeTests:
         timeout_s: float = 3.0,
         memory_bytes: int = 1 << 30,
     ):
-        """ValueError for a weight below 0 and for limits that are too small."""
+        """Raise ValueError for a weight below 0 and for limits that are too small."""
         if not min(correctness, style, efficiency) >= 0:
             raise ValueError(f"weights {correctness}, {style}, {efficiency}: expected 0 or more")
         self.correctness, self.style, self.efficiency = correctness, style, efficiency

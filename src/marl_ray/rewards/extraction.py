@@ -27,7 +27,10 @@ def blocks(text: str) -> Iterator[str]:
     program that contains three backticks on a line of their own needs a longer fence. The language is the first word
     behind the fence, whatever follows it (`python title="a.py"`, `{.python}`, `python:a.py`).
     """
-    fence, indent, counts, lines = "", "", False, list[str]()
+    fence = ""
+    indent = ""
+    counts = False
+    lines = list[str]()
     for line in text.split("\n"):
         fence_match = _FENCE.fullmatch(line.rstrip("\r"))
         if not fence:

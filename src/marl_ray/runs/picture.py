@@ -50,11 +50,12 @@ def legend_of(group: SeedGroup) -> str:
     """Return the group in one line: runs, algorithm, seeds, up to three keys in which it differs, and score with its
     interval."""
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
-    text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' * (len(group.runs) > 1)} {seeds}"
+    text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' if len(group.runs) > 1 else ''} {seeds}"
     differences = [(key, value) for key, value in group.differences.items() if key != "algorithm"]
     for key, value in differences[:MOST_KEYS]:
         text += f", {difference(key, value)}"
-    text += ", ..." * (len(differences) > MOST_KEYS)
+    if len(differences) > MOST_KEYS:
+        text += ", ..."
     if group.score is None:
         return text
     score = group.score

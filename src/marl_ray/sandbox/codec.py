@@ -59,8 +59,9 @@ class Packer:
     is nested too deep or too large.
 
     stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...); without it
-    iterators are foreign. most: limit on the number of items, where a list that occurs twice counts twice; a frame of
-    twice as many bytes cannot hold more.
+        iterators are foreign.
+    most: limit on the number of items, where a list that occurs twice counts twice; a frame of twice as many bytes cannot
+        hold more.
     """
 
     def __init__(self, stream: StreamCodec | None = None, most: int = 1 << 62):
@@ -225,8 +226,8 @@ def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: i
     """Return the value of a JSON form, which may come from an attacker: a value of a known type, or
     `MalformedMessageError` is raised.
 
-    largest: limit on ranges, as the least number of bytes that their items would need in a frame. stream: the inverse
-    of the function given to `pack`.
+    largest: limit on ranges, as the least number of bytes that their items would need in a frame.
+    stream: the inverse of the function given to `pack`.
     """
     kind = type(value)
     if kind in _PLAIN_OR_INT:

@@ -36,7 +36,10 @@ class LiveExperiments:
         host: Host | None,
     ):
         """`noise` draws actions; `host` starts arms with `placement: deployment`."""
-        self.config, self.store, self.exposures, self.bundles = config, store, exposures, bundles
+        self.config = config
+        self.store = store
+        self.exposures = exposures
+        self.bundles = bundles
         self.endpoints = Endpoints()
         self.models: dict[str, AnyBundle] = {}
         """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change.

@@ -14,7 +14,12 @@ class CodeInterpreter:
     bounded = True
 
     def __init__(self, timeout_s: float = 3.0, memory_bytes: int = 1 << 28, output_characters: int = 1000):
-        """`timeout_s` is CPU time. ValueError for a limit that is not positive, and for too little memory."""
+        """Raise ValueError for a limit that is not positive, and for too little memory.
+
+        timeout_s: CPU seconds of a program, 3.
+        memory_bytes: memory of a program, 256 MiB.
+        output_characters: characters of its output that an agent reads, 1000.
+        """
         if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY and output_characters > 0):
             raise ValueError(f"expected positive numbers, and at least {LEAST_MEMORY} memory_bytes")
         self.timeout_s, self.memory_bytes, self.output_characters = timeout_s, memory_bytes, output_characters

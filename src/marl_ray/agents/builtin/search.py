@@ -212,10 +212,14 @@ class GoogleSearchSerper:
         cache: str | None = None,
         cache_entries: int = 10_000,
     ):
-        """corpus: a JSONL file to search instead of the web, or `towns`, the made-up country of
-        `marl_ray.agents.made_up_country`. key_file: holds the key, which the variable SERPER_API_KEY holds otherwise.
-        cache: a SQLite file that several processes may share, in memory if not given; the oldest of more than
-        `cache_entries` responses are dropped. Raises MarlRayError naming the option, or the key if there is none.
+        """Raise MarlRayError naming the option, or the key if there is none.
+
+        corpus: a JSONL file to search instead of the web, or `towns`, the country of `marl_ray.agents.made_up_country`.
+        base_url: Serper's address.
+        key_file: the file of the key, which the variable SERPER_API_KEY holds otherwise.
+        results: most results that an agent reads, 3.
+        cache: a SQLite file that several processes may share; by default in memory.
+        cache_entries: most responses in the cache, 10,000, of which the oldest are dropped.
         """
         if results < 1 or cache_entries < 1:
             raise MarlRayError("google_search_serper: expected results and cache_entries of at least 1")

@@ -286,10 +286,13 @@ class RunConfig(Config):
     @property
     def branch_turns(self) -> int:
         """Number of turns after the first at which the members of a group answer one prompt."""
-        given_turns, possible = self.train.branch_turns, min(DEFAULT_BRANCH_TURNS, self.train.horizon - 1)
         if self.data is not None:
             return 0
-        return given_turns if given_turns is not None else possible if self.language and self._compares_groups else 0
+        if self.train.branch_turns is not None:
+            return self.train.branch_turns
+        if self.language and self._compares_groups:
+            return min(DEFAULT_BRANCH_TURNS, self.train.horizon - 1)
+        return 0
 
     @property
     def engine_actors(self) -> int:

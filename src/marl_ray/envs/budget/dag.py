@@ -56,7 +56,12 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     metadata = {"name": "budget_dag", "render_modes": []}
 
     def __init__(self, workers: int = 1, budget: float = 30.0, observe_budget: bool = True):
-        """`workers` is 1 to 8; ValueError on values that make no sense."""
+        """Raise ValueError on values that make no sense.
+
+        workers: number of agents, from 1 to 8, 1.
+        budget: what an episode may cost, in the units of `EFFORTS`, 30.
+        observe_budget: False leaves the budget out of observations. True by default.
+        """
         if not 1 <= workers <= TASKS:
             raise ValueError(f"workers={workers}, expected 1 to {TASKS}")
         if not (budget > 0 and math.isfinite(budget)):

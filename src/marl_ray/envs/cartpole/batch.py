@@ -17,7 +17,12 @@ from marl_ray.envs.arrays import ArrayBatch
 
 ARGUMENTS = {"sutton_barto_reward", "max_episode_steps"}
 """Arguments that the compiled batch reads. With any other, the environment runs in the loop."""
-GRAVITY, POLE_MASS, TOTAL_MASS, HALF_LENGTH, FORCE, TIME_STEP = 9.8, 0.1, 0.1 + 1.0, 0.5, 10.0, 0.02
+GRAVITY = 9.8
+POLE_MASS = 0.1
+TOTAL_MASS = 0.1 + 1.0
+HALF_LENGTH = 0.5
+FORCE = 10.0
+TIME_STEP = 0.02
 POLE_MOMENT = POLE_MASS * HALF_LENGTH
 FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
 
@@ -61,7 +66,10 @@ def play(
         if not alive[c, 0]:
             continue
         state = states[c]
-        place, speed, angle, turning = state[0], state[1], state[2], state[3]
+        place = state[0]
+        speed = state[1]
+        angle = state[2]
+        turning = state[3]
         force = FORCE if actions[c, 0] == 1 else -FORCE
         cosine, sine = math.cos(angle), math.sin(angle)
         push = (force + POLE_MOMENT * (turning * turning) * sine) / TOTAL_MASS

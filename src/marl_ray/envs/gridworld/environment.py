@@ -94,7 +94,10 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         """Keep the state in these arrays from now on: (width, height, 3) and (agents, state) int64, C-contiguous; who
         had ended when the last observation was made, (agents,); and the draws of the action order, (BLOCK, agents).
         The next call is `reset`."""
-        self.cells, self.rows, self.ended, self.draws = grid, agents, ended, draws
+        self.cells = grid
+        self.rows = agents
+        self.ended = ended
+        self.draws = draws
         self.start: np.ndarray | None = None  # the agents at the start of every episode, if it does not vary
         states = agents.view(AgentState)
         states._view, states._carried_obj = agents, np.empty(len(agents), object)
@@ -275,7 +278,11 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         before = self.world.rows[:, X : Y + 1].copy() if self._priced else None
         _, all_rewards, all_terminated, all_truncated, _ = self.world.step(moves)
         rows = self.world.gen_obs()
-        observations, rewards, terminated, truncated, infos = {}, {}, {}, {}, {}
+        observations = {}
+        rewards = {}
+        terminated = {}
+        truncated = {}
+        infos = {}
         remaining = []
         for agent in self.agents:
             i = index[agent]

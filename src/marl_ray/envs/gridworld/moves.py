@@ -21,7 +21,10 @@ from multigrid.utils.obs import get_vis_mask
 
 # Plain integers: comparing with the package's enums costs more than the moves themselves.
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = map(int, Action)
-DIR, X, Y, TERMINATED = AgentState.DIR, AgentState.POS.start, AgentState.POS.start + 1, AgentState.TERMINATED
+DIR = AgentState.DIR
+X = AgentState.POS.start
+Y = AgentState.POS.start + 1
+TERMINATED = AgentState.TERMINATED
 CARRYING = AgentState.CARRYING.start
 EMPTY, FLOOR, DOOR, GOAL, LAVA = map(int, (Type.empty, Type.floor, Type.door, Type.goal, Type.lava))
 KEY, BALL, BOX = map(int, (Type.key, Type.ball, Type.box))

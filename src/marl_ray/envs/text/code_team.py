@@ -36,15 +36,27 @@ class CodeTeam(TextEnv):
     `review_weight` x the change of the fraction of hidden tests that followed its review.
     Hidden tests appear in no prompt. A call that ends, hangs or breaks the program's process fails all hidden tests.
 
-    data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); made ones of the given `levels` where there are none
-    (see `marl_ray.envs.text.synthetic`). held_out: share of `data` that is held out where `test_data` is not given. count:
-    most made training tasks. reviewer: False leaves the generator alone with the results. answer: `program`, the whole
-    answer is the program, or `block`, its last fenced block is. prompt, review_prompt, repair_prompt: what is read, with
-    some of {task}, {tests} (the public ones), {code}, {result} and {review}.
-    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; its answer is the last program, empty
-    if there is none. timeout_s (CPU time), memory_bytes: limits of all calls of a program together; of programs that read
-    stdin, of each. mistakes: share of the demonstrations that repair a wrong program. seed: order of the tasks. cost: which
-    of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) are costs.
+    data: a file of tasks (see `marl_ray.envs.text.tasks`); by default tasks are made (`marl_ray.envs.text.synthetic`).
+    test_data: a file of held-out tasks.
+    held_out: the share of `data` that is held out where `test_data` is not given, 0.1.
+    levels: the levels of made tasks, 1 and 2.
+    count: most made training tasks, 1000.
+    turns: most programs of an episode, 2.
+    reviewer: False leaves the generator alone with the results. True by default.
+    answer: what of an answer is the program: `program`, the default, all of it; `block`, its last fenced block.
+    prompt: what the generator reads first, with {task} and {tests}, the public ones.
+    review_prompt: what the reviewer reads, with {code} and {result} too.
+    repair_prompt: what the generator reads after a program that failed, with {review} too.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `code_tests`. Its answer
+        is the last program, empty if there is none.
+    shaping: what the generator earns for all public tests, 0.1.
+    review_weight: what the reviewer earns for all hidden tests, 0.5.
+    timeout_s: CPU seconds of all calls of a program together, 3; of a program that reads stdin, of each run.
+    memory_bytes: memory of the same, 1 GiB.
+    mistakes: the share of the demonstrations that repair a wrong program, 0.5.
+    seed: orders the training tasks.
+    cost: those of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) that are costs, by default none.
+
     Metrics: `pass` (all hidden tests), `hidden`, `public`: fractions at the end; `first`: `pass` of the first program.
     """
 

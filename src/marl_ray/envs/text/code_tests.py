@@ -100,7 +100,9 @@ def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Progr
         reason = judged.message if judged.verdict in _LOADING and judged.message else judged.verdict
         return ProgramScore(0.0, 0.0, _cut(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
     passed_public, passed_hidden, failed, error, value = results
-    report = _failure(public[failed], error, value) if failed >= 0 else "passes" if public else NO_TESTS
+    report = "passes" if public else NO_TESTS
+    if failed >= 0:
+        report = _failure(public[failed], error, value)
     share = passed_public / len(public) if public else 0.0
     return ProgramScore(share, passed_hidden / len(hidden), report, runs, cpu_s)
 

@@ -17,11 +17,18 @@ SOLVER = "solver"
 class MathTasks(TextEnv):
     """The agent `solver` answers a problem once. Reward 1 for the right answer, 0 otherwise, or what `reward` pays.
 
-    data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); arithmetic of the given `levels` where there are none.
-    held_out: share of `data` that is held out where `test_data` is not given. count: most arithmetic training tasks.
-    prompt: what the agent reads, with {task}. tolerance: relative, of answers that are no whole numbers.
-    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; its answer is the agent's text.
-    seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    data: a file of tasks (see `marl_ray.envs.text.tasks`); by default tasks of arithmetic are made.
+    test_data: a file of held-out tasks.
+    held_out: the share of `data` that is held out where `test_data` is not given, 0.1.
+    levels: the levels of made tasks, 1 and 2.
+    count: most made training tasks, 2000.
+    prompt: what the agent reads, with {task}.
+    tolerance: relative, of answers that are no whole numbers.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `solved`. Its answer is
+        the agent's text.
+    seed: orders the training tasks.
+    cost: those of `tokens`, `calls` and `seconds` that are costs, by default none.
+
     Metrics: `pass`, 1.0 or 0.0.
     """
 

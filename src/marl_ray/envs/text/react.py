@@ -26,16 +26,26 @@ class React(TextEnv):
     Reward 1 for the right answer, 0 for another or none, or what `reward` pays. Answers are compared as in mathematics, and
     words without case, punctuation and articles.
 
-    tools: names, or names with options; `package.module:callable` for own ones; `answer` is always there.
-    data, test_data: files of tasks (see `marl_ray.envs.text.tasks`); without them questions about a made-up country and sums
-    (`marl_ray.agents.made_up_country`), of the given `kinds`, by default all that the tools can answer within the limits.
-    held_out: share of `data` that is held out where `test_data` is not given. agent: its name.
-    max_turns: responses in an episode. max_calls: most runs of tools other than `answer`; none happens beyond, so an
-    episode's cost `calls` never exceeds it. timeout_s: seconds that one call may take.
-    observation_limit, prompt_limit: characters of an observation, and of a prompt, from which the earliest turns are left
-    out. instructions: text before the question, in place of the one made from the tools.
-    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; its answer is what the agent gave to
-    the tool `answer`, empty if nothing. seed: order of the tasks. cost: which of `tokens`, `calls` and `seconds` are costs.
+    tools: names, or names with options; `package.module:callable` for own ones. `answer` is always there, and by default
+        `code_interpreter` and a search in the made-up country.
+    data: a file of tasks (see `marl_ray.envs.text.tasks`); by default questions about a made-up country and sums
+        (`marl_ray.agents.made_up_country`).
+    test_data: a file of held-out tasks.
+    held_out: the share of `data` that is held out where `test_data` is not given, 0.1.
+    kinds: those of the made-up questions; by default all that the tools can answer within the limits.
+    agent: the agent's name, `agent`.
+    max_turns: responses in an episode, 6.
+    max_calls: most runs of tools other than `answer`, by default without a limit; none happens beyond, so an episode's
+        cost `calls` never exceeds it.
+    timeout_s: seconds that one call may take, 20.
+    observation_limit: characters of an observation, 400.
+    prompt_limit: characters of a prompt from which the earliest turns are left out, 4000.
+    instructions: the text before the question, in place of the one made from the tools.
+    seed: orders the training tasks.
+    cost: those of `tokens`, `calls` and `seconds` that are costs, by default none.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `solved`. Its answer is
+        what the agent gave to the tool `answer`, empty if nothing.
+
     Metrics: `pass`, 1.0 or 0.0; `answered`; `calls`, runs of tools; `problems`, turns without a working call.
     """
 

@@ -54,7 +54,8 @@ def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked:
     """Return the first `slots` elements: those that are no plain text first, then by how well their names match the
     task.
 
-    left: share of the episode's steps that is left. clicked: ids of elements that the agent has clicked.
+    left: share of the episode's steps that is left.
+    clicked: ids of elements that the agent has clicked.
     """
     phrases = _QUOTED.findall(intent)[:PHRASES]
     ids = [number for number, element in view.elements.items() if element.role != "RootWebArea"]

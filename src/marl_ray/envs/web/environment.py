@@ -153,7 +153,10 @@ class BrowserEnv(TextEnv):
         that. Costs, history and recording have the step in every case.
         """
         begun, session, recording = time.monotonic(), self.session, self.recording
-        note, ending, score, answer = "", "", 0.0, ""
+        note = ""
+        ending = ""
+        score = 0.0
+        answer = ""
         try:
             action = parse_web_action(with_bases(text, self._meant))
             self._invalid = 0

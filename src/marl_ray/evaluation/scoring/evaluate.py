@@ -84,7 +84,7 @@ def possible_ks(counts: Mapping[str, int], ks: Sequence[int] | None, default: Se
         if k < 1:
             raise FieldError("k", f"expected at least 1, got {k}")
         if k > fewest:
-            raise FieldError("k", f"problem {task_id!r} has only {fewest} sample{'s' * (fewest != 1)}, not {k}")
+            raise FieldError("k", f"problem {task_id!r} has only {fewest} sample{'' if fewest == 1 else 's'}, not {k}")
     return tuple(sorted(set(ks)))
 
 
@@ -119,7 +119,10 @@ def prepare_evaluation(
     Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
     task = task or task_of(options)
-    scored, data, modes, timeout_s = task.benchmark, task.data, task.modes, task.timeout_s
+    scored = task.benchmark
+    data = task.data
+    modes = task.modes
+    timeout_s = task.timeout_s
     samples = read_samples(options.samples, scored, data.problems)
     ks = possible_ks(samples.counts, options.ks, scored.ks)
     kinds = " and ".join(sorted({f"{sample.source.kind}s" for sample in samples.samples}))

@@ -23,7 +23,10 @@ class LanguageAgent:
     def __init__(self, authors: Authors, agent: str, overrides: SamplingOverrides, seed: int, greedy: bool):
         """`agent` names the policy of the bundle that plays. Raises FieldError naming the option that does not fit."""
         name = authors.agents[agent]
-        self.policy, self.digest, self.seed, self.greedy = authors.policies[name], authors.digest, seed, greedy
+        self.policy = authors.policies[name]
+        self.digest = authors.digest
+        self.seed = seed
+        self.greedy = greedy
         self.generation = generation_of(self.policy, overrides)
         self.engine = authors.engine(name)
 

@@ -190,7 +190,10 @@ class Writer:
 
     def _answer(self, name: str, talks: Sequence[Conversation]) -> None:
         """Take one turn of each conversation by one policy, in one call of its engine."""
-        policy, encoded, prompts, answered = self.authors.policies[name], {}, [], []
+        policy = self.authors.policies[name]
+        encoded = {}
+        prompts = []
+        answered = []
         for talk in talks:
             if talk.prompt not in encoded:
                 encoded[talk.prompt] = self._fitted(name, talk.prompt)

@@ -91,17 +91,21 @@ class ExperimentStore(EvidenceStore):
 
         `config` is plain data with `salt` and `arms` (name -> {"digest", "weights_sha256", "weight", ...}; without the
         second an arm is known by its bundle's digest alone), and the other keys of `ExperimentConfig` as far as they are
-        not the defaults of a plain A/B test. MarlRayError if an arm that has exposures is missing or has another digest
-        (its outcomes would be of two things), if the control or a changed arm has been rolled back, or if an arm with
-        weight has a digest or weights that another experiment has rolled back and lacks `allow_rolled_back` (what already
-        runs is not stopped by that). An arm that this experiment has rolled back, by name, digest or weights, may stay:
-        the record's `kept_at_zero` names it. MarlRayError, too, if the endpoint has another open experiment with which
-        this one does not share a layer, and if `randomize` or `outcome_window_s` changes once there are exposures.
+        not the defaults of a plain A/B test. An arm that this experiment has rolled back, by name, digest or weights, may
+        stay: the record's `kept_at_zero` names it.
+
+        Raises MarlRayError for each of these:
+        - an arm that has exposures is missing, or has another digest: its outcomes would be of two things
+        - the control, or a changed arm, was rolled back
+        - an arm with weight has a digest or weights that another experiment has rolled back, and lacks `allow_rolled_back`;
+          what already runs goes on
+        - the endpoint has another open experiment, and the two share no layer
+        - `randomize` or `outcome_window_s` changes after the first exposure
         """
         with self.transaction(self.writer) as connection:
             now, endpoint = time.time(), endpoint_of(name, config)
             if connection.dialect.name == "postgresql":
-                # One at a time, for what they check is each other; SQLite's writers are one at a time anyway.
+                # Each checks the experiments that the others open, so one opens at a time; SQLite has one writer anyway.
                 key = sa.func.hashtext(endpoint)
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ENDPOINTS, key)))
             status = ExperimentStatus.RUNNING if config.get("autostart", True) else ExperimentStatus.DRAFT

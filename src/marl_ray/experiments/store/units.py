@@ -233,7 +233,7 @@ class UnitStore:
     def shadow_totals(self, experiment: str) -> dict[str, dict[str, float]]:
         """Return arm -> the totals of all replicas, with `at`, the moment of their latest write."""
         totals = schema.shadow_totals.c
-        # Rows of before a column was there have none.
+        # Rows that were written before a column existed hold NULL in it.
         sums = {
             name: sa.func.sum(sa.func.coalesce(totals[name], 0))
             for name in (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)

@@ -109,8 +109,9 @@ class Engine(Protocol):
 def tokens_of(completion: Completion) -> Iterator[Token]:
     """Yield the tokens of a complete response."""
     last = len(completion.ids) - 1
+    finish: Literal["stop", "length"] = "stop" if completion.ended else "length"
     for place, (token, log_prob) in enumerate(zip(completion.ids, completion.log_probs, strict=True)):
-        yield Token(0, token, log_prob, ("stop" if completion.ended else "length") if place == last else None)
+        yield Token(0, token, log_prob, finish if place == last else None)
 
 
 def check_prompts(prompts: Sequence[Prompt], generation: GenerationConfig, context: int) -> None:

@@ -39,6 +39,9 @@ def philox(counter: Sequence[np.ndarray], key: tuple[np.uint64, np.uint64]) -> l
     key_a, key_b = key
     for _ in range(_ROUNDS):
         first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a, b, c, d = second >> _WORD ^ b ^ key_a, second & _LOW, first >> _WORD ^ d ^ key_b, first & _LOW
+        a = second >> _WORD ^ b ^ key_a
+        b = second & _LOW
+        c = first >> _WORD ^ d ^ key_b
+        d = first & _LOW
         key_a, key_b = key_a + _KEY_STEPS[0] & _LOW, key_b + _KEY_STEPS[1] & _LOW
     return [a, b, c, d]

@@ -45,9 +45,8 @@ def tell_ends(lm: Any, ends: frozenset[int]) -> None:
     config.eos_token_id = listed
     try:
         config.validate(strict=True)
-    except (
-        ValueError
-    ):  # transformers saves a changed config only if all of it is valid, and some published ones are not
+    except ValueError:
+        # Transformers saves a changed config only if all of it is valid, and some published ones are not.
         token_ids = {name: getattr(config, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")}
         lm.generation_config = type(config)(**token_ids)
 

@@ -105,7 +105,7 @@ class JudgeClient:
     """A judge, shared by the environments of a process; safe to use from several threads."""
 
     def __init__(self, terms: JudgeTerms, key: str):
-        """MarlRayError for a URL that is none, or that would send the key over an open network, and for the cache."""
+        """Raise MarlRayError for a URL that is none, or that would send the key over an open network, and for the cache."""
         self.terms, self._key = terms, key
         try:
             url = httpx.URL(terms.url)

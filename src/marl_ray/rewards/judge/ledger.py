@@ -19,7 +19,7 @@ class JudgeLedger:
     """
 
     def __init__(self, path: str | None = None):
-        """MarlRayError if the file cannot be opened."""
+        """Raise MarlRayError if the file cannot be opened."""
         self._lock, self._unwritten = threading.Lock(), 0.0
         try:
             self._base = sqlite3.connect(path or ":memory:", timeout=_WAIT_S, check_same_thread=False)

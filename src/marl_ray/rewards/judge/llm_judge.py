@@ -16,15 +16,24 @@ LONGEST_DEADLINE_S = 300.0
 class LLMJudge:
     """Pays the share of the highest grade that a language model gives an answer; `task.answer` is its reference, if any.
 
-    url, model: an OpenAI-compatible API (`https://HOST/v1`) and its model. key_variable: name of the environment variable
-    that holds the key. rubric: what makes an answer good. template: the prompt, in place of the product's, with some of
-    {rubric}, {mark}, {task}, {reference}, {answer} and {scale}. scale: the highest grade. request: further fields of the
-    request, in place of temperature 0 and 512 max_tokens. offline: grade by common words, without a model.
-    cache: a SQLite file for replies and spending that all workers share. deadline_s: seconds of a judgement, with its wait
-    for one of `concurrency` slots of the process, and with up to `retries` more requests. limit: most tokens, or with
-    input_price and output_price (of a million tokens) most money, of all runs with this cache. when_spent: `error` ends
-    the run, `fallback` goes on. fallback: the reward where there is no grade. most_failures: requests in a row without a
-    reply that end the run.
+    url: an OpenAI-compatible API, `https://HOST/v1`.
+    model: the API's name of the model.
+    key_variable: the name of the environment variable that holds the key; empty, the default, for an API without one.
+    rubric: what makes an answer good.
+    template: the prompt, in place of the product's, with some of {rubric}, {mark}, {task}, {reference}, {answer}, {scale}.
+    scale: the highest grade, 10.
+    request: further fields of the request, in place of temperature 0 and 512 max_tokens.
+    offline: True grades by common words, without a model. False by default.
+    cache: a SQLite file for replies and spending that all workers share; by default none.
+    deadline_s: seconds of a judgement, with its wait for a slot and with its retries, 60; at most 300.
+    retries: most further requests of a judgement, 6.
+    concurrency: slots for the requests of a process, 16.
+    limit: most tokens, or with prices most money, of all runs with this cache; by default none.
+    input_price: the price of a million tokens read; with `output_price` or not at all.
+    output_price: the price of a million tokens written.
+    when_spent: `error`, the default, ends the run at the limit; `fallback` goes on.
+    fallback: the reward where there is no grade, 0.
+    most_failures: requests in a row without a reply that end the run, 50.
 
     Nothing that an answer or a reply says ends a run: a reply without a grade pays `fallback`.
     Metrics: `judge_calls`, `judge_cached`, `judge_failed` (0 or 1), `judge_cost` (tokens or money).
@@ -51,7 +60,7 @@ class LLMJudge:
         fallback: float = 0.0,
         most_failures: int = 50,
     ):
-        """ValueError or MarlRayError naming the option."""
+        """Raise ValueError or MarlRayError naming the option."""
         wrong = {
             "scale": (scale, isinstance(scale, int) and scale >= 1, "a whole number of at least 1"),
             "deadline_s": (deadline_s, 0 < deadline_s <= LONGEST_DEADLINE_S, f"more than 0 to {LONGEST_DEADLINE_S:g}"),
@@ -71,7 +80,10 @@ class LLMJudge:
         if not offline and not (url and model):
             raise ValueError("url, model: expected both, or offline: true")
         _check_template(template, rubric)
-        self.scale, self.rubric, self.template, self.fallback = scale, rubric, template, float(fallback)
+        self.scale = scale
+        self.rubric = rubric
+        self.template = template
+        self.fallback = float(fallback)
         self._request = {"model": model, **(REQUEST if request is None else request)}
         try:
             json.dumps(self._request, allow_nan=False)

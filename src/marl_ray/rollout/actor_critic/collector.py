@@ -69,7 +69,12 @@ class Collector:
         its agents). `copies` are the numbers of this worker's copies among all. With `state` the collector continues
         from what `state()` returned.
         """
-        self.env, self.envs, self.plan, self.seed, self.numbers, self.signals = env, envs, plan, seed, copies, signals
+        self.env = env
+        self.envs = envs
+        self.plan = plan
+        self.seed = seed
+        self.numbers = copies
+        self.signals = signals
         order = list(env.possible_agents)
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
         spaces = [env.action_space(members[0]) for members in agents.values()]
@@ -282,7 +287,10 @@ class Collector:
         return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]), start, decisions)
 
     def _reset(self, c: int, seed: int) -> None:
-        self.returns[c], self.costs[c], self.lengths[c], self.decisions[c] = 0.0, 0.0, 0, 0
+        self.returns[c] = 0.0
+        self.costs[c] = 0.0
+        self.lengths[c] = 0
+        self.decisions[c] = 0
         self.envs.reset(c, seed)
 
     def _begin(self, c: int) -> None:

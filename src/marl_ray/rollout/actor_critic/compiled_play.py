@@ -46,7 +46,7 @@ class WorldArrays(NamedTuple):
 
 
 class PolicyArrays(NamedTuple):
-    """One policy of the play: its network, its luck and its buffer. N is copies x agents."""
+    """The arrays of one policy in a compiled loop: its network, its random numbers and its buffer. N is copies x agents."""
 
     weights: np.ndarray
     shape: NetworkShape
@@ -116,7 +116,10 @@ def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: Po
 def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
     """Move the world by one step. Returns False if an agent then has no possible action."""
     step, alive = world.step, world.alive
-    rewards, costs, terminated, truncated = step.rewards, step.costs, step.terminated, step.truncated
+    rewards = step.rewards
+    costs = step.costs
+    terminated = step.terminated
+    truncated = step.truncated
     rewards[:] = 0
     costs[:] = 0
     terminated[:] = False

@@ -59,7 +59,10 @@ class Arena:
     ):
         """`env` has the spaces. `envs` are `copies` copies, with their agents ordered by the policies of `agents`
         (policy -> its agents). An episode is cut after `most_steps`."""
-        self.env, self.envs, self.copies, self.signals = env, envs, copies, signals
+        self.env = env
+        self.envs = envs
+        self.copies = copies
+        self.signals = signals
         self.seed, self.most_steps = seed, most_steps
         order = list(env.possible_agents)
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}

@@ -52,7 +52,10 @@ class OverlappedCollector:
             self._batch = self._thread.submit(self._inner.collect, copied, iteration)
         if not wait([self._batch], BATCH_S).done:
             raise MarlRayError(f"the batch of iteration {iteration + 1} was not played within {BATCH_S:g} s")
-        batch, self._batch, self._behaviour, self._saved = self._batch.result(), None, None, None
+        batch = self._batch.result()
+        self._batch = None
+        self._behaviour = None
+        self._saved = None
         self.running, self.group_sums, self._before = (
             self._inner.running,
             self._inner.group_sums,

@@ -78,7 +78,11 @@ class TextCollector:
         env = self.copies[0].env
         grouped(env.possible_agents, list(agents.values()))
         self.numbers = {agent: number for number, agent in enumerate(env.possible_agents)}
-        self.plan, self.seed, self.signals, self.gather, self.deadline = plan, seed, signals, gather, deadline
+        self.plan = plan
+        self.seed = seed
+        self.signals = signals
+        self.gather = gather
+        self.deadline = deadline
         self.groups: dict[int, list[TextCopy]] = {}
         for copy in self.copies:
             self.groups.setdefault(copy.number // plan.group_size, []).append(copy)

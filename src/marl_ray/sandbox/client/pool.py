@@ -34,9 +34,11 @@ T = TypeVar("T")
 class Pool:
     """Runs untrusted programs, one per worker at a time; safe to use from several threads.
 
-    workers: number of fork servers; None for one per available core. warm: modules that each server imports before it
-    forks; of the installed packages, programs can read only those that these imports load. min_level: raise
-    MarlRayError if the host allows less. max_level: confine no better than this (for tests).
+    workers: number of fork servers; by default one for each available core.
+    warm: modules that each server imports before it forks; of the installed packages, programs can read only those that
+        these imports load.
+    min_level: raise MarlRayError if the host allows less.
+    max_level: confine no better than this (for tests).
     """
 
     def __init__(
@@ -197,14 +199,17 @@ class Pool:
         """Run trusted tests against a candidate in another process, which offers only the function `entry_point`.
 
         setup: trusted code that runs before the tests, in their process; `entry_point` names the candidate's function
-        afterwards. in_place: True if the tests' own mutable arguments shall change as the candidate changes its copies;
-        "alone" if they shall only change in calls that are statements of their own, whose only result is that change;
-        None for "alone" if the tests have such calls. In other calls a candidate could empty the value that the tests
-        compare its answer with.
+            afterwards.
+        in_place: True if the tests' own mutable arguments shall change as the candidate changes its copies; "alone" if they
+            shall only change in calls that are statements of their own, whose only result is that change; None for "alone"
+            if the tests have such calls. In other calls a candidate could empty the value that the tests compare its
+            answer with.
         """
         if in_place is None:
             in_place = "alone" if looks_at_arguments(tests, entry_point) else False
-        kind = judge.ALONE if in_place == "alone" else judge.IN_PLACE if in_place else judge.PLAIN
+        kind = judge.IN_PLACE if in_place else judge.PLAIN
+        if in_place == "alone":
+            kind = judge.ALONE
 
         def job(worker: Worker) -> Judgement:
             program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))

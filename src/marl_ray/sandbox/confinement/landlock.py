@@ -11,10 +11,19 @@ _RULE_PATH_BENEATH = 1
 OLDEST_ABI = 3
 """Before ABI 3 Landlock does not govern truncation, so a confined program could empty its user's files."""
 
-WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+TRUNCATE = 1 << 14
+IOCTL_DEV = 1 << 15
 READ = READ_FILE | READ_DIR
 _ON_FILES = 1 | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-_REMOVE, _MAKE_DIR, _MAKE_REG, _MAKE_FIFO, _MAKE_SYM, _REFER = 0b110000, 1 << 7, 1 << 8, 1 << 10, 1 << 12, 1 << 13
+_REMOVE = 0b110000
+_MAKE_DIR = 1 << 7
+_MAKE_REG = 1 << 8
+_MAKE_FIFO = 1 << 10
+_MAKE_SYM = 1 << 12
+_REFER = 1 << 13
 FOLDER = READ | WRITE_FILE | TRUNCATE | _REMOVE | _MAKE_DIR | _MAKE_REG | _MAKE_FIFO | _MAKE_SYM | _REFER
 DEVICE = READ_FILE | WRITE_FILE
 
@@ -37,7 +46,9 @@ def ruleset(rules: Iterable[tuple[str, int]]) -> int:
     version = abi()
     handled = (1 << {3: 15, 4: 15}.get(version, 16)) - 1
     attributes = (ctypes.c_uint64 * 3)(handled, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
-    size = 8 if version < 4 else 16 if version < 6 else 24
+    size = 8
+    if version >= 4:
+        size = 16 if version < 6 else 24
     fd = syscall(_CREATE, ctypes.addressof(attributes), size, 0)
     for path, access in rules:
         try:

@@ -35,8 +35,9 @@ class NumberedFolders:
     """Folders below a parent that runs may only pass through. A folder that a run has touched is moved aside and
     removed.
 
-    base: a folder that runs may only pass through, too. owner: user who owns the runs' folders, None for this process's
-    own. Runs of the same user must not be able to change modes, or they could open the parent.
+    base: a folder that runs may only pass through, too.
+    owner: user who owns the runs' folders, None for this process's own. Runs of the same user must not be able to change
+        modes, or they could open the parent.
     """
 
     def __init__(self, base: str, owner: int | None):

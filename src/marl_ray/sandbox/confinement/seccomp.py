@@ -15,9 +15,17 @@ from collections.abc import Iterable
 from marl_ray.sandbox.confinement.kernel import prctl
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
-_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_LOAD = 0x20
+_JUMP_EQ = 0x15
+_JUMP_GE = 0x35
+_JUMP_SET = 0x45
+_AND = 0x54
+_RETURN = 0x06
 _NUMBER, _ARCH = 0, 4
-ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+EPERM = 0x00050001
+ENOSYS = 0x00050026
 NOTHING, ENOTTY, ENOTSUP = 0x00050000, 0x00050019, 0x0005005F
 _THREAD = 0x3D0F00
 """clone flags of a thread, exactly as glibc and musl set them; any other clone is a new process or namespace."""

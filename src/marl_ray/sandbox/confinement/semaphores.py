@@ -17,7 +17,10 @@ class SemLock:
     _RECURSIVE = 0
 
     def __init__(self, kind: int, value: int, maxvalue: int, name: str, unlink: bool):
-        self.kind, self.maxvalue, self.name, self.handle = kind, maxvalue, None, 0
+        self.kind = kind
+        self.maxvalue = maxvalue
+        self.name = None
+        self.handle = 0
         self._value, self._changed = value, threading.Condition()
         self._owner: int | None = None
         self._taken = 0

@@ -22,9 +22,14 @@ from marl_ray.sandbox.confinement.seccomp import Filter
 from marl_ray.sandbox.limits import Limits
 from marl_ray.sandbox.server import official
 
-RUN, OFFICIAL, CALLS, IN_PLACE = b"R", b"O", b"C", b"I"
-"""Kinds of requests: a script, the official harness, a candidate that answers a judge's calls, and one that also
-reports how it changed their arguments."""
+RUN = b"R"
+"""Request for a script."""
+OFFICIAL = b"O"
+"""Request for the official harness."""
+CALLS = b"C"
+"""Request for a candidate that answers a judge's calls."""
+IN_PLACE = b"I"
+"""Request for a candidate that also reports how it changed the arguments of the calls."""
 CHANNEL = 3
 """The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
 _SIGKILL = 9

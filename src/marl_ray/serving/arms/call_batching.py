@@ -80,7 +80,8 @@ class CallBatcher(Generic[Given, Returned]):
             idle = max(1, self._replicas - len(self._under_way))
             size = min(LARGEST_CALL, -(-len(self._waiting) // idle))
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
-            requests = [request for request in batch if not request.answer.done()]  # without those that were given up
+            # Requests that were given up are left out.
+            requests = [request for request in batch if not request.answer.done()]
             if requests:
                 number = new_pass()
                 now = asyncio.get_running_loop().time()
@@ -126,7 +127,9 @@ class CallBatcher(Generic[Given, Returned]):
 
 
 def on_loop(handle: Any, **options: Any) -> Callable[[], Any]:
-    """Return a function that gives the handle with these options. It makes the handle once, because that costs as much
-    as a request, and at the first call, because Serve's throughput mode binds a handle to the event loop while arms are
-    made in threads."""
+    """Return a function that returns the handle with these options, and makes it once, at the first call.
+
+    To make one costs as much as a request. Serve's throughput mode binds a handle to the event loop, while arms are made in
+    threads.
+    """
     return cache(lambda: handle.options(**options))

@@ -63,7 +63,9 @@ def known_of(database: str, name: str) -> PlanningNumbers:
         if least is not None and plan.control in shares:
             share = shares[least] / (shares[least] + shares[plan.control])
         margin = config.margin
-        relative = None if isinstance(margin, float) else margin.relative * control.mean if control.n else None
+        relative = None
+        if not isinstance(margin, float) and control.n:
+            relative = margin.relative * control.mean
         moment = store.settled_at()
         since = max(moment - DAY_S, record.created)
         came = store.arrivals(name, since)
@@ -137,9 +139,8 @@ def analysis(
             reported = [m for m in metrics if m in more or "/" in m or not np.isnan(units.values[m]).all()]
             notes += [f"{metric}: no judged session has it" for metric in metrics if metric not in reported]
             for metric in reported:
-                values = units.values.get(
-                    metric, np.empty(0)
-                )  # a ratio's parts have lines of their own if they are asked for
+                # A ratio's parts have lines of their own if they are asked for.
+                values = units.values.get(metric, np.empty(0))
                 notes += _silent(metric, int(np.isnan(values).sum()), len(values), config)
             rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(store, record, config, rows, level)

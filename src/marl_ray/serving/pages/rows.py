@@ -87,7 +87,7 @@ def control_of(report: Mapping[str, Any]) -> str | None:
 def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
     """Return arm -> the classes of its colour."""
     treatments = [arm for arm in dict.fromkeys(arms) if arm != control]
-    colours = {arm: f"c{k % _COLOURS + 1}{' dashed' * (k >= _COLOURS)}" for k, arm in enumerate(treatments)}
+    colours = {arm: f"c{k % _COLOURS + 1}{' dashed' if k >= _COLOURS else ''}" for k, arm in enumerate(treatments)}
     return colours | ({control: "c0"} if control is not None else {})
 
 
@@ -126,7 +126,8 @@ def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     stage = min(int(finite(report.get("stage")) or 0), len(stages) - 1)
     reached = 0 if status == "draft" else 1 + stage
     position = len(labels) - 1 if status in _ENDS else reached
-    marks = ["done" if k <= reached else "skipped" if status in _ENDS else "ahead" for k in range(len(labels))]
+    later = "skipped" if status in _ENDS else "ahead"
+    marks = ["done" if k <= reached else later for k in range(len(labels))]
     marks[position] = f"here {status}"
     return list(zip(labels, marks, strict=True))
 
@@ -246,19 +247,27 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
         "gain": _size(test.get("gain"), step, sign=True),
         "bound": _size(test.get("bound"), step, sign=True),
         "needs": "" if margin is None else f"{wants} {0 - margin:g}".replace("-", "\N{MINUS SIGN}"),
-        "e_value": UNKNOWN if e_value is None else f"{e_value:.2f}" if e_value < 1000 else "> 1,000",
+        "e_value": _e_value(e_value),
         "needed": UNKNOWN if level is None else f"{1 / level:.3g}",
         "width": 0 if level is None or e_value is None else round(100 * towards(e_value, level), 1),
         "proven": bool(test.get("proven")),
     }
 
 
+def _e_value(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2f}" if value < 1000 else "> 1,000"
+
+
 def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the test of the split between arms as the page shows it; None if the report has none."""
     ratio = part_of(report, "srm")
     p_value = finite(ratio.get("p_value"))
-    p = UNKNOWN if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
-    return {"p_value": p, "alarm": bool(ratio.get("alarm"))} if ratio else None
+    shown = UNKNOWN
+    if p_value is not None:
+        shown = f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+    return {"p_value": shown, "alarm": bool(ratio.get("alarm"))} if ratio else None
 
 
 def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:

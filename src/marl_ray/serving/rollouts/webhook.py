@@ -44,7 +44,10 @@ class Webhook:
         secret = os.environ.get(config.secret_env)
         if not secret:
             raise MarlRayError(f"webhook.secret_env: expected a secret in the environment variable {config.secret_env}")
-        self._config, self._notices, self._endpoints, self._secret = config, notices, endpoints, secret.encode()
+        self._config = config
+        self._notices = notices
+        self._endpoints = endpoints
+        self._secret = secret.encode()
         self._news, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
 

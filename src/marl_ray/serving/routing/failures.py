@@ -54,7 +54,10 @@ class Attempts:
         """`arm` is the session's own arm."""
         self._answered_by: str | None = None
         """The arm that answered, or that answered only for comparison."""
-        self._failures, self._router, self._session, self._arm = failures, router, session, arm
+        self._failures = failures
+        self._router = router
+        self._session = session
+        self._arm = arm
         self._failed: tuple[tuple[str, int, Exception], ...] = ()
         self._errors: tuple[Exception, ...] = ()
 

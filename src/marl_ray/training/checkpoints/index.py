@@ -283,7 +283,10 @@ def _starts(folder: StoredFolder) -> dict[int, int | None]:
     starts: dict[int, int | None] = {}
     for name in filter(None, (START.fullmatch(info.base_name) for info in infos)):
         attempt, after = int(name[1]), name[2]
-        starts[attempt] = starts.get(attempt) if after is None else -1 if after == "anew" else int(after)
+        if after is None:
+            starts.setdefault(attempt, None)
+        else:
+            starts[attempt] = -1 if after == "anew" else int(after)
     return starts
 
 

@@ -59,7 +59,10 @@ class DemonstrationFit:
     """One policy, its demonstrations, and an optimiser for the warm start alone: the run begins with a fresh one."""
 
     def __init__(self, name: str, policy: TrainedPolicy, examples: list[Example], settings: WarmStartConfig):
-        self.name, self.policy, self.examples, self.batch = name, policy, examples, settings.batch
+        self.name = name
+        self.policy = policy
+        self.examples = examples
+        self.batch = settings.batch
         self.optimizer = optimizer_of(
             policy.hyper, [([policy.actor], settings.lr or LEARNING_RATE_FACTOR * policy.hyper.lr)]
         )

@@ -93,7 +93,11 @@ class Delivery:
         sink is called while `owns` says that the folder has no other owner, who would call it too. Where a run `begins`, a
         sink that cannot be opened is given up, and `problem` says why. Raises OSError if the mark or the rows cannot be
         read."""
-        self.name, self.make, self.say, self.sink, self.owns = name, make, say, opened, owns
+        self.name = name
+        self.make = make
+        self.say = say
+        self.sink = opened
+        self.owns = owns
         self.filesystem, self.folder = filesystem, folder
         take_over_copy(filesystem, f"{folder}/{file}")
         self.tail = Tail(filesystem, f"{folder}/{file}")

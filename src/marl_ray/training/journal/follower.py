@@ -54,7 +54,10 @@ class Follower:
         watch: Callable[[], None] = lambda: None,
     ):
         """`watch` is called at every look."""
-        self.config, self.filesystem, self.folder, self.console = config, filesystem, folder, console
+        self.config = config
+        self.filesystem = filesystem
+        self.folder = folder
+        self.console = console
         self.watch = watch
         self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS, FAILURES, METRICS)}
         self.taken = {name: tail.count() for name, tail in self.tails.items()}
@@ -72,9 +75,8 @@ class Follower:
     def _follow(self) -> None:
         with ProgressBar(self.config, self.console.write) as progress:
             while True:
-                ends = self.done.wait(
-                    self.tails[METRICS].poll_s
-                )  # before reading, so that the last lines are not missed
+                # The wait comes before the reading, so that the last lines are not missed.
+                ends = self.done.wait(self.tails[METRICS].poll_s)
                 try:
                     events = self._read(EVENTS)
                     # Read later and shown earlier: the failure was written before the event that a new group begins.

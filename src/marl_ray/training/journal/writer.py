@@ -23,9 +23,16 @@ from marl_ray.training.run_folder.appended_file import AppendedFile, appended_fi
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of, row_of
 
 EVENTS, FAILURES, TRANSCRIPTS = "events.jsonl", "failures.jsonl", "transcripts"
-PHASE, LINE, STARTS_AFTER, KEPT_ROWS, FAILED_BEFORE = "phase", "line", "starts_after", "kept_rows", "failed_before"
-"""Keys of events: a part of the run that begins; a line for people; the iteration of the checkpoint that a group of workers
-goes on from, or null where it begins anew, and the numbers of rows and of failures that there are then."""
+PHASE = "phase"
+"""Key of the event that a part of the run begins."""
+LINE = "line"
+"""Key of a line for people."""
+STARTS_AFTER = "starts_after"
+"""Key of the iteration of the checkpoint that a group of workers goes on from; null where it begins anew."""
+KEPT_ROWS = "kept_rows"
+"""Key of the number of rows that there are when a group of workers starts."""
+FAILED_BEFORE = "failed_before"
+"""Key of the number of failures that there are when a group of workers starts."""
 FAILURE, ERRORS = "failure", "errors"
 """Keys of failures: one line about the cause, and rank -> text of the error."""
 

@@ -72,7 +72,10 @@ def pass_loss(
     `size` are the minibatch's (decisions, sequences) over all workers; `gates` (K,) weigh the cost surrogates.
     Raises MarlRayError if the algorithm's loss has another shape than the decisions.
     """
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.selection.take, prepared.shape.agents
+    algorithm = policy.algorithm
+    hyper = policy.hyper
+    part = current.selection.take
+    agents = prepared.shape.agents
     tokens, sequences = size
     weights = loss_weights(current.mask, hyper.aggregation, tokens, sequences, policy.settings.horizon)
     mean = current.mask / max(size[0], 1)
@@ -125,7 +128,10 @@ def _value_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the losses of the critic and of all cost critics; `mean` (R, T') weighs decisions. 0 where there is no
     such critic."""
-    algorithm, hyper, part, agents = policy.algorithm, policy.hyper, current.selection.take, prepared.shape.agents
+    algorithm = policy.algorithm
+    hyper = policy.hyper
+    part = current.selection.take
+    agents = prepared.shape.agents
     value, cost_value = current.log_probs.new_zeros(()), current.log_probs.new_zeros(())
     if prepared.returns is not None and current.values is not None:
         valued = Valued(current.values, current.old_values, part(prepared.returns, agents))

@@ -76,7 +76,7 @@ class Run:
             holds=holds_of(config, self.env, self.team.agents),
             play=play_of(config),
         )
-        """The state as the last checkpoint has it, but for what counts on until the next one."""
+        """The state in the last checkpoint, but `tokens`, `seconds` and `evaluate_at` are those of now."""
         listeners.begin(self.state.iteration if start.continues else None)
         if config.warm_start is not None and not start.checkpoints:
             self.family.imitate(config, self.env, self.team, listeners)

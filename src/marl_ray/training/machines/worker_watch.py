@@ -18,9 +18,9 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.machines.full_disk import DiskFullError
 
 SAY_S = (10.0, 60.0, 300.0)
-"""Seconds of a wait after which it is said; then again every time the last of them has gone by."""
+"""Seconds after which a wait is reported; later it is reported again each time that the last of them passes."""
 SILENT_S = 10.0
-"""Seconds without an answer of a worker after which that is said."""
+"""Seconds without an answer after which a worker is reported as silent."""
 LOOK_S = 0.5
 STARTS = 5
 """Number of times that workers may die while they start, one after the other, until the run fails."""
@@ -77,7 +77,10 @@ class WorkerWatch:
         """Note that the workers run, on the nodes of these addresses by rank."""
         if self.since and time.time() - self.since > SAY_S[0]:
             self._note(f"its workers are there, after {time.time() - self.since:.0f} s")
-        self.since, self.nodes, self.causes, self.starts = 0.0, dict(nodes), {}, 0
+        self.since = 0.0
+        self.nodes = dict(nodes)
+        self.causes = {}
+        self.starts = 0
         self.silent_ranks.clear()
 
     def on_silence(self, seconds: Mapping[int, float]) -> None:
@@ -122,7 +125,7 @@ class WorkerWatch:
         """Return one line about the wait."""
         nodes, free = alive_nodes(), free_resources()
         need = " and ".join(f"{number:g} {kind}" for kind, number in each.items() if number)
-        needing = f"{workers} worker{'s' * (workers > 1)} of {need} each, since {_clock(self.since)}"
+        needing = f"{workers} worker{'s' if workers > 1 else ''} of {need} each, since {_clock(self.since)}"
         have = " and ".join(f"{free.get(kind, 0.0):g} {kind}" for kind, number in each.items() if number)
         lost = [
             f"worker {rank} was lost on node {node}{'' if node in nodes else ', which is gone'} ({cause})"
@@ -134,7 +137,7 @@ class WorkerWatch:
         return "; ".join(
             [
                 f"waiting for {needing} and at most until {_clock(self.since + self.wait_s)}",
-                f"the cluster has {have} free on {len(nodes)} node{'s' * (len(nodes) > 1)}",
+                f"the cluster has {have} free on {len(nodes)} node{'s' if len(nodes) > 1 else ''}",
                 *lost[:2],
             ]
         )

@@ -138,9 +138,8 @@ def _step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | N
     tracker: Any = FSDPMemTracker(policy, optimizer)
     tracker.track_inputs((ids, places))
     with tracker, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Accessing the data pointer of FakeTensor", UserWarning
-        )  # adapters compare them
+        # Adapters compare these pointers.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
         log_probs, entropy, *_ = policy(ids, places, targets, True, size.learn_entropy)
         (log_probs + entropy).sum().backward()
         if steps:

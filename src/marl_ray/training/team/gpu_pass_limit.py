@@ -61,7 +61,7 @@ def naming_the_pass(where: str, rows: int | None, policy: str | None = None, mos
     try:
         yield
     except torch.OutOfMemoryError as error:
-        sequences = "all sequences" if rows is None else f"{rows} sequence{'s' * (rows > 1)}"
+        sequences = "all sequences" if rows is None else f"{rows} sequence{'s' if rows > 1 else ''}"
         smaller = "" if rows == 1 else "a smaller train.micro_batch, "
         raise PassMemoryError(
             f"{where}: out of memory in a pass of {sequences}; expected {smaller}a smaller model.context, "

@@ -116,9 +116,8 @@ class SweepMlflowRuns:
         """Deliver what MLflow has not got, and close the runs; print what could not be delivered in END_S seconds."""
         unended = [record.number for record in self.runs.records.trials if record.state != "ended"]
         logged = [number for number in unended if number in self.logged]
-        self._append(
-            [{"trial": number, "end": "KILLED", "tags": {}} for number in logged]
-        )  # the same command resumes it
+        # The same command resumes the sweep.
+        self._append([{"trial": number, "end": "KILLED", "tags": {}} for number in logged])
         if self.outbox is not None:
             self.outbox.close()
         self.delivery.end(PARENT_ENDINGS.get(status, "KILLED"), lambda runs: runs.store(self.page))

@@ -141,7 +141,10 @@ class _Sweep:
     """The state of a sweep's driver while it runs."""
 
     def __init__(self, config: SweepConfig, folder: Folder, records: SweepRecords, lease: Lease):
-        self.config, self.folder, self.records, self.lease = config, folder, records, lease
+        self.config = config
+        self.folder = folder
+        self.records = records
+        self.lease = lease
         self.file = RecordsFile(folder, records)
         self.needs: dict[str, TrialResources] = {}
         """Resources of a config as JSON -> what a trial with them occupies."""

@@ -116,7 +116,10 @@ class TrialWriter:
     """Writes the rows, checkpoints, bundles and times of a trial's process to the trial's folder."""
 
     def __init__(self, folder: Folder, keep: int, seeds: list[int], emit: Callable[[dict[str, float]], None]):
-        self.folder, self.keep, self.seeds, self.emit = folder, keep, seeds, emit
+        self.folder = folder
+        self.keep = keep
+        self.seeds = seeds
+        self.emit = emit
         self.state = read_state(folder)
         self.state.attempts += 1
         write_state(folder, self.state)

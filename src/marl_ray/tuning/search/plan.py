@@ -128,7 +128,9 @@ class SweepPlan:
         record = self.records.trials[number]
         self.active.discard(number)
         self.note_progress(number, result or {})
-        status = "lost" if died else "cut" if result is None else result["status"]
+        status = "lost" if died else "cut"
+        if result is not None and not died:
+            status = result["status"]
         if status == "waiting":
             record.objectives = result["objectives"] if result else None
             assert until is not None
@@ -199,9 +201,8 @@ class SweepPlan:
             changed[number] = record
             try:
                 self.exploit(record, donor, what, at)
-            except (
-                OSError
-            ) as error:  # such as a full disk; the recipient's folder may hold a part of the donor's bundles
+            except OSError as error:
+                # Such as a full disk; the recipient's folder may hold a part of the donor's bundles.
                 self._end(record, "failed", f"exploit of trial {what.donor:04d}: {one_line(error)}")
                 continue
             record.history[at] = dict(record.values)

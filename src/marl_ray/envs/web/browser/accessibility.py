@@ -60,8 +60,9 @@ def page_view(
     """Return the text of an accessibility tree, of which only the part within a viewport of `width` by `height` pixels
     is shown.
 
-    nodes: those of Chromium's `Accessibility.getFullAXTree`. bounds: of DOM nodes, by number; others are not visible, but
-    an option of a list is, with its list. ids: those that the episode has given to nodes of documents; new ones are added.
+    nodes: those of Chromium's `Accessibility.getFullAXTree`.
+    bounds: of DOM nodes, by number; others are not visible, but an option of a list is, with its list.
+    ids: those that the episode has given to nodes of documents; new ones are added.
     """
     by_id = {node["nodeId"]: node for node in nodes}
     lines: list[str] = []

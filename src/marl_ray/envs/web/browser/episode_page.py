@@ -22,8 +22,8 @@ img { display: block; max-width: min(100%, 44rem); margin-top: .4rem; border: 1p
 def episode_page(about: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
     """Return HTML that shows the pictures beside it. All text is quoted: that of a page or an agent makes no element.
 
-    about: facts of the episode by name, of which `task` is the heading. steps: the first is the opening, as `EpisodeRecord`
-    writes them.
+    about: facts of the episode by name, of which `task` is the heading.
+    steps: the first is the opening, as `EpisodeRecord` writes them.
     """
     task = escape(str(about.get("task", "")))
     facts = "".join(

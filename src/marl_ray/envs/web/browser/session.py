@@ -42,7 +42,11 @@ class BrowserSession:
     """
 
     def __init__(self, chromium: Chromium, hosts: Collection[str], step_s: float):
-        """hosts: `HOST:PORT` of all that pages may reach. step_s: most seconds of each call."""
+        """Take what the session may do.
+
+        hosts: `HOST:PORT` of all that pages may reach.
+        step_s: most seconds of each call.
+        """
         self.chromium, self.hosts, self.step_s = chromium, frozenset(hosts), step_s
         self.context: Any = None
         self.tab = 0

@@ -44,11 +44,19 @@ class BrowserGymTask:
 class BrowserGym(TextEnv):
     """One agent does tasks of BrowserGym with its actions, its pages as text, and its rewards.
 
-    env_id: `browsergym/FAMILY.TASK`; `*` and `?` in it name all tasks that match. python: the Python in which BrowserGym is
-    installed, where it is not this one. variants: training episodes of each task, by seed; held_out: held-out ones, of other
-    seeds. env: arguments of `gymnasium.make`. agent: its name. max_steps: actions in an episode. step_s, episode_s: seconds
-    of one, and of all. observation_limit: characters of a page that are shown. seed: order of the tasks.
-    cost: which of `tokens`, `calls` and `seconds` are costs.
+    env_id: `browsergym/FAMILY.TASK`; `*` and `?` in it name all tasks that match.
+    python: the Python in which BrowserGym is installed, where it is not this one.
+    variants: training episodes of each task, by seed, 100.
+    held_out: held-out episodes of each task, of other seeds, 10.
+    env: arguments of `gymnasium.make`.
+    agent: the agent's name, `agent`.
+    max_steps: actions in an episode, 10.
+    step_s: seconds of one action, 60.
+    episode_s: seconds of all actions, 600.
+    observation_limit: characters of a page that are shown, 8000.
+    seed: orders the training tasks.
+    cost: those of `tokens`, `calls` and `seconds` that are costs, by default none.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `solved`.
 
     Score: the reward of the last action, from 0 to 1. `infos[agent]["ending"]` is one of `page_ended`, `step_limit`,
     `deadline` and `page_fault`. Metrics: `pass`, the score; `problems`, actions that could not be done.
@@ -110,7 +118,10 @@ class BrowserGym(TextEnv):
         self._ask(page)
 
     def act(self, agent: str, text: str) -> None:
-        begun, action, score, ending = time.monotonic(), quoted_action(text), 0.0, ""
+        begun = time.monotonic()
+        action = quoted_action(text)
+        score = 0.0
+        ending = ""
         page: dict[str, Any] = {}
         try:
             if self._process is None:

@@ -175,9 +175,8 @@ def main() -> None:
                 suite.run(plain)
                 issues = plain.failures + plain.errors
                 ok, message = not issues, "; ".join(f"{test.id()}: {trace.splitlines()[-1]}" for test, trace in issues)
-    except (
-        BaseException
-    ) as error:  # also `sys.exit` of the candidate, which must not end this program without a verdict
+    except BaseException as error:
+        # Also `sys.exit` of the candidate, which must not end this program without a verdict.
         ok, message = False, f"{type(error).__name__}: {error}"
     nonce = read(rest_of_stdin, 4096)
     text = b"\n" + nonce + dumps({"passed": bool(ok), "message": str(message)[:1000]}).encode() + b"\n"

@@ -124,7 +124,11 @@ class Decoder:
                 continue
             by_itself = token in self._ends or number in stopped or (row.state is not None and row.state.mode == "done")
             cut = len(row.ids) == row.generation.max_tokens
-            finish: Literal["stop", "length"] | None = "stop" if by_itself else "length" if cut else None
+            finish: Literal["stop", "length"] | None = None
+            if by_itself:
+                finish = "stop"
+            elif cut:
+                finish = "length"
             tokens.append(Token(row.handle, token, log_prob, finish, top))
             if by_itself or cut:
                 self._remove(number)

@@ -34,9 +34,8 @@ def draw(
     p = _cut(within.exp(), top_k, top_p)
     edges = p.double().cumsum(-1)
     tokens = torch.searchsorted(edges, uniforms[:, None] * edges[:, -1:], right=True)
-    tokens = tokens.clamp(
-        max=logits.shape[-1] - 1
-    )  # this happens only if the logits are NaN, and then the log-probability is NaN too
+    # It is beyond the last token only if the logits are NaN, and then the log-probability is NaN too.
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)
     if greedy is not None:
         tokens = torch.where(greedy[:, None], within.argmax(-1, keepdim=True), tokens)
     return tokens[:, 0], log_p.gather(-1, tokens)[:, 0]

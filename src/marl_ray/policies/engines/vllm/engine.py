@@ -61,11 +61,12 @@ class VllmEngine(Engine):
     ) -> None:
         """Raise MarlRayError if the package is missing, or for an architecture that is not verified for vLLM.
 
-        `processed`: vLLM reports log-probabilities after temperature, top-k and top-p, instead of the model's own.
-        `memory_share`: share of a GPU's memory that vLLM takes. `transfer`: `ipc` for a policy on a GPU that vLLM
-        shares with the trainer; `nccl` if weights arrive through `take`; or SHARED. The default is `ipc` on a GPU and
-        SHARED on a CPU. With `room` the process gets the weights without the policy's adapter, and the caller loads
-        adapters.
+        processed: True if vLLM reports log-probabilities after temperature, top-k and top-p, instead of the model's own.
+        tensor_parallel: GPUs over which vLLM spreads the model, 1.
+        memory_share: the share of a GPU's memory that vLLM takes.
+        transfer: `ipc` for a policy on a GPU that vLLM shares with the trainer; `nccl` if weights arrive through `take`; or
+            SHARED. The default is `ipc` on a GPU and SHARED on a CPU.
+        room: the process gets the weights without the policy's adapter, and the caller loads adapters.
         """
         if find_spec("vllm") is None:
             raise MarlRayError(f"generation.engine=vllm: expected the package vllm; {install_hint('vllm')}")

@@ -52,7 +52,9 @@ class ToolCallReader:
             else:
                 text += self._held[:behind]
             self._held = self._held[behind:]
-        keep = len(self._held) - at if at >= 0 else 0 if last else _overlap(self._held, OPEN)
+        keep = 0 if last else _overlap(self._held, OPEN)
+        if at >= 0:
+            keep = len(self._held) - at
         text += self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
         return self._unblanked(text, last), calls

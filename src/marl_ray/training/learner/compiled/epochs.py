@@ -120,7 +120,10 @@ def descend(
     Raises DivergedError naming `where` and a metric that is not finite.
     """
     flat, batch = FlatState(policy), CompiledBatch(policy, state, prepared)
-    sizes, sums, norms, steps = iter(prepared.sizes[:, 0].tolist()), np.zeros(5), 0.0, 0
+    sizes = iter(prepared.sizes[:, 0].tolist())
+    sums = np.zeros(5)
+    norms = 0.0
+    steps = 0
     # Without a decision to train on, a step would only follow the optimiser's momentum.
     epochs = [
         [(batch.decision_numbers(part), size) for part in epoch if (size := next(sizes))]

@@ -30,7 +30,10 @@ class FlatState:
         """Copy the state; every worker takes part."""
         self._policy = policy
         self._parameters = list(policy.model.parameters())
-        rates, decays, places, at = [], [], [], 0
+        rates = []
+        decays = []
+        places = []
+        at = 0
         groups = {id(member): group for group in policy.optimizer.param_groups for member in group["params"]}
         for parameter in self._parameters:
             group, size = groups[id(parameter)], parameter.numel()

@@ -39,7 +39,8 @@ def must_include(reference: str, text: str, alone: bool = False) -> bool:
 def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge) -> float:
     """Return the score of `string_match`: 1.0 if the answer matches all references of the check, else 0.0.
 
-    answer: what the agent gave with `stop`. intent: the task in words, which the judge reads.
+    answer: what the agent gave with `stop`.
+    intent: the task in words, which the judge reads.
     """
     answer = clean(answer)
     if check.not_achievable:

@@ -37,7 +37,8 @@ class _Draft:
 def made_tasks(world_seed: int, seed: int, per_template: int = PER_TEMPLATE) -> tuple[MadeTask, ...]:
     """Return `per_template` tasks of each template of `TEMPLATES`, which cover all evaluators of WebArena.
 
-    world_seed: of the sites' contents. seed: of what is asked.
+    world_seed: seed of the sites' contents.
+    seed: seed of what is asked.
     """
     world = made_world(world_seed)
     made: list[MadeTask] = []

@@ -27,7 +27,10 @@ class VllmDecoder:
         self, process: VllmProcess | DecoderPort, tokenizer: Any, ends: AbstractSet[int], version: int, adapter: int = 0
     ) -> None:
         """`ends` are tokens that end a response; `version` is that of the process's weights, or of its `adapter`."""
-        self._process, self._tokenizer, self._version, self._adapter = process, tokenizer, version, adapter
+        self._process = process
+        self._tokenizer = tokenizer
+        self._version = version
+        self._adapter = adapter
         self._ends = tuple(sorted(ends))
         self._rows: dict[int, _Row] = {}
 
@@ -81,7 +84,11 @@ class VllmDecoder:
                 not_finite.append(token.handle)
             else:
                 ended = by_itself or token.handle in stopped
-                finish: Literal["stop", "length"] | None = "stop" if ended else "length" if cut else None
+                finish: Literal["stop", "length"] | None = None
+                if ended:
+                    finish = "stop"
+                elif cut:
+                    finish = "length"
                 tokens.append(Token(token.handle, token.id, token.log_prob, finish, token.top))
             if by_itself or cut:
                 del self._rows[token.handle]  # vLLM itself has ended this response
