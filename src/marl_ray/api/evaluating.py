@@ -62,7 +62,7 @@ def evaluate(
     local: bool = False,
     env: Mapping[str, Any] | None = None,
     tracking: str | None = None,
-    progress: "Progress" = lambda counted, done, total: None,
+    progress: "Progress | None" = None,
     **writing: Any,
 ) -> BenchmarkResult: ...
 @overload
@@ -94,7 +94,7 @@ def evaluate(
     local: bool = False,
     env: Mapping[str, Any] | None = None,
     tracking: str | None = None,
-    progress: "Progress" = lambda counted, done, total: None,
+    progress: "Progress | None" = None,
     episodes: int | None = None,
     **writing: Any,
 ) -> BenchmarkResult | EpisodeScores:
@@ -126,6 +126,7 @@ def evaluate(
             "mode": mode,
         }
         others |= {"benchmark": benchmark, "timeout": timeout, "workers": workers, "local": local or None}
+        others |= {"min_level": None if min_level == "paths" else min_level, "progress": progress}
         return _episodes(policy, episodes, others, {"env": env, "tracking": tracking, **writing})
     if unknown := writing.keys() - WRITING_OPTIONS:
         name = min(unknown)
@@ -149,7 +150,7 @@ def evaluate(
             tracking_uri=tracking_uri(tracking),
             **{name: writing[name] for name in ("agent", "num_samples", "seed", "greedy") if name in writing},
         )
-        return BenchmarkResult(*evaluate_web(web, request, progress))
+        return BenchmarkResult(*evaluate_web(web, request, progress or _silent))
     if env is not None:
         raise FieldError("env", "expected with a benchmark in a browser")
     if (samples is None) == (policy is None):
@@ -168,7 +169,11 @@ def evaluate(
         timeout,
         Level[min_level.upper()],
     )
-    return _scored(options, policy, tracking, writing, workers, local, progress)
+    return _scored(options, policy, tracking, writing, workers, local, progress or _silent)
+
+
+def _silent(counted: str, done: int, total: int) -> None:
+    """Report no progress."""
 
 
 def _scored(
