@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_ray.api.calls import named_arguments
 from marl_ray.config import tracking_uri
 from marl_ray.config.random_streams import MOST_COPIES, MOST_EVALUATION_STEPS, MOST_SEED
 from marl_ray.errors import FieldError, MarlRayError
@@ -45,7 +44,6 @@ class EpisodeScores:
         return f"score {self.score:.3f}{interval} of {len(self.returns)} episodes, {steps:.1f} steps each"
 
 
-@named_arguments
 def evaluate_episodes(
     policy: str | Path,
     episodes: int,
