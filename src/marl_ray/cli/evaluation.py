@@ -13,6 +13,7 @@ import typer
 from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import named_as_options
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.extensions import BENCHMARK, REFERENCE
 
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
@@ -28,8 +29,7 @@ def evaluate(
     benchmark: Annotated[
         str,
         typer.Option(
-            help="humaneval, humaneval_plus, mbpp, mbpp-sanitized, mbpp_plus, bigcodebench-complete, "
-            "bigcodebench-instruct, codecontests, math, webarena, miniwob, jsonl:FILE or package.module:NAME."
+            help=f"{', '.join(name for name in BENCHMARK.builtins if name != 'jsonl')}, jsonl:FILE or {REFERENCE}."
         ),
     ],
     samples: Annotated[
