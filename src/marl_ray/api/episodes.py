@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_ray.api.calls import named_arguments
 from marl_ray.config import tracking_uri
+from marl_ray.config.random_streams import MOST_COPIES, MOST_EVALUATION_STEPS, MOST_SEED
 from marl_ray.errors import FieldError, MarlRayError
 
 SEED = 1000
@@ -44,7 +44,6 @@ class EpisodeScores:
         return f"score {self.score:.3f}{interval} of {len(self.returns)} episodes, {steps:.1f} steps each"
 
 
-@named_arguments
 def evaluate_episodes(
     policy: str | Path,
     episodes: int,
@@ -62,9 +61,15 @@ def evaluate_episodes(
     from marl_ray.policies.bundles.manifest import Manifest, local_folder, read_manifest
     from marl_ray.training.evaluation.play_bundle import play_bundle
 
-    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0), ("max_steps", max_steps, 1)):
+    for name, value, least, most in (
+        ("episodes", episodes, 1, MOST_COPIES),
+        ("seed", seed, 0, MOST_SEED),
+        ("max_steps", max_steps, 1, MOST_EVALUATION_STEPS),
+    ):
         if not isinstance(value, int) or value < least:
             raise FieldError(name, f"expected a whole number of {least} or more, got {value!r}")
+        if value > most:
+            raise FieldError(name, f"expected a whole number of at most {most}, got {value}")
     with local_folder(str(policy), tracking_uri(tracking)) as folder:
         manifest = read_manifest(folder)
         if not isinstance(manifest, Manifest):

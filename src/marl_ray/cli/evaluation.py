@@ -13,6 +13,7 @@ import typer
 from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import named_as_options
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.extensions import BENCHMARK, REFERENCE
 
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
@@ -28,8 +29,7 @@ def evaluate(
     benchmark: Annotated[
         str,
         typer.Option(
-            help="humaneval, humaneval_plus, mbpp, mbpp-sanitized, mbpp_plus, bigcodebench-complete, "
-            "bigcodebench-instruct, codecontests, math, webarena, miniwob, jsonl:FILE or package.module:NAME."
+            help=f"{', '.join(name for name in BENCHMARK.builtins if name != 'jsonl')}, jsonl:FILE or {REFERENCE}."
         ),
     ],
     samples: Annotated[
@@ -138,9 +138,9 @@ def evaluate(
         typer.Option(min=1, help="Runs at a time on a machine; its CPUs by default.", rich_help_panel=RUNNING),
     ] = None,
     min_level: Annotated[
-        Literal["limits", "paths", "namespaces"],
-        typer.Option(help="Weakest sandbox that will do.", rich_help_panel=SCORING),
-    ] = "paths",
+        Literal["limits", "paths", "namespaces"] | None,
+        typer.Option(help="Weakest sandbox that will do; paths by default.", rich_help_panel=SCORING),
+    ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Evaluate in this process, without Ray.", rich_help_panel=RUNNING)
     ] = False,
@@ -153,16 +153,6 @@ def evaluate(
     from marl_ray.api.evaluating import evaluate as run
     from marl_ray.config.load import with_overrides
 
-    writing: dict[str, Any] = {
-        "agent": agent,
-        "num_samples": num_samples,
-        "greedy": greedy or None,
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "seed": seed,
-        "answer": answer,
-        "prompt": prompt,
-    }
     with only_result(as_json):
         result = run(
             benchmark,
@@ -179,9 +169,16 @@ def evaluate(
             workers=workers,
             local=local,
             env=None if env is None else with_overrides({}, env),
-            tracking=tracking_uri,
+            tracking=None if samples is not None else tracking_uri,  # the environment may name it for other commands
             progress=_progress(),
-            **{name: value for name, value in writing.items() if value is not None},
+            agent=agent,
+            num_samples=num_samples,
+            seed=seed,
+            greedy=greedy,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            answer=answer,
+            prompt=prompt,
         )
     report = result.report
     document = report | {"problems": len(report["problems"]), "folder": result.folder}

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from marl_ray.config.base import NAME_PATTERN, Config
 from marl_ray.config.load import parse_config, read_yaml, with_overrides
+from marl_ray.config.random_streams import Seed
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.unread_keys import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
 from marl_ray.config.schedulers import FifoSettings, SchedulerConfig
@@ -117,7 +118,7 @@ class SweepConfig(Config):
     scheduler: SchedulerConfig = FifoSettings()
     """Rule by which configurations stop early or copy each other: `kind` is `fifo` (none does), `asha`, `median`, `pbt`,
     `pb2`, or `package.module:NAME` of a scheduler of your own; each kind has keys of its own."""
-    seeds: tuple[NonNegativeInt, ...] = Field(default=(0, 1, 2), min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
     """Seeds of every configuration: a list, or their number. They train side by side and count as one trial."""
     metric: tuple[MetricConfig, ...] = Field(default=(MetricConfig(),), min_length=1)
     """One, or for `search.kind: tpe` several. The scheduler and the choice of the winner see the first."""

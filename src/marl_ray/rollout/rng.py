@@ -1,4 +1,9 @@
-"""Random numbers that depend on their purpose (seed, iteration, episode, agent), and not on the worker that draws them."""
+"""Random numbers that depend on their purpose (seed, iteration, episode, agent), and not on the worker that draws them.
+
+The number of a stream of an actor-critic has the bits iteration | kind (1 bit) | attempt | copy. The kind parts action noise
+from minibatch orders, which have the number of the order in place of attempt and copy. `config.random_streams` has the
+sizes.
+"""
 
 import hashlib
 import struct
@@ -6,10 +11,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from marl_ray.config.random_streams import COPY_BITS, ORDER_BITS
+
 _MASK = (1 << 64) - 1
-COPIES_BITS, ATTEMPT_BITS = 20, 7
-"""A stream's number has the bits iteration | kind (1 bit) | attempt | copy. The kind parts action noise from minibatch
-orders."""
 EVALUATION = 1 << 35
 """The first number of iterations and episodes of evaluations; training never reaches it."""
 TRAINING_STREAMS, EVALUATION_STREAMS = 0, 1
@@ -21,6 +25,16 @@ def episode_seed(seed: int, copy: int, episode: int) -> int:
     return int(np.random.SeedSequence([seed, copy, episode]).generate_state(1)[0] >> 1)
 
 
+def action_stream(iteration: int, attempt: int, copy: int) -> int:
+    """Return the number of the stream that one copy's actions of one attempt at a batch are drawn from."""
+    return iteration << (ORDER_BITS + 1) | attempt << COPY_BITS | copy
+
+
+def order_stream(iteration: int, order: int) -> int:
+    """Return the number of the stream that one order of a batch's parts is drawn from; never one of `action_stream`."""
+    return (iteration << 1 | 1) << ORDER_BITS | order
+
+
 def action_noise(
     seed: int, iteration: int, copies: Iterable[int], steps: int, width: int, attempt: int = 0
 ) -> np.ndarray:
@@ -28,22 +42,19 @@ def action_noise(
 
     Philox keyed by (seed, iteration, attempt, copy), so a copy draws the same numbers whichever worker holds it.
     """
-    stream = iteration << (COPIES_BITS + ATTEMPT_BITS + 1) | attempt << COPIES_BITS
-    blocks = [_generator(seed, stream | copy).random((steps, width)) for copy in copies]
+    blocks = [_generator(seed, action_stream(iteration, attempt, copy)).random((steps, width)) for copy in copies]
     return np.stack(blocks, axis=1)
 
 
 def permutation(seed: int, iteration: int, epoch: int, size: int) -> np.ndarray:
     """Return the order of the parts of a batch (time indices, or episodes) in one epoch, the same on every worker;
     (size,)."""
-    # The kind bit keeps minibatch order and action noise from ever sharing a key.
-    stream = (iteration << 1 | 1) << (COPIES_BITS + ATTEMPT_BITS) | epoch
-    return _generator(seed, stream).permutation(size)
+    return _generator(seed, order_stream(iteration, epoch)).permutation(size)
 
 
 def team_order(seed: int, iteration: int, size: int) -> list[int]:
     """Return the order in which a sequential algorithm updates the policies of a team."""
-    return list(map(int, permutation(seed, iteration, (1 << (COPIES_BITS + ATTEMPT_BITS)) - 1, size)))
+    return list(map(int, permutation(seed, iteration, (1 << ORDER_BITS) - 1, size)))
 
 
 def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: int, turn: int) -> int:

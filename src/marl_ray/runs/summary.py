@@ -31,7 +31,7 @@ class Score:
     """The episodes that were scored: one of the values of SOURCES, or words of the same kind."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """One row of a list of runs and sweeps."""
 
@@ -53,7 +53,7 @@ class RunSummary:
     storage: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunDetails:
     """All that a run's folder says."""
 
@@ -93,17 +93,17 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
     steps = max((int(row["steps"]) for row in rows if "steps" in row), default=0)
     at = owner.at if owner is not None else max((row.get("timestamp", 0.0) for row in rows), default=None)
     return RunSummary(
-        run.name,
-        "run",
-        run.state(),
-        algorithms_of(run.config),
-        run.config["env"]["id"],
-        run.config["seed"],
-        steps,
-        run.config["train"]["total_steps"],
-        score_of(rows) or _finished_score(run),
-        at,
-        run.storage,
+        name=run.name,
+        kind="run",
+        state=run.state(),
+        algorithm=algorithms_of(run.config),
+        env=run.config["env"]["id"],
+        seed=run.config["seed"],
+        steps=steps,
+        total_steps=run.config["train"]["total_steps"],
+        score=score_of(rows) or _finished_score(run),
+        at=at,
+        storage=run.storage,
     )
 
 
@@ -113,18 +113,18 @@ def details_of(run: StoredRun) -> RunDetails:
     owner = run.owner()
     errors_folder = f"{run.folder}/errors"
     return RunDetails(
-        summary_of(run),
-        None if owner is None else owner.error,
-        diagnose(run.config, run.rows()),
-        run.record.get("given", {}),
-        run.config,
-        linked_bundle(run.filesystem, run.folder) or result.get("bundle"),
-        result.get("model"),
-        checkpoints_of(run),
-        {"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
-        f"{run.uri}/{CURVE}" if run.has(CURVE) else None,
-        f"{run.uri}/{LOG}" if run.has(LOG) else None,
-        [info.path for info in _files(run, errors_folder)],
+        summary=summary_of(run),
+        error=None if owner is None else owner.error,
+        warnings=diagnose(run.config, run.rows()),
+        given=run.record.get("given", {}),
+        config=run.config,
+        bundle=linked_bundle(run.filesystem, run.folder) or result.get("bundle"),
+        model=result.get("model"),
+        checkpoints=checkpoints_of(run),
+        mlflow={"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
+        curve=f"{run.uri}/{CURVE}" if run.has(CURVE) else None,
+        log=f"{run.uri}/{LOG}" if run.has(LOG) else None,
+        errors=[info.path for info in _files(run, errors_folder)],
     )
 
 
@@ -174,15 +174,15 @@ def _of_sweep(sweep: StoredSweep) -> RunSummary:
     objectives = None if number is None else trials[number].get("objectives")
     metric = config["metric"][0]["name"]
     return RunSummary(
-        sweep.name,
-        "sweep",
-        sweep.records["status"],
-        f"{config['scheduler']['kind']}/{config['search']['kind']}",
-        str(env.get("id", "")) if isinstance(env, Mapping) else "",
-        None,
-        sum(trial["played"] for trial in trials),
-        config["budget"]["steps"],
-        Score(objectives[0], None, None, f"winner's {metric}") if objectives else None,
-        sweep.changed,
-        sweep.storage,
+        name=sweep.name,
+        kind="sweep",
+        state=sweep.records["status"],
+        algorithm=f"{config['scheduler']['kind']}/{config['search']['kind']}",
+        env=str(env.get("id", "")) if isinstance(env, Mapping) else "",
+        seed=None,
+        steps=sum(trial["played"] for trial in trials),
+        total_steps=config["budget"]["steps"],
+        score=Score(objectives[0], None, None, f"winner's {metric}") if objectives else None,
+        at=sweep.changed,
+        storage=sweep.storage,
     )

@@ -1,6 +1,6 @@
 """The experiments that one replica has open, with their arms and the bundles that it has loaded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -43,10 +43,19 @@ class LiveExperiments:
         self.endpoints = Endpoints()
         self.models: dict[str, AnyBundle] = {}
         """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change.
-        Several threads add entries, and the follower's alone removes them; readers copy it."""
+        Several threads hold more, and the follower's alone drops some; readers copy it."""
         self._noise, self._host = noise, host
         self._passes: dict[str, Passes] = {}
         """Experiment -> its arms' forward passes."""
+
+    def hold_model(self, reference: str, bundle: AnyBundle) -> None:
+        """Hold a bundle that was loaded before any experiment named it."""
+        self.models[reference] = bundle
+
+    def drop_models(self, references: Iterable[str]) -> None:
+        """Hold these bundles no longer. Only the follower calls it."""
+        for reference in references:
+            del self.models[reference]
 
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
         """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises

@@ -132,21 +132,19 @@ class StoreFollower:
 
     def _preload(self) -> None:
         """Load the bundles that a client asked this or another replica to load ahead of their experiments."""
-        models = self._live_experiments.models
-        held = list(models)  # before the notices are read: others load what a notice names already
+        live_experiments = self._live_experiments
+        held = list(live_experiments.models)  # before the notices are read: others load what a notice names already
         wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)
-        for reference in held:
-            if reference not in wanted_ahead:
-                del models[reference]  # other threads add entries alone
+        live_experiments.drop_models(reference for reference in held if reference not in wanted_ahead)
         now = time.monotonic()
         for reference in wanted_ahead:
-            if reference not in models and self._preload_at.get(reference, 0.0) <= now:
+            if reference not in live_experiments.models and self._preload_at.get(reference, 0.0) <= now:
                 self._preload_at[reference] = now + TEND_S
                 threading.Thread(target=self._load_model, args=(reference,), name="load-model", daemon=True).start()
 
     def _load_model(self, reference: str) -> None:
         try:
-            self._live_experiments.models[reference] = self._live_experiments.bundles.load(reference)
+            self._live_experiments.hold_model(reference, self._live_experiments.bundles.load(reference))
         except MarlRayError as error:
             _log.error("a bundle is not loaded ahead: %s", error)
         except Exception:

@@ -6,7 +6,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,27 +51,36 @@ from marl_ray.training.run_result import (
     store_result,
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
-from marl_ray.training.worker import REFUSED, STOPPED, worker
+from marl_ray.training.worker import REFUSED, STOPPED, WorkerPayload, worker
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Attempt:
-    """One attempt of the driver to train a run to its end, with all that must be closed when it ends."""
+    """One attempt of the driver to train a run to its end: what it is given."""
 
     config: RunConfig
     record: dict[str, Any]
     console: RunLog
     lease: Lease
-    opened: dict[str, Any]
-    """Sinks that are open already, by name. MLflow's is among them where the run begins."""
+    mlflow_sink: MlflowSink | None
+    """MLflow's sink, open, where the run begins; None where it goes on."""
     controllers: list[Any] = field(default_factory=list)
     """Ray's actors that control the workers; the workers end with them."""
-    follower: Follower | None = None
-    deliveries: Deliveries | None = None
 
     @property
     def folder(self) -> StoredFolder:
         return StoredFolder(*filesystem_of(self.config))
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """A run whose record is written and whose sinks are being opened."""
+
+    run_id: str
+    """Its id in MLflow."""
+    pinned: dict[str, Any]
+    """Its config with the versions of its bundles."""
+    deliveries: Deliveries
 
 
 def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = False) -> RunResult:
@@ -102,8 +111,8 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
         run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
         record["mlflow_run_id"] = run_id
         # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
-        opened = {} if resumes and run_id else {MLFLOW: MlflowSink(config, run_id, filesystem, folder)}
-        return _train(_Attempt(config, record, log, lease, opened), use_gpu, notes, own_ray)
+        mlflow_sink = None if resumes and run_id else MlflowSink(config, run_id, filesystem, folder)
+        return _train(_Attempt(config, record, log, lease, mlflow_sink), use_gpu, notes, own_ray)
 
 
 def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
@@ -117,15 +126,21 @@ def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
 def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunResult:
     """Train to the end, and close what the attempt has opened, however it ends."""
     status, shield = "FAILED", contextlib.ExitStack()
+    announced: _Announced | None = None
+    follower: Follower | None = None
     try:
         shield.enter_context(answering(lambda: say_kept(attempt.config, attempt.console)))
         with _causes(attempt.config):
-            run_id, pinned = _announce(attempt, use_gpu)
-            trainer = _trainer(attempt, run_id, pinned, use_gpu, notes)
+            announced = _announce(attempt, use_gpu)
+            if attempt.mlflow_sink is not None:
+                announced.deliveries.check_open(OPEN_S)
+            trainer = _trainer(attempt, announced, use_gpu, notes)
             if own_ray:
                 for_ray_of_one_run(trainer)
-            last = _fit(attempt, trainer)
-            result = _finish(attempt, run_id, last)
+            attempt.lease.when_lost = lambda: _end_workers(attempt)
+            follower = Follower(attempt.config, *attempt.folder, attempt.console, announced.deliveries.watch)
+            last = _fit(attempt, trainer, follower)
+            result = _finish(attempt, announced, last)
         status = ALL_TAKEN
         attempt.console.write("finished", *result.summary)
         return result
@@ -135,46 +150,49 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
         raise
     finally:
         with shield:
-            _close(attempt, status)
+            _close(attempt, announced, follower, status)
 
 
-def _announce(attempt: _Attempt, use_gpu: bool) -> tuple[str, dict[str, Any]]:
-    """Write the run's record and the first line about it, and open the sinks, for which a run that begins waits. Returns the
-    run's id in MLflow, and the config with the versions of its bundles."""
-    config, record, opened = attempt.config, attempt.record, attempt.opened
+def _announce(attempt: _Attempt, use_gpu: bool) -> _Announced:
+    """Write the run's record and the first line about it, and begin to open the sinks."""
+    config, record, mlflow_sink = attempt.config, attempt.record, attempt.mlflow_sink
     tags = {"resume_from": record[ORIGIN]} if ORIGIN in record else {}
-    if opened:
-        record["mlflow_run_id"] = opened[MLFLOW].run_id
-        opened[MLFLOW].mlflow_run.tag(tags)
+    if mlflow_sink is not None:
+        record["mlflow_run_id"] = mlflow_sink.run_id
+        mlflow_sink.mlflow_run.tag(tags)
     record |= config_record(config)
     pinned = pin_bundles(config, record)
     write_record(config, record)
     attempt.console.open()
     workers = config.resources.workers
     attempt.console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
-    begins, run_id = bool(opened), record["mlflow_run_id"]
-    attempt.deliveries = Deliveries(
-        config, run_id, *attempt.folder, attempt.console.say, opened, tags, owns=attempt.lease.owns, begins=begins
+    deliveries = Deliveries(
+        config,
+        record["mlflow_run_id"],
+        *attempt.folder,
+        attempt.console.say,
+        {} if mlflow_sink is None else {MLFLOW: mlflow_sink},
+        tags,
+        owns=attempt.lease.owns,
+        begins=mlflow_sink is not None,
     )
-    if begins:
-        attempt.deliveries.check_open(OPEN_S)
-    return run_id, pinned
+    return _Announced(record["mlflow_run_id"], pinned, deliveries)
 
 
-def _trainer(attempt: _Attempt, run_id: str, pinned: dict[str, Any], use_gpu: bool, notes: Path) -> Any:
+def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Path) -> Any:
     """Return the trainer of Ray Train whose workers train the run."""
     config = attempt.config
-    payload = {
-        "config": pinned,
-        "run_id": run_id,
-        "tracking_uri": uri_of(config),
-        "folder": os.getcwd(),
-        "origin": attempt.record.get(ORIGIN),
-        "lease": attempt.lease.number,
-    }
+    payload = WorkerPayload(
+        config=announced.pinned,
+        run_id=announced.run_id,
+        tracking_uri=uri_of(config),
+        folder=os.getcwd(),
+        origin=attempt.record.get(ORIGIN),
+        lease=attempt.lease.number,
+    )
     return torch_trainer(
         worker,
-        payload,
+        asdict(payload),
         config,
         label=config.name,
         name=config.name,
@@ -186,33 +204,29 @@ def _trainer(attempt: _Attempt, run_id: str, pinned: dict[str, Any], use_gpu: bo
     )
 
 
-def _fit(attempt: _Attempt, trainer: Any) -> dict[str, float]:
+def _fit(attempt: _Attempt, trainer: Any, follower: Follower) -> dict[str, float]:
     """Train while the sinks get the run's rows; returns the metrics of the last iteration."""
-    config, console, lease, (filesystem, folder) = attempt.config, attempt.console, attempt.lease, attempt.folder
-    lease.when_lost = lambda: _end_workers(attempt)
-    assert attempt.deliveries is not None
-    attempt.follower = Follower(config, filesystem, folder, console, attempt.deliveries.watch)
+    config = attempt.config
     returned = trainer.fit().return_value or {}
-    attempt.follower.close()
-    lease.check()
+    follower.close()
+    attempt.lease.check()
     if REFUSED in returned:
         raise MarlRayError(f"run {config.name!r} failed: {returned[REFUSED]}")
     if STOPPED in returned:
         raise MarlRayError(
-            f"run {config.name!r} stopped at {returned[STOPPED]}; its last checkpoint is kept in {folder}"
+            f"run {config.name!r} stopped at {returned[STOPPED]}; its last checkpoint is kept in {attempt.folder.path}"
         )
     return dict(returned)
 
 
-def _finish(attempt: _Attempt, run_id: str, last: dict[str, float]) -> RunResult:
+def _finish(attempt: _Attempt, announced: _Announced, last: dict[str, float]) -> RunResult:
     """Make the run's result, store it, and register the bundle, while no other process has taken the run."""
     config, record = attempt.config, attempt.record
-    assert attempt.deliveries is not None
-    result, score = make_result(config, run_id, last, attempt.console)
+    result, score = make_result(config, announced.run_id, last, attempt.console)
     attempt.lease.check()
     store_result(config, record, result, score)
     attempt.console.phase("registering the best bundle")
-    return register(config, record, result, attempt.deliveries, attempt.lease)
+    return register(config, record, result, announced.deliveries, attempt.lease)
 
 
 def _end_workers(attempt: _Attempt) -> None:
@@ -223,17 +237,18 @@ def _end_workers(attempt: _Attempt) -> None:
         ray.kill(controller)
 
 
-def _close(attempt: _Attempt, status: str) -> None:
+def _close(attempt: _Attempt, announced: _Announced | None, follower: Follower | None, status: str) -> None:
     """End what follows the journal, and close the sinks with the status of the attempt. Another owner's are left alone."""
-    if attempt.follower is not None:
-        attempt.follower.close()
-    if not attempt.lease.owns():
-        if attempt.deliveries is not None:
-            attempt.deliveries.disown()
-    elif attempt.deliveries is not None and status != ALL_TAKEN:
-        attempt.deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
-    elif attempt.deliveries is None and attempt.opened:
-        run_within(LEAVE_S, lambda: attempt.opened[MLFLOW].end(status))
+    if follower is not None:
+        follower.close()
+    owns, mlflow_sink = attempt.lease.owns(), attempt.mlflow_sink
+    if announced is None:
+        if owns and mlflow_sink is not None:
+            run_within(LEAVE_S, lambda: mlflow_sink.end(status))
+    elif not owns:
+        announced.deliveries.disown()
+    elif status != ALL_TAKEN:
+        announced.deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,23 @@ STOPPED = "stopped"
 """Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerPayload:
+    """The plain data that the driver sends to every worker."""
+
+    config: dict[str, Any]
+    """The run's config with the versions of its bundles."""
+    run_id: str
+    """The run's id in MLflow."""
+    tracking_uri: str
+    folder: str
+    """The driver's folder, from which relative paths of the config count."""
+    origin: str | None
+    """URI of the checkpoint of another run that the run begins from."""
+    lease: int
+    """Number of the owner of the run's name that the driver is."""
+
+
 @dataclass(frozen=True)
 class _StoragePosition:
     """The place from which the run goes on, as rank 0 reads it from the storage: others may be shown an older list."""
@@ -46,8 +63,8 @@ class _StoragePosition:
     """Policy -> most sequences of a pass, where larger ones had no room."""
 
 
-def worker(payload: dict[Any, Any]) -> Any:
-    """Train in one worker process; Ray Train calls this function in each.
+def worker(plain: dict[Any, Any]) -> Any:
+    """Train in one worker process; Ray Train calls this function in each, with the fields of a `WorkerPayload`.
 
     Returns the metrics of the last iteration, or the message of an error that would come again after every restart under
     REFUSED or STOPPED.
@@ -62,14 +79,15 @@ def worker(payload: dict[Any, Any]) -> Any:
     from marl_ray.training.errors import DivergedError, PassMemoryError
     from marl_ray.training.loop.pass_sizes import note_smaller_pass
 
-    os.environ[TRACKING_URI] = payload["tracking_uri"]  # a worker looks up bundles in the registry too
-    work_in(payload["folder"])
-    config = RunConfig.model_validate(payload["config"])
+    payload = WorkerPayload(**plain)
+    os.environ[TRACKING_URI] = payload.tracking_uri  # a worker looks up bundles in the registry too
+    work_in(payload.folder)
+    config = RunConfig.model_validate(payload.config)
     rank = ray.train.get_context().get_world_rank()
     folder = StoredFolder(*filesystem_of(config))
     try:
         attempt = take_number(folder) if rank == 0 else 0
-        together(lambda: _check_owner(config, folder, payload["lease"]))
+        together(lambda: _check_owner(config, folder, payload.lease))
     except DisownedError as error:
         return {REFUSED: str(error)}
     except OSError as error:
@@ -101,7 +119,7 @@ def worker(payload: dict[Any, Any]) -> Any:
 
 
 def _train(
-    config: RunConfig, payload: dict[Any, Any], folder: StoredFolder, journal: Journal, rank: int, attempt: int
+    config: RunConfig, payload: WorkerPayload, folder: StoredFolder, journal: Journal, rank: int, attempt: int
 ) -> Any:
     import ray.train.torch
 
@@ -114,7 +132,7 @@ def _train(
     if position.refused:
         return {REFUSED: position.refused}
     places = [StoredFolder(folder.filesystem, path) for path in reversed(position.checkpoints)]
-    origin = payload["origin"]
+    origin = payload.origin
     if places:
         origin = None
     elif origin is not None:
@@ -122,7 +140,7 @@ def _train(
 
     def before_checkpoint() -> None:
         if rank == 0:  # the driver may sleep while another owner's workers write to the same folder
-            _check_owner(config, folder, payload["lease"])
+            _check_owner(config, folder, payload.lease)
             check_last_group(folder, position.attempt)
         journal.flush()  # steps up to this checkpoint are not played again after a failure, so their rows must not be lost
 
@@ -130,7 +148,7 @@ def _train(
     last = run_worker(
         config,
         ray.train.torch.get_device(),
-        RunStart(places, origin, payload["run_id"], best_left=position.best_left, pass_sizes=position.pass_sizes),
+        RunStart(places, origin, payload.run_id, best_left=position.best_left, pass_sizes=position.pass_sizes),
         _listeners(journal, folder, position, rank),
         CheckpointKeeping(
             lambda iteration: folder / checkpoint_name(iteration, position.attempt), before_checkpoint, tidy
@@ -143,7 +161,7 @@ def _train(
     return last
 
 
-def _check_owner(config: RunConfig, folder: StoredFolder, lease: Any) -> None:
+def _check_owner(config: RunConfig, folder: StoredFolder, lease: int) -> None:
     check_owned(folder.filesystem, folder.path, lease, f"run {config.name!r}")
 
 

@@ -198,7 +198,9 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
 def test_on_ray_the_results_are_those_of_one_process(ray_cluster: LocalRay, scored, tmp_path):
     data = str(FIXTURES / "humaneval.jsonl")
     planned = prepare_evaluation(
-        EvaluationOptions("humaneval", SAMPLES, data, sha256=ANY, out=tmp_path / "out", ks=(1, 6))
+        EvaluationOptions(
+            benchmark="humaneval", samples=SAMPLES, data=data, sha256=ANY, out=tmp_path / "out", ks=(1, 6)
+        )
     )
     results = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
     assert results["scores"] == report(scored)["scores"] and results["problems"] == report(scored)["problems"]

@@ -233,8 +233,9 @@ def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
     run = texts.config("train.micro_batch=3", f"resources.workers={len(free)}")
     learner = build_team(run, make_env(run.env, ()), worker_mesh("cpu"), False).learners["speaker"]
     learner.policy = replace(learner.policy, device=torch.device("cuda"))
-    learner.policy.model.gathers_once, learner.policy.model.gathered_bytes = False, 30.0
+    model = learner.policy.model
+    model.sharded = replace(model.sharded, gathers_once=False, gathered_bytes=30)
     gpu_pass_limit.peak_bytes = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
     gpu_pass_limit.free_bytes = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limited = gpu_pass_limit.pass_limits({"speaker": learner})
-    return gather((limited, learner.policy.model.gathers_once))
+    return gather((limited, model.sharded.gathers_once))

@@ -33,8 +33,11 @@ def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path) -
     [
         ({}, "benchmark: expected a benchmark's name, or `episodes`"),
         ({"episodes": 0}, "episodes: expected a whole number of 1 or more, got 0"),
+        ({"episodes": (1 << 20) + 1}, "episodes: expected a whole number of at most 1048576, got 1048577"),
         ({"episodes": 3, "gredy": True}, r"gredy: is unknown; did you mean greedy\?"),
         ({"episodes": 3, "k": [1]}, "k: expected none beside `episodes`"),
+        ({"episodes": 3, "min_level": "namespaces"}, "min_level: expected none beside `episodes`"),
+        ({"episodes": 3, "progress": print}, "progress: expected none beside `episodes`"),
         ({"episodes": 3, "env": {"lenght": 3}}, r"env.kwargs.lenght: toys.envs:countdown has no such argument"),
     ],
 )

@@ -108,6 +108,25 @@ def test_a_bad_override_is_named(override: str, message: str) -> None:
     assert message in refusal(override, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("seed", (1 << 53) - 1),
+        ("hyper.epochs", 1 << 26),
+        ("hyper.dynamic_sampling", 127),
+        ("train.env_copies", 1 << 20),
+        ("evaluation.episodes", 1 << 20),
+        ("evaluation.max_steps", 1 << 26),
+    ],
+)
+def test_a_number_that_no_random_stream_has_bits_for_is_refused(key: str, most: int) -> None:
+    given = ["algorithm=dapo", "train.group_size=4"]
+    run(*given, f"{key}={most}")
+    assert refusal(*given, f"{key}={most + 1}") == (
+        f"config: {key}: Input should be less than or equal to {most}, got {most + 1}"
+    )
+
+
 def test_the_number_of_further_problems_is_told() -> None:
     assert refusal("hyper.lr=-1", "hyper.gamma=2").endswith("(and 1 more)")
 

@@ -8,13 +8,24 @@ from toys.envs import Countdown
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import EnvConfig, NetworkConfig
+from marl_ray.config.random_streams import (
+    BLOCK_BITS,
+    BLOCK_STEPS,
+    MOST_COPIES,
+    MOST_EPOCHS,
+    MOST_EVALUATION_STEPS,
+    MOST_REFILLS,
+    ORDER_BITS,
+)
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.protocol import CollectPlan
-from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed, permutation
+from marl_ray.rollout.rng import EVALUATION, action_noise, action_stream, episode_seed, order_stream, permutation
+from marl_ray.rollout.served.collector import DATA_ORDER
+from marl_ray.rollout.text.collector import TRANSCRIPT_ORDER
 
 FIELDS = ("observations", "actions", "log_probs", "values", "bootstrap", "rewards", "costs", "mask", "terminated")
 
@@ -130,6 +141,16 @@ def test_noise_belongs_to_the_copy_and_the_iteration():
     assert not np.array_equal(noise, action_noise(2, 5, range(6), 4, 3))
     assert len({episode_seed(0, copy, episode) for copy in range(50) for episode in range(50)}) == 2500
     assert sorted(permutation(0, 0, 0, 9)) == list(range(9))
+
+
+def test_the_greatest_numbers_of_a_run_have_streams_of_their_own():
+    iterations, copies, attempts = (-1, 0, 1, EVALUATION), (0, 1, MOST_COPIES - 1), (0, 1, MOST_REFILLS)
+    orders = (0, 1, MOST_EPOCHS - 1, DATA_ORDER, TRANSCRIPT_ORDER, (1 << ORDER_BITS) - 1)
+    streams = [action_stream(k, attempt, copy) for k in iterations for attempt in attempts for copy in copies]
+    streams += [order_stream(k, order) for k in iterations for order in orders]
+    assert len({stream % (1 << 64) for stream in streams}) == len(streams)
+    last_block = (MOST_EVALUATION_STEPS - 1) // BLOCK_STEPS
+    assert last_block < 1 << BLOCK_BITS  # at which the second set of starts begins
 
 
 def test_an_episode_knows_its_start_and_all_its_decisions_whatever_batches_and_workers_it_spans():

@@ -173,7 +173,9 @@ def test_a_run_is_not_made_shorter_than_it_is(storage: Path):
     (storage / "other" / "checkpoint_5").mkdir()
     publish(
         folder_here(storage / "other" / "checkpoint_5"),
-        CheckpointManifest(FORMAT, "other", "1", 5, 160, 1, 0.0, {}, {}),
+        CheckpointManifest(
+            format=FORMAT, run="other", identity="1", iteration=5, steps=160, ranks=1, score=0.0, metrics={}, files={}
+        ),
     )
     refused = marl_ray("runs", "resume", "other", "train.total_steps=128", "--storage", storage)
     assert refused.returncode == 2

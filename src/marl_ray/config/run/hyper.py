@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from marl_ray.config.base import Config
+from marl_ray.config.random_streams import Epochs, Refills
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -30,7 +31,7 @@ class AlgorithmConfig(Config):
     """Added to the root of Adam's mean square."""
     weight_decay: NonNegativeFloat = 0.0
     """Share of a weight that a step takes off, times the learning rate. Not of norms, biases and embeddings."""
-    epochs: PositiveInt = 4
+    epochs: Epochs = 4
     """Passes over each batch."""
     minibatches: PositiveInt = 1
     """Parts a batch is cut into: by time index, or by episode where batches are whole episodes."""
@@ -87,7 +88,7 @@ class AlgorithmConfig(Config):
     """Divergence that the coefficient is steered to; null keeps it fixed."""
     kl_horizon: PositiveInt = 10_000
     """Sequences after which the adaptive coefficient has followed an error once."""
-    dynamic_sampling: NonNegativeInt = 0
+    dynamic_sampling: Refills = 0
     """Number of times that groups whose members all score the same are played again from another start."""
     overlong_filter: bool = False
     """Leave sequences that were cut at the horizon out of the loss."""

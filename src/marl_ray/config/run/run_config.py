@@ -3,9 +3,10 @@
 import fnmatch
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from marl_ray.config.base import Config, words
+from marl_ray.config.random_streams import Seed
 from marl_ray.config.run.algorithms import ADAM, READ_WITH, Spec, check_key_is_read, spec_of
 from marl_ray.config.run.engines import check_engines, run_in_actors
 from marl_ray.config.run.family_defaults import family_defaults
@@ -36,7 +37,7 @@ class RunConfig(Config):
 
     name: str = NAME_FIELD
     """Name of the run. The same name under the same storage resumes it."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of the weights, the environments and the sampled actions."""
     algorithm: AlgorithmReference = "mappo"
     """Algorithm of every policy that does not name its own: a name that `marl-ray algorithms` lists, or

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from marl_ray.config.base import NAME_PATTERN, Config, known
+from marl_ray.config.random_streams import Copies, Epochs, EvaluationSteps
 from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
@@ -112,7 +113,7 @@ class TrainConfig(Config):
     total_steps: NonNegativeInt = 100_000
     """Environment steps of the whole run (one step moves all agents once; in text environments it is one agent's turn).
     0 ends it after the warm start."""
-    env_copies: PositiveInt = 64
+    env_copies: Copies = 64
     """Environment copies over all workers, a multiple of `resources.workers`; with `data` the responses of a batch."""
     horizon: PositiveInt = 64
     """Steps of each copy per batch; a batch is env_copies x horizon environment steps."""
@@ -147,7 +148,7 @@ class WarmStartConfig(Config):
     environment's own demonstrations."""
     count: PositiveInt | None = None
     """Demonstrations taken; all of them when not given (of `environment`, 2,000 episodes)."""
-    epochs: PositiveInt = 5
+    epochs: Epochs = 5
     """Passes over the data."""
     lr: PositiveFloat | None = None
     """Learning rate of actor and critic. When not given `hyper.lr` of each policy, ten times that of a language model."""
@@ -300,10 +301,10 @@ class EvaluationConfig(Config):
     """Iterations between evaluations; there is always one before the first iteration and one after the last. When not given,
     actor-critics are evaluated ten times, or as often as that plays at most a tenth of training's steps; language models
     never. 0 holds none: then training episodes choose the best checkpoint."""
-    episodes: PositiveInt | None = None
+    episodes: Copies | None = None
     """Actor-critics: starts of an evaluation, each played once with sampled and once with the most likely actions. When not
     given 32, and 128 with `constraints`."""
-    max_steps: PositiveInt = 2000
+    max_steps: EvaluationSteps = 2000
     """Actor-critics: environment steps after which an evaluation cuts an episode that the environment has not ended."""
     tasks: PositiveInt = 64
     """Text environments: held-out tasks of an evaluation."""

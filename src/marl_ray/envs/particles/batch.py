@@ -54,18 +54,18 @@ def _rules(kind: int, kwargs: dict[str, Any]) -> Rules:
     if kind != TAG:
         collides[agents if kind == SPREAD else 0 :] = False
     return Rules(
-        kind,
-        agents,
-        landmarks,
-        chasers,
-        10 if kind == REFERENCE else 2,
-        float(kwargs.get("local_ratio", 1.0)),
-        int(kwargs["max_cycles"]),
-        bool(kwargs.get("terminate_on_success", False)),
-        sizes,
-        collides,
-        force,
-        speed,
+        kind=kind,
+        agents=agents,
+        landmarks=landmarks,
+        chasers=chasers,
+        words=10 if kind == REFERENCE else 2,
+        local_ratio=float(kwargs.get("local_ratio", 1.0)),
+        max_cycles=int(kwargs["max_cycles"]),
+        ends_on_success=bool(kwargs.get("terminate_on_success", False)),
+        sizes=sizes,
+        collides=collides,
+        force=force,
+        speed=speed,
     )
 
 

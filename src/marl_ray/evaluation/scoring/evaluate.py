@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 """Function that is called with what is scored, the number done and the total."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """Options of an evaluation, as a user gives them."""
 
@@ -51,7 +51,7 @@ class ScoringTask:
     timeout_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
     """A checked evaluation: nothing in its input can fail any more."""
 
@@ -139,7 +139,17 @@ def prepare_evaluation(
         "min_level": options.min_level.name.lower(),
     }
     folder = options.out or Path("runs/evaluations", f"{scored.name}-{samples.sha256[:12]}")
-    return EvaluationPlan(scored, data, samples, modes, ks, timeout_s, options.min_level, folder, manifest)
+    return EvaluationPlan(
+        benchmark=scored,
+        data=data,
+        samples=samples,
+        modes=modes,
+        ks=ks,
+        timeout_s=timeout_s,
+        min_level=options.min_level,
+        folder=folder,
+        manifest=manifest,
+    )
 
 
 def _modes(scored: Benchmark, requested: str | None) -> tuple[Mode, ...]:

@@ -51,6 +51,18 @@ class TokenOutputs:
     """(R, T, K) float32 likewise for the cost critic."""
 
 
+@dataclass(frozen=True)
+class Sharded:
+    """The spread of a policy over workers, and what follows for its passes."""
+
+    joint: JointWorkers | None
+    """The workers that compute each pass together; None where every worker computes its own passes."""
+    gathered_bytes: int
+    """Bytes of all weights in the type that passes compute with."""
+    gathers_once: bool
+    """True if the weights stay gathered over the passes of a gradient step."""
+
+
 class TokenPolicy(nn.Module):
     """A causal language model, and the heads of its critics.
 
@@ -84,12 +96,8 @@ class TokenPolicy(nn.Module):
         """The `WeightSource` of an empty copy; None for a policy that has its weights."""
         self.home: torch.device | None = None
         """The device of an empty copy."""
-        self.joint: JointWorkers | None = None
-        """The workers that compute each pass together, once the policy is sharded over such."""
-        self.gathered_bytes = 0
-        """Bytes of all weights in the type that passes compute with, once the policy is sharded."""
-        self.gathers_once = False
-        """True if the weights stay gathered over the passes of a gradient step, once the policy is sharded."""
+        self.sharded: Sharded | None = None
+        """None until `shard` spreads the policy."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
@@ -110,6 +118,11 @@ class TokenPolicy(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.home or next(self.parameters()).device
+
+    @property
+    def joint(self) -> JointWorkers | None:
+        """The workers that compute each pass together; None where every worker computes its own passes."""
+        return None if self.sharded is None else self.sharded.joint
 
     @property
     def heads(self) -> list[nn.Linear]:

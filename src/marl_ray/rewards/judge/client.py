@@ -78,7 +78,7 @@ class JudgeReply:
     """The reason if there is no reply, else empty."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JudgeTerms:
     """The address of a judge, and how long, how often and at what cost it may be asked (see `llm_judge.LLMJudge`)."""
 

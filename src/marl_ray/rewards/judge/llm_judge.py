@@ -89,8 +89,20 @@ class LLMJudge:
             json.dumps(self._request, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"request: expected what JSON holds ({one_line(error)})") from error
-        bounds = cache, deadline_s, retries, concurrency, limit, input_price, output_price, when_spent, most_failures
-        self._client = None if offline else judge_client(JudgeTerms(url, key_variable, *bounds))
+        terms = JudgeTerms(
+            url=url,
+            key_variable=key_variable,
+            cache=cache,
+            deadline_s=deadline_s,
+            retries=retries,
+            concurrency=concurrency,
+            limit=limit,
+            input_price=input_price,
+            output_price=output_price,
+            when_spent=when_spent,
+            most_failures=most_failures,
+        )
+        self._client = None if offline else judge_client(terms)
 
     def __call__(self, prompt: str, answer: str, task: Any) -> tuple[float, dict[str, float]]:
         texts = str(task.prompt), str(getattr(task, "answer", "")), answer

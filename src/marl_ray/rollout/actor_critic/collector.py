@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from pettingzoo import ParallelEnv
 
+from marl_ray.config.random_streams import ATTEMPT_BITS
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
@@ -15,7 +16,7 @@ from marl_ray.rollout.actor_critic.action_history import packed, unpacked
 from marl_ray.rollout.actor_critic.buffers import Buffer, PlayedBatch, Player
 from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.protocol import CollectPlan
-from marl_ray.rollout.rng import ATTEMPT_BITS, action_noise, episode_seed
+from marl_ray.rollout.rng import action_noise, episode_seed
 from marl_ray.trajectories import Trajectories
 
 if TYPE_CHECKING:

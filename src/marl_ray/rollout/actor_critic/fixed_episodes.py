@@ -11,14 +11,11 @@ import numpy as np
 import torch
 from pettingzoo import ParallelEnv
 
+from marl_ray.config.random_streams import BLOCK_BITS, BLOCK_STEPS
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.rollout.actor_critic.buffers import Buffer, Player
 from marl_ray.rollout.actor_critic.collector import act
 from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed
-
-BLOCK = 64
-"""Number of steps whose random numbers are drawn at once."""
-_BLOCK_BITS = 20
 
 
 class FixedStart(NamedTuple):
@@ -96,10 +93,10 @@ class Arena:
             playing = alive.any(1)
             if not playing.any():
                 break
-            if t % BLOCK == 0:
-                noise = self._noise(starts, t // BLOCK, sum(widths))
+            if t % BLOCK_STEPS == 0:
+                noise = self._noise(starts, t // BLOCK_STEPS, sum(widths))
             envs.observe([buffer.rows[0] for buffer in buffers], np.flatnonzero(playing).tolist())
-            uniforms = noise[t % BLOCK].split(widths, -1)
+            uniforms = noise[t % BLOCK_STEPS].split(widths, -1)
             parts = zip(players.values(), buffers, envs.action_masks, uniforms, strict=True)
             step = envs.step([act(*part, 0, alive[:, part[1].columns], greedy) for part in parts])
             returns += step.rewards.mean(1)
@@ -111,9 +108,11 @@ class Arena:
         ]
 
     def _noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:
-        """Return (BLOCK, copies, width) uniforms."""
+        """Return (BLOCK_STEPS, copies, width) uniforms."""
         drawn = [
-            action_noise(self.seed, EVALUATION + (start.start_set << _BLOCK_BITS) + block, [start.number], BLOCK, width)
+            action_noise(
+                self.seed, EVALUATION + (start.start_set << BLOCK_BITS) + block, [start.number], BLOCK_STEPS, width
+            )
             for start in starts
         ]
         return torch.from_numpy(np.concatenate(drawn, axis=1))

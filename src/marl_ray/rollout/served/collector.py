@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pettingzoo import AECEnv
 
+from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion
 from marl_ray.rollout.group_spread import GroupSums
@@ -17,7 +18,7 @@ from marl_ray.rollout.text.episode import EpisodeTurn
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
 from marl_ray.rollout.text.transcripts import MetricSums
 
-DATA_ORDER = (1 << 27) - 3
+DATA_ORDER = (1 << ORDER_BITS) - 3
 """Number of the permutations in which data are read; it takes the place that the epoch has in minibatch orders."""
 
 

@@ -33,7 +33,7 @@ SHOWN = 16
 """Number of responses that a tokenizer must decode to the served texts before it counts as the one that wrote them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedText:
     """One response."""
 
@@ -120,19 +120,19 @@ def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
             if not fits:
                 raise MarlRayError(f"{where}, column {column}: expected {expected}")
         yield ServedText(
-            where,
-            f"{row['experiment']}/{row['unit']}",
-            row["agent"],
-            row["sampled"],
-            row["outcome"],
-            np.array(row["prompt_ids"], np.int32),
-            np.array(row["ids"], np.int32),
-            log_probs,
-            row["text"],
-            row["finish"],
-            row["temperature"],
-            frozenset(row["asked"]),
-            row["at"],
+            where=where,
+            unit=f"{row['experiment']}/{row['unit']}",
+            agent=row["agent"],
+            sampled=row["sampled"],
+            outcome=row["outcome"],
+            prompt_ids=np.array(row["prompt_ids"], np.int32),
+            ids=np.array(row["ids"], np.int32),
+            log_probs=log_probs,
+            text=row["text"],
+            finish=row["finish"],
+            temperature=row["temperature"],
+            chosen_settings=frozenset(row["asked"]),
+            at=row["at"],
         )
 
 

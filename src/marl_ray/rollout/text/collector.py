@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pettingzoo import AECEnv
 
+from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.envs.batch import grouped
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
@@ -32,7 +33,7 @@ STEP_DEADLINE = 600.0
 """Seconds that a step or reset of an environment may take."""
 TRANSCRIPTS = 2
 """Episodes of an iteration, over all workers, that are kept as text."""
-TRANSCRIPT_ORDER = (1 << 27) - 2
+TRANSCRIPT_ORDER = (1 << ORDER_BITS) - 2
 """Number of the permutation that draws the episodes of transcripts; it takes the place that the epoch has in minibatch
 orders."""
 

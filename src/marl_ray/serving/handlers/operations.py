@@ -65,7 +65,7 @@ async def load(service: Service, request: Request) -> Response:
     def load_it() -> AnyBundle:
         bundle = service.bundles.load(reference)
         service.notices.preload(reference, time.time())  # so that the other replicas load it too
-        service.live_experiments.models[reference] = bundle
+        service.live_experiments.hold_model(reference, bundle)
         return bundle
 
     return Response(orjson.dumps(_model(await tried(service, "version", load_it), reference)))

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import orjson
 
@@ -22,7 +23,8 @@ CUT = "cut"
 """The finish of a response that was given up, or whose arm failed."""
 
 
-class WrittenResponse(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class WrittenResponse:
     """A complete response."""
 
     text: str
@@ -271,16 +273,16 @@ async def collect_response(next_piece: Callable[[], Awaitable[Piece]]) -> Writte
 def join_pieces(pieces: Sequence[Piece]) -> WrittenResponse:
     """Join the pieces to a response; without a `finish` it was cut."""
     return WrittenResponse(
-        "".join(piece.text for piece in pieces),
-        [number for piece in pieces for number in piece.ids],
-        [log_prob for piece in pieces for log_prob in piece.log_probs],
-        pieces[-1].finish or CUT,
-        pieces[-1].prompt_tokens,
-        [name for piece in pieces for name in piece.names],
-        [top for piece in pieces for top in piece.tops],
-        pieces[0].began,
-        sum(piece.tokens for piece in pieces),
-        total_cost(piece.cost_usd for piece in pieces),
+        text="".join(piece.text for piece in pieces),
+        ids=[number for piece in pieces for number in piece.ids],
+        log_probs=[log_prob for piece in pieces for log_prob in piece.log_probs],
+        finish=pieces[-1].finish or CUT,
+        prompt_tokens=pieces[-1].prompt_tokens,
+        names=[name for piece in pieces for name in piece.names],
+        tops=[top for piece in pieces for top in piece.tops],
+        began=pieces[0].began,
+        tokens=sum(piece.tokens for piece in pieces),
+        cost_usd=total_cost(piece.cost_usd for piece in pieces),
     )
 
 

@@ -30,7 +30,7 @@ WITHDRAWN = "damaged"
 """Folder into which the manifest of a damaged checkpoint is moved."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
     """The facts about a complete checkpoint."""
 

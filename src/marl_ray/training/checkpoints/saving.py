@@ -209,7 +209,15 @@ def _manifest(contents: CheckpointContents, files: Mapping[str, StoredFile], ran
     state = contents.state
     metrics = {**state.metrics, "iteration": state.iteration, "steps": state.steps, "score": contents.score}
     return CheckpointManifest(
-        FORMAT, state.run, state.identity, state.iteration, state.steps, ranks, contents.score, metrics, files
+        format=FORMAT,
+        run=state.run,
+        identity=state.identity,
+        iteration=state.iteration,
+        steps=state.steps,
+        ranks=ranks,
+        score=contents.score,
+        metrics=metrics,
+        files=files,
     )
 
 

@@ -150,7 +150,7 @@ class TrainedPolicy:
     @property
     def estimates_values(self) -> bool:
         """True if the learner estimates the values of a batch, because the rollout copy has no weights for it."""
-        return getattr(self.rollout_model, "source", None) is not None and bool(self.critics)
+        return not self.family.holds_weights(self.rollout_model) and bool(self.critics)
 
     @property
     def pass_size(self) -> int | None:
@@ -161,8 +161,7 @@ class TrainedPolicy:
     @property
     def joint(self) -> int:
         """Number of neighbouring workers that compute each pass together."""
-        workers = getattr(self.model, "joint", None)
-        return 1 if workers is None else int(workers.count)
+        return self.family.joint_workers(self.model)
 
     def refresh_rollout_model(self, where: str = "training") -> None:
         """Copy the sharded weights into the rollout copy; every worker takes part. Errors may name `where`."""

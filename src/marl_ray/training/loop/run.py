@@ -78,8 +78,6 @@ class Run:
         )
         """The state in the last checkpoint, but `tokens`, `seconds` and `evaluate_at` are those of now."""
         listeners.begin(self.state.iteration if start.continues else None)
-        if config.warm_start is not None and not start.checkpoints:
-            self.family.imitate(config, self.env, self.team, listeners)
         data = together(lambda: self.family.read_data(config, self.team))
         self.collector = together(
             lambda: build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
@@ -96,6 +94,8 @@ class Run:
         self.iteration, self.steps, self.costs = self.state.iteration, self.state.steps, dict(self.state.costs)
         self.metrics: Metrics = self.state.metrics
         """The metrics of the last iteration."""
+        self.imitates = config.warm_start is not None and not start.checkpoints
+        """True if the run imitates before it evaluates or plays; see `imitate`."""
         self.fresh = not start.continues
         """True until the run has played its first step."""
         self.evaluated: float | None = None
@@ -153,6 +153,12 @@ class Run:
     def save_due(self) -> bool:
         """True if the current weights must be saved. A run that goes on from a checkpoint measures no benchmark again."""
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best or self.measured
+
+    def imitate(self, listeners: Listeners = SILENT) -> None:
+        """Imitate the data of the config's `warm_start` if the run begins with new weights. It may take hours."""
+        if self.imitates:
+            self.imitates = False
+            self.family.imitate(self.config, self.env, self.team, listeners)
 
     def begin(self) -> Metrics:
         """Evaluate the weights that training starts from, and measure the benchmarks, if there are any; returns the

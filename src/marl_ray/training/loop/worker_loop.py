@@ -74,7 +74,8 @@ def _train(run: Run, start: RunStart, listeners: Listeners, keeping: CheckpointK
 
 
 def _begin(run: Run, start: RunStart, listeners: Listeners, keeping: CheckpointKeeping | None) -> None:
-    """Evaluate the weights that training starts from, and keep them where the run needs them."""
+    """Imitate if the run is to, evaluate the weights that training starts from, and keep them where the run needs them."""
+    run.imitate(listeners)
     if run.config.evaluates or run.benchmarks:
         listeners.phase("evaluating before training")
     metrics = run.begin()

@@ -20,7 +20,7 @@ from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import worker_mesh
-from marl_ray.training.learner.families.family_token import begin_pass
+from marl_ray.training.learner.families.family_token import begin_pass, joint_workers
 
 
 class DryPass(NamedTuple):
@@ -131,10 +131,13 @@ def _step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | N
     if steps:
         optimizer.step()  # makes Adam's moments
     ids: Any = torch.zeros(size.rows, length, dtype=torch.int64) if sequences is None else sequences
-    scorers = 1 if policy.joint is None else policy.joint.count
+    scorers = joint_workers(policy)
     # Which places they are does not matter to memory.
     targets = places = torch.zeros(-(-size.rows * size.tokens // scorers), dtype=torch.int64)
-    begin_pass(policy, last=not policy.gathers_once)  # the first of several passes, if that is where most is held
+    assert policy.sharded is not None
+    begin_pass(
+        policy, last=not policy.sharded.gathers_once
+    )  # the first of several passes, if that is where most is held
     tracker: Any = FSDPMemTracker(policy, optimizer)
     tracker.track_inputs((ids, places))
     with tracker, warnings.catch_warnings():

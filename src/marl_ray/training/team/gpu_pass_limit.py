@@ -7,6 +7,7 @@ the pass that it left.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,10 +47,11 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
             two_rows = peak_bytes(policy, 2, learn_entropy) if two_fit else math.inf
             usable = USABLE_MEMORY_SHARE * free_bytes(policy) - coming
             limits[name] = min(gather(rows_that_fit(one_row, two_rows, usable)))
-            if not policy.model.gathers_once:
+            sharded = policy.model.sharded
+            if not sharded.gathers_once:
                 rows = min(limits[name], policy.pass_size or limits[name])
-                beside = fit_beside(policy.model.gathered_bytes, one_row, two_rows, usable, rows)
-                policy.model.gathers_once = all(gather(beside))
+                beside = fit_beside(sharded.gathered_bytes, one_row, two_rows, usable, rows)
+                policy.model.sharded = replace(sharded, gathers_once=all(gather(beside)))
     return limits
 
 

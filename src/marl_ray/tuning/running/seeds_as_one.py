@@ -109,8 +109,11 @@ class SeedsAsOne:
         )
 
     def begin(self) -> Metrics:
-        """Evaluate the seeds' first policies; returns the row of step 0, empty without evaluations."""
+        """Imitate if the runs are to, and evaluate the seeds' first policies; returns the row of step 0, empty without
+        evaluations."""
         self.fresh = False
+        for run in self.runs.values():
+            run.imitate()
         if not all(self._seed(seed, run.begin) for seed, run in self.runs.items()):
             return {}
         return self._row()

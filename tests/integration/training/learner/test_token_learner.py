@@ -95,12 +95,13 @@ def test_a_large_model_is_gathered_once_where_a_gpu_has_room_for_its_passes_besi
         config(*([] if micro_batch is None else [f"train.micro_batch={micro_batch}"]))
     ).learners.values()
     learner.policy = replace(learner.policy, device=torch.device("cuda"))
-    learner.policy.model.gathers_once, learner.policy.model.gathered_bytes = False, 30.0
+    model = learner.policy.model
+    model.sharded = replace(model.sharded, gathers_once=False, gathered_bytes=30)
     monkeypatch.setattr(gpu_pass_limit, "peak_bytes", lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1))
     monkeypatch.setattr(gpu_pass_limit, "free_bytes", lambda policy: free / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limits = gpu_pass_limit.pass_limits({"speaker": learner})
     assert limits == {"speaker": 1 + int((free - 10) // 4)}
-    assert learner.policy.model.gathers_once == once
+    assert model.sharded.gathers_once == once
 
 
 def test_a_rehearsed_pass_leaves_nothing_behind():

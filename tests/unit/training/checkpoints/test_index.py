@@ -34,7 +34,15 @@ BUNDLED = {"bundle/bundle.json": StoredFile(1, "0")}
 
 def manifest(iteration: int, score: float = 0.0, bundle: bool = True) -> CheckpointManifest:
     return CheckpointManifest(
-        FORMAT, "toy", IDENTITY, iteration, iteration * 32, 1, score, {}, BUNDLED if bundle else {}
+        format=FORMAT,
+        run="toy",
+        identity=IDENTITY,
+        iteration=iteration,
+        steps=iteration * 32,
+        ranks=1,
+        score=score,
+        metrics={},
+        files=BUNDLED if bundle else {},
     )
 
 

@@ -25,7 +25,15 @@ from marl_ray.training.checkpoints.storage import (
 )
 
 WHOLE = CheckpointManifest(
-    FORMAT, "toy", "1", 12, 384, 2, -1e12, {"return": 0.1, "loss": 1e-300}, {"weights/.metadata": StoredFile(7, "ab")}
+    format=FORMAT,
+    run="toy",
+    identity="1",
+    iteration=12,
+    steps=384,
+    ranks=2,
+    score=-1e12,
+    metrics={"return": 0.1, "loss": 1e-300},
+    files={"weights/.metadata": StoredFile(7, "ab")},
 )
 
 

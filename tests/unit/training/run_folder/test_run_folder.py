@@ -132,6 +132,20 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path):
     assert os.listdir(tmp_path) == ["run.json"] and json.loads(path.read_text()) == {"first": 1}
 
 
+def manifest(iteration: int, steps: int, identity: str = "1") -> CheckpointManifest:
+    return CheckpointManifest(
+        format=FORMAT,
+        run="toy",
+        identity=identity,
+        iteration=iteration,
+        steps=steps,
+        ranks=1,
+        score=0.0,
+        metrics={},
+        files={},
+    )
+
+
 def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
     run_config = config(f"storage={tmp_path}")
     assert resume_line(run_config) == "no checkpoint had been written, so the same command begins anew"
@@ -143,10 +157,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
         assert resume_line(run_config).startswith("no checkpoint")
     for number, steps in ((6, 1728), (12, 3456)):
         (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
-        publish(
-            folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"),
-            CheckpointManifest(FORMAT, "toy", "1", number, steps, 1, 0.0, {}, {}),
-        )
+        publish(folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"), manifest(number, steps))
     where = f"{tmp_path}/toy/checkpoint_12"
     assert resume_line(run_config) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
 
@@ -274,7 +285,7 @@ def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path: Path, 
     def put(iteration: int, identity: str) -> str:
         place = Path(folder, checkpoint_name(iteration, 1))
         place.mkdir(parents=True)
-        publish(folder_here(place), CheckpointManifest(FORMAT, "toy", identity, iteration, 32, 1, 0.0, {}, {}))
+        publish(folder_here(place), manifest(iteration, 32, identity))
         return str(place)
 
     def places(run: RunConfig, device: Any, start: RunStart, *more: Any) -> list[str]:

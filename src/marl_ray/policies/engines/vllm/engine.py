@@ -255,15 +255,15 @@ class VllmEngine(Engine):
         lora = policy.config.lora
         room = self._room or AdapterRoom(lora.rank if lora is not None else 0, 1)
         return VllmSettings(
-            self._folder.name,
-            str(policy.lm.dtype).removeprefix("torch."),
-            policy.config.context,
-            self._processed,
-            room.rank,
-            room.adapters,
-            self._transfer,
-            self._tensor_parallel,
-            self._memory_share,
+            folder=self._folder.name,
+            dtype=str(policy.lm.dtype).removeprefix("torch."),
+            context=policy.config.context,
+            processed=self._processed,
+            adapter_rank=room.rank,
+            adapters=room.adapters,
+            transfer=self._transfer,
+            tensor_parallel=self._tensor_parallel,
+            memory_share=self._memory_share,
         )
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from marl_ray.policies.language.sharding.joint_pass import JointWorkers
 from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, divide
-from marl_ray.policies.language.token_policy import TokenPolicy, read
+from marl_ray.policies.language.token_policy import Sharded, TokenPolicy, read
 
 GATHERED_ONCE = 2 << 30
 """Greatest size, in bytes of the type that passes compute with, of a model that stays gathered over the passes of a gradient
@@ -40,15 +40,16 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
     numbers = sum(parameter.numel() for parameter in policy.parameters())
-    policy.gathered_bytes = numbers * (2 if mixed_precision else 4)
-    policy.gathers_once = policy.gathered_bytes <= GATHERED_ONCE
+    gathered_bytes = numbers * (2 if mixed_precision else 4)
+    joint: JointWorkers | None = None
     for_layers = for_all = mesh
     if "tensor" in (mesh.mesh_dim_names or ()):
-        joint = mesh["context", "tensor"]._flatten("together")
-        policy.joint = JointWorkers(mesh["context"], mesh["tensor"], joint.get_group())
+        together = mesh["context", "tensor"]._flatten("together")
+        joint = JointWorkers(mesh["context"], mesh["tensor"], together.get_group())
         for_layers, for_all = _spread(mesh, "shard", "context"), _spread(mesh, "shard", "context", "tensor")
         if mesh["tensor"].size() > 1:
             divide(policy.lm, mesh["tensor"])
+    policy.sharded = Sharded(joint, gathered_bytes, gathers_once=gathered_bytes <= GATHERED_ONCE)
     for layer in decoder_layers(policy.lm):
         if policy.config.activation_checkpointing:
             # transformers' own checkpointing works in training mode only. No random numbers are drawn here.

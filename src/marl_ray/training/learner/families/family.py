@@ -56,6 +56,12 @@ class PolicyFamily(Protocol):
     def critics(self, model: Any) -> list[nn.Module]:
         """Return the parts of the model that estimate values and cost values."""
 
+    def joint_workers(self, model: Any) -> int:
+        """Return the number of neighbouring workers that compute each pass together."""
+
+    def holds_weights(self, rollout: Any) -> bool:
+        """Return True if the rollout copy has the weights, and can estimate values."""
+
     def refresh(self, models: PolicyModels, mixed_precision: bool, where: str) -> None:
         """Copy the trained weights into the rollout copy; every worker takes part. Errors may name `where`."""
 

@@ -60,6 +60,16 @@ def critics(model: ActorCritic) -> list[nn.Module]:
     return list(model.critics)
 
 
+def joint_workers(model: ActorCritic) -> int:
+    """Return 1: every worker computes its own passes."""
+    return 1
+
+
+def holds_weights(rollout: ActorCritic) -> bool:
+    """Return True: the rollout copy plays itself."""
+    return True
+
+
 def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
     """Gather the sharded weights, and copy them into the rollout copy; every worker takes part."""
     sharded = cast(FSDPModule, models.trained)

@@ -47,7 +47,8 @@ def begin_pass(model: TokenPolicy, last: bool) -> None:
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
     sharded.set_requires_all_reduce(last)
-    if model.gathers_once:
+    assert model.sharded is not None
+    if model.sharded.gathers_once:
         sharded.set_reshard_after_forward(False)
         sharded.set_reshard_after_backward(last)
 
@@ -65,6 +66,16 @@ def actor(model: TokenPolicy) -> nn.Module:
 def critics(model: TokenPolicy) -> list[nn.Module]:
     """Return the value heads, as far as the algorithm has them."""
     return list(model.heads)
+
+
+def joint_workers(model: TokenPolicy) -> int:
+    """Return the number of neighbouring workers that compute each pass together."""
+    return 1 if model.joint is None else model.joint.count
+
+
+def holds_weights(rollout: TokenPolicy) -> bool:
+    """Return False for an empty copy, whose weights an engine has."""
+    return rollout.source is None
 
 
 def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:

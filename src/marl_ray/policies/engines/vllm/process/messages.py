@@ -10,7 +10,7 @@ SHARED = "marl_ray_shared"
 """Name of the transfer of weights through shared memory, among the backends of vLLM's weight transfer."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VllmSettings:
     """The settings of a process of vLLM."""
 

@@ -16,4 +16,4 @@ def test_a_process_that_never_reads_is_given_up(tmp_path, monkeypatch, character
     monkeypatch.setattr(process, "ANSWER_S", 0.3)
     monkeypatch.setattr(process, "START_S", 0.3)
     with pytest.raises(EngineLostError, match=r"^generation.engine=vllm: no answer to `start` in 0\.3 s$"):
-        VllmProcess(VllmSettings("f" * characters, "float32", 64, processed=False), 1)
+        VllmProcess(VllmSettings(folder="f" * characters, dtype="float32", context=64, processed=False), 1)
