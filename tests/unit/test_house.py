@@ -287,6 +287,23 @@ def test_one_file_imports_the_private_parts_of_ray():
     assert private == {"marl_ray.ray_seams"}
 
 
+def test_the_product_imports_no_library_of_tests():
+    """Only a driver in the sandbox does, which runs the unit tests of a benchmark."""
+    driver = "marl_ray.evaluation.benchmarks.sandboxed.unittest_driver"
+    libraries = {"hypothesis", "pytest", "unittest"}
+    users = [
+        name
+        for name, tree in trees().items()
+        for node in nodes(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        )
+        if module.partition(".")[0] in libraries
+    ]
+    assert set(users) == {driver}
+
+
 def overridden_privates(tree: ast.Module) -> list[str]:
     """Methods named `_x` of classes whose base the module imports from Ray: they replace or use a private part of Ray."""
     imported = {
