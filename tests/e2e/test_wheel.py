@@ -16,8 +16,8 @@ from marl_ray.extensions import POINTS
 from marl_ray.first_steps.demo import ARMS
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120.0
-"""Longest wait for a command; each takes a few seconds."""
+TIMEOUT_S = 240.0
+"""Longest wait for a command; each takes a few seconds, but for a job, which compiles a gridworld in a minute."""
 MIGRATE = """
 import sqlalchemy as sa
 from marl_ray.experiments.database.migrations import upgrade
