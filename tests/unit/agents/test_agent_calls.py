@@ -27,6 +27,9 @@ def mix(first: str, second: str) -> str:
     return first + second
 
 
+MOST_CPU_S = 20.0
+"""CPU seconds for a long text, which takes some hundredths where the time is linear in its length and minutes where it is
+quadratic."""
 TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools([]).values())}
 
 
@@ -242,4 +245,4 @@ def test_a_long_text_is_read_in_linear_time(piece: str) -> None:
     for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}", f"[f(a={text}"):
         begin = time.process_time()
         parse(given_text)
-        assert time.process_time() - begin < 0.5
+        assert time.process_time() - begin < MOST_CPU_S
