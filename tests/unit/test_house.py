@@ -245,6 +245,16 @@ def test_no_test_reads_a_private_name_of_the_product():
     assert [name for _, name in private_uses(ast.parse("a._b = self._c\npatch.setattr('m._d', 1)"))] == ["_b", "_d"]
 
 
+def test_tests_have_no_annotation_of_what_they_return():
+    annotated = [
+        f"{file}: {node.name}"
+        for file, tree in trees_beside_the_sources().items()
+        for node in nodes(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and node.returns
+    ]
+    assert annotated == []
+
+
 def name_of(node: ast.AST) -> str:
     """The name that a node gives or reads; empty for every other node."""
     match node:

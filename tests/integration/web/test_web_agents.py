@@ -39,7 +39,7 @@ def first_element(tmp_path: Path) -> str:
     return make_bundle(tmp_path / "bundle", 0, spaces[0], (AGENT,), spaces[1])
 
 
-async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Path) -> None:
+async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Path):
     run = load_config(
         RunConfig,
         Path(__file__).parents[3] / "jobs/configs/miniwob_click.yaml",
